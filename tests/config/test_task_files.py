@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from snaketune.config.task_files import task_files
-from snaketune.corpus.selecting.evaluation_ngrams import evaluated_file
+from snaketune.corpus.selecting.evaluation_ngrams import texts_of_file
 from snaketune.errors import SnaketuneError
 
 
@@ -94,6 +94,6 @@ def test_plain_text_of_a_task_is_compared_line_by_line(tmp_path):
     plain, packed = tmp_path / "a.txt", tmp_path / "b.tsv.gz"
     plain.write_text("one\ntwo\n")
     packed.write_bytes(gzip.compress(b"three\tfour\n"))
-    assert [row.text.split() for path in (plain, packed) for row in evaluated_file(path)] == [
+    assert [row.text.split() for path in (plain, packed) for row in texts_of_file(path)] == [
         ["one"], ["two"], ["three", "four"]
     ]  # fmt: skip

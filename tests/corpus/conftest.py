@@ -1,4 +1,4 @@
-"""What the corpus tests share: build a corpus from rows or bytes, and read back what came of it."""
+"""Shared by the corpus tests: build a corpus from rows or bytes, and read its results."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tests.corpus.flow_of_rows import balances
 
 @dataclass
 class Built:
-    """A corpus: what its manifest says, its rows by split, and its records."""
+    """A corpus: the counts of its manifest, its rows by split, and its records."""
 
     folder: Path
     outcome: Outcome
@@ -45,11 +45,11 @@ class Built:
             return [json.loads(line) for line in file]
 
     def prompts(self, split: str = "train") -> list[str]:
-        """What the first turn of each row says."""
+        """Return the first turn of each row."""
         return [(row.get("messages") or row["prompt"])[0]["content"] for row in getattr(self, split)]
 
     def artifact(self, name: str) -> Artifact:
-        """The corpus as an input of other stages, called `name`."""
+        """Return the corpus as an input of other stages, named `name`."""
         manifest = {"payload": describe_files(self.folder), "records": {}}
         return Artifact(Path(f"results/corpus/{name}/manifest.json"), manifest, self.folder)
 

@@ -19,7 +19,7 @@ from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, turns
 
 
 class Input(NamedTuple):
-    """A file, and how it ends: with these reasons of its rows, or for `None`, with an error about the file."""
+    """A file and its expected outcome: these reasons of its rows, or, for None, an error that names the file."""
 
     name: str
     content: bytes
@@ -33,7 +33,7 @@ def message(id_: int, parent: int | None, text: Any, **columns: Any) -> dict[str
     return {"message_id": id_, "parent_id": parent, "role": role, "text": text, **columns}
 
 
-# A sound row of each layout, its kind, and the columns that it can't do without.
+# A valid row of each layout, its kind, and its required columns.
 SOUND: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "messages": ({"messages": turns("U hi", "A x")}, CONVERSATIONS, ("messages",)),
     "sharegpt": (
@@ -69,7 +69,7 @@ SOUND: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "message-tree": (message(1, None, "q"), CONVERSATIONS, ("message_id", "parent_id", "role", "text")),
 }
 WRONG_VALUES = (3, -0.5, False, None, [], {}, [3], {"x": 1}, [[["x"]]], [{"role": "user"}], "", " \n")
-# What these layouts may hold in these columns; numbers are texts where a text is due.
+# Values that these layouts accept in these columns; numbers are read as texts.
 TEXTS = {
     "prompt",
     "question",
@@ -113,8 +113,8 @@ def wrong_values() -> list[Input]:
 
 
 def wrong_turns() -> list[Input]:
-    """Turns that make no conversation, in each spelling of them."""
-    spoken = {
+    """Turns that don't make a conversation, in each format."""
+    reasons = {
         "S s": "no_assistant_turn",
         "U a": "no_assistant_turn",
         "A a": "turn_out_of_order",
@@ -135,11 +135,11 @@ def wrong_turns() -> list[Input]:
         "S  |U a|A b": "empty_turn",
     }
     made = []
-    for spelled, reason in spoken.items():
-        messages = turns(*spelled.split("|"))
+    for texts, reason in reasons.items():
+        messages = turns(*texts.split("|"))
         made.append(_between("messages", line({"messages": messages}), reason))
-        said = [{"from": turn["role"], "value": turn["content"]} for turn in messages]
-        made.append(_between("sharegpt", line({"conversations": said}), reason))
+        sharegpt = [{"from": turn["role"], "value": turn["content"]} for turn in messages]
+        made.append(_between("sharegpt", line({"conversations": sharegpt}), reason))
     for turn, reason in (
         ({"content": "x"}, "missing_speaker"),
         ({"role": "", "content": "x"}, "missing_speaker"),
@@ -188,9 +188,9 @@ def damaged_lines() -> list[Input]:
     row, *_ = SOUND["prompt-response"]
     made = []
     for content, reason in damaged.items():
-        for place in range(3):
+        for position in range(3):
             lines = [line(row | {"n": 1}), line(row | {"n": 2})]
-            lines.insert(place, content + b"\n")
+            lines.insert(position, content + b"\n")
             made.append(Input("rows.jsonl", b"".join(lines), (reason,)))
     return made
 

@@ -1,4 +1,4 @@
-"""The whole stage: nothing vanishes, duplicates and splits, limits, and the same bytes from the same rows."""
+"""The whole stage: every row is counted, duplicates and splits, limits, and the same bytes from the same rows."""
 
 import json
 import tracemalloc
@@ -22,7 +22,7 @@ def prompts(rows):
     return {row["messages"][0]["content"] for row in rows}
 
 
-def test_rows_come_out_canonical_and_in_order(make, chat):
+def test_rows_are_canonical_and_in_order(make, chat):
     built = make([chat(f"q{i}", f"a{i}", task="t") for i in range(2000)], held_out=0.5)
     assert len(built.train) + len(built.held_out) == 2000
     for rows in (built.train, built.held_out):
@@ -47,7 +47,7 @@ def test_both_files_are_there_with_the_schema_even_when_empty(make, chat, kind, 
     assert {name: table.num_rows for name, table in tables.items()} == {"train": 1 - share, "held_out": share}
 
 
-def test_quarantine_tells_file_place_and_reason(make, chat):
+def test_quarantine_records_file_location_and_reason(make, chat):
     built = make(
         [chat("a"), {"messages": [{"role": "user", "content": "x" * 500}]}],
         b'\xff\n\n{"messages": "\\ud83d"}\n' + json.dumps(chat("b")).encode(),
@@ -91,9 +91,9 @@ def test_too_many_bad_rows(make, chat, capsys):
         assert part in str(error.value)
     assert "5 × empty_turn, for instance data/0.jsonl:96" in str(error.value)
     assert "max_quarantined_fraction" in str(error.value)
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 10
-    assert json.loads(shown[0].removeprefix("quarantined: "))["line"] == 81
+    output = capsys.readouterr().out.splitlines()
+    assert len(output) == 10
+    assert json.loads(output[0].removeprefix("quarantined: "))["line"] == 81
     assert make(rows, max_quarantined_fraction=0.2).counts["quarantined"]["total"] == 20
 
 
@@ -129,7 +129,7 @@ def test_one_prompt_is_on_one_side_in_every_corpus(make, chat):
 
 
 def test_same_rows_same_bytes(make, chat):
-    """Two sources that hold the same rows, in another format, layout and place, give the same tables."""
+    """Two sources with the same rows, in another format, layout and location, give the same tables."""
     rows = [(f"q{i}", f"Größe {i}\r\n") for i in range(1500)]
     one = make([chat(*row) for row in rows], held_out=0.2)
     two = make(
@@ -189,13 +189,13 @@ def test_several_sources(make, chat, tmp_path):
     assert [source["layouts"] for source in outcome.counts["sources"]] == [{"messages": 1}, {"fields": 1}]
     assert outcome.records == ("quarantine.jsonl",)
     assert balances(outcome.counts)
-    with pytest.raises(SnaketuneError, match="names 2 files, --files gives 1"):
+    with pytest.raises(SnaketuneError, match="name 2 files, --files has 1"):
         build(corpus, work, files=[tmp_path / "chat.jsonl"], **inputs)
 
 
-def test_preferences_tell_which_source_they_are_from(tmp_path):
+def test_preferences_record_their_source(tmp_path):
     first = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(3)]
-    # The second one is there already; a weight doubles the others.
+    # The second one is a duplicate; a weight doubles the others.
     second = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in (7, 1, 8)]
     for name, rows in (("first", first), ("second", second)):
         (tmp_path / f"{name}.json").write_text(json.dumps(rows))
@@ -237,14 +237,14 @@ def test_rows_are_counted_by_length(make, chat):
 
 
 @pytest.mark.parametrize("column", ["prompt", "response", "answer", "task"])
-def test_half_a_character_is_no_text(make, column):
+def test_lone_surrogates_are_malformed(make, column):
     sound = {"prompt": "p", "response": "r", "answer": "a", "task": "t"}
     rows = [sound, sound | {column: "x\ud83d"}]
     built = make("\n".join(map(json.dumps, rows)).encode(), max_quarantined_fraction=0.5)
     assert len(built.quarantine) == 1 and built.quarantine[0]["line"] == 2 and len(built.train) == 1
 
 
-def test_an_interrupted_scan_starts_again(make, chat):
+def test_an_interrupted_scan_restarts(make, chat):
     rows = [chat(f"q {i} of many more that are asked", f"a{i}") for i in range(2500)]
     steps = {"near_duplicates": {"threshold": 0.9}, "decontamination": {}, "held_out": 0.2}
     once = make(rows, **steps)
@@ -253,12 +253,12 @@ def test_an_interrupted_scan_starts_again(make, chat):
     assert len(files) > 10
     for path in files:
         path.write_bytes(path.read_bytes()[:100] + b"what a killed attempt left")
-    kept = {path.name: path.read_bytes() for path in once.folder.iterdir()}
+    expected = {path.name: path.read_bytes() for path in once.folder.iterdir()}
     work.start()
     spec = CorpusSpec(kind="conversations", sources=[{"files": ["data/0.jsonl"]}], **steps)
     outcome = build(spec, work, files=[work.folder.parent / "0.jsonl"], against=[], against_files=[])
     assert outcome == once.outcome
-    assert {path.name: path.read_bytes() for path in work.payload.iterdir()} == kept
+    assert {path.name: path.read_bytes() for path in work.payload.iterdir()} == expected
 
 
 def test_memory_grows_by_bytes_per_row(make, chat):
@@ -293,7 +293,7 @@ LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampl
 
 @given(st.lists(LINES, max_size=12), st.sampled_from(list(SCHEMAS)), st.floats(0, 1))
 @settings(deadline=None, max_examples=150)
-def test_nothing_vanishes(lines, kind, held_out):
+def test_every_row_is_counted(lines, kind, held_out):
     # A first line that is surely a line: what the rest of the file is then can't be in question.
     content = (
         b'{"prompt": "x", "response": "y", "text": "z"}\n{"prompt": "x", "chosen": "y", "rejected": "z"}\n'
@@ -310,8 +310,8 @@ def test_nothing_vanishes(lines, kind, held_out):
         counts = build(corpus, work, files=[path], against=[], against_files=[]).counts
         assert balances(counts)
         assert counts["read"] == sum(1 for line in content.split(b"\n") if line and not line.isspace())
-        for split, kept in counts["kept"].items():
-            assert read_table(work.payload / f"{split}.arrow").num_rows == kept
+        for split, expected in counts["kept"].items():
+            assert read_table(work.payload / f"{split}.arrow").num_rows == expected
         # Lines as JSONL has them: a text may hold other characters that splitlines() would cut at.
         with (work.payload / "quarantine.jsonl").open("rb") as file:
             bad = [json.loads(line) for line in file]

@@ -1,4 +1,4 @@
-"""The list of malformed rows: personal data and control characters in it, and where it is kept when the stage fails."""
+"""The list of malformed rows: personal data and control characters in it, and its path when the stage fails."""
 
 import json
 import re
@@ -12,14 +12,14 @@ from snaketune.stages.cache.work_folders import WorkFolder
 MASKED = {"mask_personal_data": ["email", "phone"]}
 
 
-def test_personal_data_is_masked_in_what_is_listed_and_printed(make, capsys):
+def test_personal_data_is_masked_in_record_and_log(make, capsys):
     rows = [
         {"messages": [{"role": "user", "content": "I am ann@example.org, (555) 123-4567"}]},
         {"messages": "ann@example.org"},
         {"messages": [{"role": "ann@example.org", "content": "x"}]},
         {"ann@example.org": {"ann@example.org": ["ann@example.org", 1.5]}},
         ["ann@example.org"],
-        # The cut at 200 characters goes through the address.
+        # The cut at 200 characters is inside the address.
         {"messages": [{"role": "user", "content": "x" * 140 + " ann@example.org"}]},
     ]
     damaged = [
@@ -52,32 +52,32 @@ def test_no_control_character_reaches_the_terminal(make, capsys, escape):
     content += b"\n".join(json.dumps(row, ensure_ascii=False).encode() for row in rows) + f"\n{{{escape}".encode()
     with pytest.raises(SnaketuneError) as error:
         make(content)
-    shown = capsys.readouterr().out
-    assert len(shown.splitlines()) >= 4
-    for text in (shown, str(error.value)):
+    output = capsys.readouterr().out
+    assert len(output.splitlines()) >= 4
+    for text in (output, str(error.value)):
         assert escape not in text and all(line.isprintable() for line in text.split("\n"))
-    # It is only spelled in another way.
-    first = json.loads(shown.splitlines()[0].removeprefix("quarantined: "))
+    # The value is the same, only escaped.
+    first = json.loads(output.splitlines()[0].removeprefix("quarantined: "))
     assert f"key{escape}" in first["detail"] or f"key{escape}"[:4] in first["detail"]
 
 
 @pytest.mark.parametrize("sound", [0, 1])
-def test_the_whole_list_is_kept_when_the_stage_fails(make, tmp_path, sound):
+def test_the_list_survives_a_failed_stage(make, tmp_path, sound):
     rows = [{"prompt": "a", "response": "b"}] * sound + [{"n": i} for i in range(50)]
     with pytest.raises(SnaketuneError) as error:
         make(rows)
-    kept = Path(re.search(r"All are listed in (\S+)", str(error.value))[1])
-    assert len(kept.read_text().splitlines()) == 50
-    # The next attempt begins like this.
-    WorkFolder(kept.parent).start()
-    assert kept.is_file()
+    saved = Path(re.search(r"All are listed in (\S+)", str(error.value))[1])
+    assert len(saved.read_text().splitlines()) == 50
+    # The next attempt starts with this.
+    WorkFolder(saved.parent).start()
+    assert saved.is_file()
 
 
-def test_the_lists_are_kept_when_nothing_is_left(make, chat):
+def test_the_lists_survive_when_no_row_is_left(make, chat):
     exam = make([chat("a question of six words altogether")], held_out=1.0)
     rows = [chat("a question of six words altogether"), {"n": 1}]
     with pytest.raises(SnaketuneError, match="none of the 2 rows is left") as error:
         make(rows, decontamination={}, against=[exam.artifact("exam")], max_quarantined_fraction=1.0)
-    kept = [Path(path) for path in re.findall(r"See (\S+)", str(error.value))]
-    assert [path.name for path in kept] == ["quarantine.jsonl", "contamination.jsonl"]
-    assert [json.loads(path.read_text())["line"] for path in kept] == [2, 1]
+    saved = [Path(path) for path in re.findall(r"See (\S+)", str(error.value))]
+    assert [path.name for path in saved] == ["quarantine.jsonl", "contamination.jsonl"]
+    assert [json.loads(path.read_text())["line"] for path in saved] == [2, 1]

@@ -1,4 +1,4 @@
-"""What tells rows apart."""
+"""Content hashes distinguish rows."""
 
 from snaketune.corpus.rows import Conversation, Preference, content_hash
 
@@ -7,7 +7,7 @@ def turns(*texts):
     return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, texts)]
 
 
-def test_who_says_what_tells_rows_apart():
+def test_content_and_roles_distinguish_rows():
     say = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [
         Conversation(messages=turns("ab", "c")),

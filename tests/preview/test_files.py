@@ -1,4 +1,4 @@
-"""What a preview says of files as people have them."""
+"""Previews of files like those that users have."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from snaketune.corpus.reading.sources import read_files
 from snaketune.errors import SnaketuneError
 from snaketune.preview import sample
 from snaketune.preview.config_corpora import corpora_of
-from snaketune.preview.rendered_rows import Piece, shortened, writer_of
-from snaketune.preview.source_preview import look_at_file
+from snaketune.preview.rendered_rows import TextSpan, load_renderer, shortened
+from snaketune.preview.source_preview import preview_file
 from snaketune.preview.terminal import as_text
 from snaketune.stages.graph import JobGraph
 
@@ -26,22 +26,22 @@ from .awkward import AWKWARD, GOOD, turns, write_lines
 ROOT = Path(__file__).parents[2]
 
 
-def said_of(file: Path | str, *, colour: bool = False, **chosen) -> str:
-    writer = writer_of(chosen.get("template"), chosen.get("tokenizer"))
-    return "\n".join(as_text(look_at_file(str(file), writer), colour=colour))
+def preview_text(file: Path | str, *, colour: bool = False, **chosen) -> str:
+    renderer = load_renderer(chosen.get("template"), chosen.get("tokenizer"))
+    return "\n".join(as_text(preview_file(str(file), renderer), colour=colour))
 
 
-def unwrapped(text: str) -> str:
-    """Facts that go on in another line in one."""
+def unwrap_lines(text: str) -> str:
+    """Join facts that continue on the next line."""
     return re.sub(r"\n {14}(?=\S)", " ", text)
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_what_is_said_of_an_awkward_file(name, tmp_path):
+def test_preview_of_an_awkward_file(name, tmp_path):
     make, expected = AWKWARD[name]
-    said = unwrapped(said_of(make(tmp_path)))
+    output = unwrap_lines(preview_text(make(tmp_path)))
     for part in expected:
-        assert part in said, said
+        assert part in output, output
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_said_of_an_awkward_file(name, tmp_path):
         (
             "chat",
             [
-                "JSON lines, 2.3 MB; about 9,000 rows, of which the first 2,000 are looked at",
+                "JSON lines, 2.3 MB; about 9,000 rows, of which the first 2,000 are read",
                 "conversations: reads all 2,000 rows (no other kind reads any)",
                 "layout      messages",
                 "28% of all tokens supervised",
@@ -70,36 +70,36 @@ def test_what_is_said_of_an_awkward_file(name, tmp_path):
         ),
     ],
 )
-def test_what_is_said_of_the_demo(name, expected):
-    said = unwrapped(said_of(ROOT / f"resources/demo/{name}.jsonl"))
+def test_preview_of_the_demo(name, expected):
+    output = unwrap_lines(preview_text(ROOT / f"resources/demo/{name}.jsonl"))
     for part in expected:
-        assert part in said, said
-    assert "quarantined" not in said
-    assert "ignored" not in said
+        assert part in output, output
+    assert "quarantined" not in output
+    assert "ignored" not in output
 
 
 def entry_of(file: Path) -> str:
-    return look_at_file(str(file), writer_of(None, None)).entry
+    return preview_file(str(file), load_renderer(None, None)).entry
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_lines_for_the_config_are_a_config(name, tmp_path):
+def test_suggested_config_lines_are_valid(name, tmp_path):
     file = AWKWARD[name][0](tmp_path)
-    written = entry_of(file)
+    rendered = entry_of(file)
     if name in ("one column missing", "pairs of which none is sound", "no data", "not there"):
-        assert written == ""
+        assert rendered == ""
         return
-    config, _ = load(yaml.safe_load(written))
+    config, _ = load(yaml.safe_load(rendered))
     (corpus,) = config.corpora.values()
     assert corpus.sources[0].files == (str(file),)
-    # What stands in comments can be taken over as it is.
-    decided = re.sub(r"(?m)^( +)# ", r"\1", written)
+    # Comments can be uncommented as they are.
+    decided = re.sub(r"(?m)^( +)# ", r"\1", rendered)
     config, _ = load(yaml.safe_load(decided))
-    assert len(decided.splitlines()) == 5 + ("fields" in written) + ("encoding" in written) + written.count("#") // 2
+    assert len(decided.splitlines()) == 5 + ("fields" in rendered) + ("encoding" in rendered) + rendered.count("#") // 2
 
 
-def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "MOST_ROWS", 30)
+def test_a_large_file_is_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MAX_ROWS", 30)
     conversations = [{"messages": turns(f"q{i}", "a" * 50)} for i in range(3000)]
     pairs = [{"prompt": "p", "chosen": str(i), "rejected": "r"} for i in range(3000)]
     file = write_lines(tmp_path / "large.jsonl", [*conversations, *pairs])
@@ -114,41 +114,41 @@ def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monk
         return ((name, counted(rows)) for name, rows in read_files(*args, **kwargs))
 
     monkeypatch.setattr(sample, "read_files", counted_files)
-    look = look_at_file(str(file), writer_of(None, None))
+    preview = preview_file(str(file), load_renderer(None, None))
     assert len(read) == 31
-    assert look.looked_at == 30
-    said = unwrapped("\n".join(as_text(look, colour=False)))
-    assert "about 6,000 rows, of which the first 30 are looked at" in said
-    assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", said)
-    assert "wrong kind; about line" in said
+    assert preview.rows_read == 30
+    output = unwrap_lines("\n".join(as_text(preview, colour=False)))
+    assert "about 6,000 rows, of which the first 30 are read" in output
+    assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", output)
+    assert "wrong kind; about line" in output
 
 
-def test_long_rows_end_the_look_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "MOST_CHARACTERS", 10_000)
+def test_long_rows_end_the_preview_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MAX_CHARACTERS", 10_000)
     file = write_lines(tmp_path / "long.jsonl", [{"messages": turns(f"{i}", "long " * 400)} for i in range(100)])
-    look = look_at_file(str(file), writer_of(None, None))
-    assert look.looked_at == 5
+    preview = preview_file(str(file), load_renderer(None, None))
+    assert preview.rows_read == 5
 
 
-def test_long_turns_are_shortened_and_say_by_how_much(tmp_path):
+def test_long_turns_are_shortened(tmp_path):
     file = write_lines(tmp_path / "long.jsonl", [{"messages": turns("word " * 1000, "yes")}])
-    said = said_of(file)
-    assert "[… 4,555 characters …]" in said
-    assert len(said) < 3000
-    many = shortened([Piece(text=str(number % 10), supervised=False) for number in range(500)])
-    assert sum(piece.left_out for piece in many) == 500 - (len(many) - 1)
+    output = preview_text(file)
+    assert "[… 4,555 characters …]" in output
+    assert len(output) < 3000
+    many = shortened([TextSpan(text=str(number % 10), supervised=False) for number in range(500)])
+    assert sum(span.omitted for span in many) == 500 - (len(many) - 1)
 
 
-def test_colours_show_what_is_supervised_and_hide_nothing(tmp_path):
+def test_colours_show_supervision_and_change_no_text(tmp_path):
     file = write_lines(tmp_path / "some.jsonl", GOOD[:1])
-    said = said_of(file, colour=True)
-    assert "\x1b[32ma0\x1b[0m" in said
-    assert "⟦" not in said
-    plain = re.sub(r"\x1b\[\d+m", "", said)
-    assert plain.replace("in green", "between ⟦ and ⟧") == said_of(file).replace("⟦a", "a").replace(">⟧", ">")
+    output = preview_text(file, colour=True)
+    assert "\x1b[32ma0\x1b[0m" in output
+    assert "⟦" not in output
+    plain = re.sub(r"\x1b\[\d+m", "", output)
+    assert plain.replace("in green", "between ⟦ and ⟧") == preview_text(file).replace("⟦a", "a").replace(">⟧", ">")
 
 
-def test_a_template_that_refuses_a_row_is_said_with_row_and_reason(tmp_path):
+def test_a_refused_row_is_reported_with_location_and_reason(tmp_path):
     template = tmp_path / "no_system.jinja"
     chatml = (ROOT / "resources/chat_templates/chatml.jinja").read_text(encoding="utf-8")
     template.write_text(
@@ -156,12 +156,12 @@ def test_a_template_that_refuses_a_row_is_said_with_row_and_reason(tmp_path):
         encoding="utf-8",
     )
     rows = [*GOOD, {"messages": [{"role": "system", "content": "s"}, *turns("q", "a")]}]
-    said = unwrapped(said_of(write_lines(tmp_path / "some.jsonl", rows), template=template))
-    assert f"template    {template}" in said
-    told = "line 21: the chat template refuses a conversation: no system turn please"
-    assert "refused     1 of 21 rows by the chat template" in said
-    assert "`on_template_error: quarantine`" in said
-    assert told in said
+    output = unwrap_lines(preview_text(write_lines(tmp_path / "some.jsonl", rows), template=template))
+    assert f"template    {template}" in output
+    reason = "line 21: the chat template refuses a conversation: no system turn please"
+    assert "refused     1 of 21 rows by the chat template" in output
+    assert "`on_template_error: quarantine`" in output
+    assert reason in output
 
 
 def test_a_tokenizer_counts_tokens(tmp_path):
@@ -169,16 +169,16 @@ def test_a_tokenizer_counts_tokens(tmp_path):
 
     folder = byte_level(tmp_path / "tokenizer")
     file = write_lines(tmp_path / "some.jsonl", GOOD)
-    look = look_at_file(str(file), writer_of(None, folder))
-    expected = [len(ids.ids) for ids in writer_of(None, folder).chat.encode([row["messages"] for row in GOOD])]
-    assert look.written.lengths.tolist() == expected
-    said = "\n".join(as_text(look, colour=False))
-    assert "estimated" not in said
-    assert f"template    {folder}'s own" in unwrapped(said)
-    assert "<|user|>" in said
+    preview = preview_file(str(file), load_renderer(None, folder))
+    expected = [len(ids.ids) for ids in load_renderer(None, folder).chat.encode([row["messages"] for row in GOOD])]
+    assert preview.rendered.lengths.tolist() == expected
+    output = "\n".join(as_text(preview, colour=False))
+    assert "estimated" not in output
+    assert f"template    {folder}'s own" in unwrap_lines(output)
+    assert "<|user|>" in output
 
 
-def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_path):
+def test_the_command_imports_no_torch_and_escapes_the_page(tmp_path):
     file = AWKWARD["a control sequence and a control token"][0](tmp_path)
     program = (
         "import sys; from snaketune.__main__ import main; status = main(sys.argv[1:]); "
@@ -195,7 +195,7 @@ def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_p
         str(tmp_path / "p/page.html"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    # One of the two isn't there.
+    # One of the two doesn't exist.
     assert done.returncode == 1 and not done.stderr
     assert done.stdout.splitlines()[-1] == "light"
     assert "\x1b" not in done.stdout
@@ -207,14 +207,14 @@ def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_p
     assert "no.jsonl doesn&#39;t exist" in page
 
 
-def test_a_parquet_file_that_is_cut_off_is_said_to_be(tmp_path):
+def test_a_truncated_parquet_file_is_reported(tmp_path):
     file = tmp_path / "cut.parquet"
     write_table(pa.table({"question": [f"q{i}" for i in range(5000)], "answer": ["a"] * 5000}), file)
     file.write_bytes(file.read_bytes()[:6000])
-    assert "cut.parquet can't be read" in unwrapped(said_of(file))
+    assert "cut.parquet can't be read" in unwrap_lines(preview_text(file))
 
 
-def test_a_corpus_of_two_tokenizers_is_looked_at_with_each(tmp_path, monkeypatch):
+def test_a_corpus_of_two_tokenizers_is_previewed_with_each(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     config["tokenizers"]["other"] = config["tokenizers"]["demo"] | {
@@ -230,4 +230,4 @@ def test_a_template_that_the_tokenizer_stage_refuses_is_refused(tmp_path):
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
     file = write_lines(tmp_path / "rows.jsonl", GOOD)
     with pytest.raises(SnaketuneError, match=r"silent\.jinja.*: .*the model would never stop"):
-        said_of(file, template=template)
+        preview_text(file, template=template)

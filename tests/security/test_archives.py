@@ -33,7 +33,7 @@ def zipped(name: str, content: bytes) -> bytes:
 
 def rows(folder, content: bytes):
     (folder / "a").write_bytes(content)
-    return [raw.found for raw in read_file(folder / "a", "data/a")]
+    return [raw.value for raw in read_file(folder / "a", "data/a")]
 
 
 @pytest.mark.parametrize("place", PLACES)

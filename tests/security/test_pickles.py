@@ -85,7 +85,7 @@ def test_a_pickle_is_no_data_whatever_it_is_called(tmp_path, mark, name):
         except SnaketuneError:
             continue
         # Lines that are quarantined, and texts of a corpus of texts.
-        assert all(isinstance(row.found, Malformed) or plain for row in rows)
+        assert all(isinstance(row.value, Malformed) or plain for row in rows)
 
 
 def of_a_hostile_type(bomb: bytes) -> pa.Table:
@@ -104,7 +104,7 @@ def test_types_of_arrow_that_were_once_unpickled_are_not(tmp_path, mark):
     parquet.write_table(table, tmp_path / "a.parquet")
     for name in ("a.arrow", "a.parquet"):
         (row,) = read_file(tmp_path / name, name)
-        assert row.found == {"text": "a document"}
+        assert row.value == {"text": "a document"}
     assert read_table(tmp_path / "a.arrow").num_rows == 1
 
 

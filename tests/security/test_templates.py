@@ -5,7 +5,7 @@ import time
 import pytest
 
 from snaketune.config.task_files import task_files
-from snaketune.corpus.selecting.evaluation_ngrams import evaluated_file
+from snaketune.corpus.selecting.evaluation_ngrams import texts_of_file
 from snaketune.errors import SnaketuneError
 from snaketune.report.html import environment
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -100,7 +100,7 @@ def test_a_folder_of_tasks_is_read_and_not_run_to_know_what_is_in_it(tmp_path, m
     )
     found = task_files(str(folder))
     assert str(folder / "utils.py") in found.inside
-    assert [text.text for path in found.data for text in evaluated_file(tmp_path / path)] == ["{{ 7 * 7 }}"]
+    assert [text.text for path in found.data for text in texts_of_file(tmp_path / path)] == ["{{ 7 * 7 }}"]
     (folder / "t.yaml").write_text(f"task: !!python/object/apply:os.system ['touch {mark.path}']")
     with pytest.raises(SnaketuneError, match="can't be read as YAML"):
         task_files(str(folder))

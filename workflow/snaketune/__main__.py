@@ -110,9 +110,9 @@ def _preview(options: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 where one can't be read, or holds no row that can be used.
     """
-    from snaketune.preview.config_preview import look_at_config
-    from snaketune.preview.rendered_rows import writer_of
-    from snaketune.preview.source_preview import look_at_file
+    from snaketune.preview.config_preview import preview_config
+    from snaketune.preview.rendered_rows import load_renderer
+    from snaketune.preview.source_preview import preview_file
     from snaketune.preview.terminal import as_text, has_colours
 
     if bool(options.files) == bool(options.corpora):
@@ -120,10 +120,10 @@ def _preview(options: argparse.Namespace) -> int:
     if options.html and options.html.is_dir():
         raise SnaketuneError(f"--html: {options.html} is a folder; name a file in it")
     if options.corpora:
-        looks = look_at_config(options.corpora)
+        looks = preview_config(options.corpora)
     else:
-        writer = writer_of(options.template, options.tokenizer)
-        looks = (look_at_file(file, writer) for file in options.files)
+        writer = load_renderer(options.template, options.tokenizer)
+        looks = (preview_file(file, writer) for file in options.files)
     seen = []
     for look in looks:
         seen.append(look)

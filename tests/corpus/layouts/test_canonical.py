@@ -205,20 +205,20 @@ def test_labels_of_unpaired_completions(good, bad, column):
         first, second = read_all(raws, "preferences", layout=layout)
         assert (first.layout, first.row) == ("unpaired", None)
         assert (second.row.chosen, second.row.rejected) == (turns("A x"), turns("A y"))
-        # A bad completion is never taken for something to learn.
+        # A bad completion is never used as a conversation.
         assert reasons(read_all(raws, layout=layout)) == ["wrong_kind"] * 2
     assert reasons(read_all(raws, layout="prompt-response")) == ["row", "row"]
 
 
 @pytest.mark.parametrize("label", ["greeting", "", 2, -3, 0.5, ["true"], {"x": 1}, float("nan")])
-def test_any_other_label_is_no_verdict(label):
+def test_other_labels_are_ignored(label):
     raw = {"prompt": "hi", "completion": "x", "label": label}
     assert read(raw)[0] == "prompt-response"
     with pytest.raises(Malformed, match=r"wrong_type: label holds .*expected true or false"):
         read(raw, kind="preferences", layout="unpaired")
 
 
-def test_a_verdict_needs_a_prompt():
+def test_a_label_needs_a_prompt():
     assert read({"question": "hi", "answer": "x", "label": 1})[0] == "prompt-response"
 
 
@@ -260,11 +260,11 @@ def test_a_null_label_is_none():
 @pytest.mark.parametrize(
     "value, text", [(51.0, "51"), (-0.5, "-0.5"), (3, "3"), (1e300, "1e+300"), (False, "false"), ("5.0", "5.0")]
 )
-def test_numbers_become_text_the_plain_way(value, text):
+def test_numbers_as_text(value, text):
     assert read({"q": "hi", "a": value}, prompt="q", response="a")[1].messages[-1]["content"] == text
 
 
-def test_id_is_of_what_the_row_says():
+def test_id_depends_on_content_only():
     def hash_of(raw, **options):
         return content_hash(read(raw, **options)[1])
 
@@ -292,30 +292,30 @@ def test_every_instance_is_a_row():
 
 
 def test_speakers_give_roles():
-    spoken = [{"from": "Caller", "value": "hi"}, {"from": "Agent", "value": "x"}]
+    messages = [{"from": "Caller", "value": "hi"}, {"from": "Agent", "value": "x"}]
     speakers = {"Caller": "user", "Agent": "assistant"}
     for raw in (
-        {"conversations": spoken},
-        {"messages": spoken},
-        {"turns": spoken},
+        {"conversations": messages},
+        {"messages": messages},
+        {"turns": messages},
         {"chat": "Caller: hi\nAgent: x"},
         {"chat": "caller: hi\nAGENT: x"},
     ):
         assert read(raw, speakers=speakers)[1].messages == turns("U hi", "A x")
     with pytest.raises(Malformed, match=r"unknown_role.*Caller.*speakers"):
-        read({"conversations": spoken})
+        read({"conversations": messages})
 
 
 def test_speakers_override_what_a_name_means():
-    spoken = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "x"}]
+    messages = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "x"}]
     swapped = {"assistant": "user", "user": "assistant"}
-    assert read({"messages": spoken}, speakers=swapped)[1].messages == turns("U hi", "A x")
-    asked = [{"speaker": "USER", "utterance": "hi"}, {"speaker": "SYSTEM", "utterance": "x"}]
+    assert read({"messages": messages}, speakers=swapped)[1].messages == turns("U hi", "A x")
+    conversation = [{"speaker": "USER", "utterance": "hi"}, {"speaker": "SYSTEM", "utterance": "x"}]
     with pytest.raises(Malformed, match="no_assistant_turn"):
-        read({"turns": asked}, speakers={"SYSTEM": "system"})
+        read({"turns": conversation}, speakers={"SYSTEM": "system"})
 
 
-def test_rows_that_were_no_rows_are_handed_on():
+def test_malformed_raw_rows_are_passed_on():
     made = read_all([Malformed("not_json", "cut off"), {"prompt": "hi", "response": "x"}])
     assert reasons(made) == ["not_json", "row"] and made[0].row.detail == "cut off"
 
@@ -332,7 +332,7 @@ def test_layouts_may_be_mixed_in_a_file():
     ]
 
 
-def test_no_more_is_read_than_is_asked_for():
+def test_rows_are_read_lazily():
     def raws():
         yield {"prompt": "hi", "response": "x"}
         raise AssertionError("read ahead")

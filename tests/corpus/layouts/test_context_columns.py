@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read, turns
 
 THOUGHT = "<think>\nt u\n</think>\n\n"
 READ = {
@@ -59,7 +59,7 @@ READ = {
         "U q|A r",
     ),
     "a link": ({"prompt": "q", "response": "r", "context": "https://example.org/a"}, "U q|A r"),
-    "a context that stands in the system turn": (
+    "a context that is in the system turn": (
         {"system": "Use this: c d e", "question": "q", "context": "c  d e", "answer": "r"},
         "S Use this: c d e|U q|A r",
     ),
@@ -107,7 +107,7 @@ READ = {
 @pytest.mark.parametrize(("raw", "expected"), READ.values(), ids=READ)
 def test_read(raw, expected):
     row = read(raw)[1]
-    assert spelled(row.messages) == expected
+    assert compact(row.messages) == expected
     if "solution" in raw:
         assert row.answer == raw.get("answer")
 
@@ -116,22 +116,22 @@ def test_read(raw, expected):
     "column", ["reasoning", "thinking", "cot", "reasoning_content", "chain_of_thought", "thinking_trajectories"]
 )
 @pytest.mark.parametrize("prompt", [{"prompt": "q", "response": "r"}, {"instruction": "q", "output": "r"}])
-def test_reasoning_stands_before_the_response(column, prompt):
+def test_reasoning_precedes_the_response(column, prompt):
     thought = ["t u"] if column == "thinking_trajectories" else "t u"
-    assert spelled(read(prompt | {column: thought})[1].messages) == f"U q|A {THOUGHT}r"
+    assert compact(read(prompt | {column: thought})[1].messages) == f"U q|A {THOUGHT}r"
 
 
 def test_pairs_and_labelled_completions_have_their_context():
     pair = {"prompt": "q", "context": "c", "chosen": "x", "rejected": "y"}
-    assert spelled(read(pair, PREFERENCES)[1].prompt) == "U q\n\nc"
-    assert spelled(read(pair | {"context": turns("U a", "A b", "U q")}, PREFERENCES)[1].prompt) == "U a|A b|U q"
+    assert compact(read(pair, PREFERENCES)[1].prompt) == "U q\n\nc"
+    assert compact(read(pair | {"context": turns("U a", "A b", "U q")}, PREFERENCES)[1].prompt) == "U a|A b|U q"
     voted = {"question": "q", "context": "c", "response_a": "x", "response_b": "y", "winner": "a"}
-    assert spelled(read(voted, PREFERENCES)[1].prompt) == "U q\n\nc"
+    assert compact(read(voted, PREFERENCES)[1].prompt) == "U q\n\nc"
     labelled = {"prompt": "q", "context": "c", "completion": "r", "label": True}
-    assert spelled(read(labelled, "unpaired")[1].prompt) == "U q\n\nc"
+    assert compact(read(labelled, "unpaired")[1].prompt) == "U q\n\nc"
 
 
-def test_rows_that_differ_there_alone_are_no_duplicates(make):
+def test_rows_that_differ_only_in_context_are_no_duplicates(make):
     rows = [
         {"question": "q", "context": f"c{i}", "options": [f"x{j}", "y"], "answer": "r"}
         for i in range(3)
@@ -183,7 +183,7 @@ def test_rows_that_differ_there_alone_are_no_duplicates(make):
         ({"question": " ", "context": "c", "answer": "r"}, CONVERSATIONS, "empty_turn", "turn 1"),
     ],
 )
-def test_what_cannot_be_read_as_text_is_refused_with_a_way_out(raw, kind, reason, says):
+def test_columns_without_text_are_refused_with_advice(raw, kind, reason, says):
     with pytest.raises(Malformed, match=f"^{reason}: .*{says}"):
         read(raw, kind)
     if kind == CONVERSATIONS and reason != "empty_turn":

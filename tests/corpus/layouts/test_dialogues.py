@@ -1,9 +1,9 @@
-"""Dialogues in one text column: who speaks, what they say, and which column it is."""
+"""Dialogues in one text column: speakers, turns, and which column it is."""
 
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import read, read_all, reasons, spelled
+from tests.corpus.row_spelling import compact, read, read_all, reasons
 
 
 @pytest.mark.parametrize(
@@ -34,25 +34,25 @@ from tests.corpus.row_spelling import read, read_all, reasons, spelled
 )
 def test_read(text, inside):
     layout, row = read({"chat": text})
-    assert (layout, spelled(row.messages), row.notes) == ("dialogue", inside, ())
+    assert (layout, compact(row.messages), row.notes) == ("dialogue", inside, ())
     assert read({"chat": text}, layout="dialogue")[1] == row
 
 
 @pytest.mark.parametrize(
     "remark", ["* * *", "***", "[The next day]", "(She looks up.)", "*At the bar*", "[Later]\n\n* * *"]
 )
-def test_remarks_between_turns_are_nobodys(remark):
+def test_stage_directions_between_turns_are_removed(remark):
     _, row = read({"chat": f"User 1: a\n\n{remark}\n\nUser 2: b"})
-    assert spelled(row.messages) == "U a|A b" and row.notes == ("removed_stage_direction",)
-    assert spelled(read({"chat": f"{remark}\nUser 1: a\nUser 2: b"})[1].messages) == "U a|A b"
-    # The last thing said may be one, and so may all that somebody says.
-    assert spelled(read({"chat": f"User 1: a\nUser 2: b\n{remark}"})[1].messages) == f"U a|A b\n{remark}"
+    assert compact(row.messages) == "U a|A b" and row.notes == ("removed_stage_direction",)
+    assert compact(read({"chat": f"{remark}\nUser 1: a\nUser 2: b"})[1].messages) == "U a|A b"
+    # Such a line may be the end of the last turn, or all of a turn.
+    assert compact(read({"chat": f"User 1: a\nUser 2: b\n{remark}"})[1].messages) == f"U a|A b\n{remark}"
     first = remark.partition("\n")[0]
-    assert spelled(read({"chat": f"User 1: {first}\nUser 2: b"})[1].messages) == f"U {first}|A b"
+    assert compact(read({"chat": f"User 1: {first}\nUser 2: b"})[1].messages) == f"U {first}|A b"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "Here it is:\n[1, 2, 3]",
         "The answer is\n[B]",
@@ -65,13 +65,13 @@ def test_remarks_between_turns_are_nobodys(remark):
         "f(x) =\n(x + 1)",
     ],
 )
-def test_lines_in_brackets_that_answer_stay(said):
+def test_answers_in_brackets_stay(text):
     for end in ("", "\nUser 1: c\nUser 2: d"):
-        row = read({"chat": f"User 1: a\nUser 2: {said}{end}"})[1]
-        assert row.messages[1]["content"] == said and row.notes == ()
+        row = read({"chat": f"User 1: a\nUser 2: {text}{end}"})[1]
+        assert row.messages[1]["content"] == text and row.notes == ()
 
 
-def test_the_column_is_found_by_its_content():
+def test_the_dialogue_column_is_detected_by_content():
     rows = [
         {"likes": "Cats.\nDogs.", "user 1": "User 1: is shy", "best": "User 1: a\nUser 2: b", "id": 3},
         {"likes": "User 1: x\nUser 2: y", "user 1": "shy", "best": "User 1: c\nUser 2: d", "id": 4},
@@ -79,12 +79,12 @@ def test_the_column_is_found_by_its_content():
     ]
     made = read_all(rows)
     assert reasons(made) == ["row", "row", "not_a_dialogue"]
-    assert [spelled(m.row.messages) for m in made[:2]] == ["U a|A b", "U c|A d"]
+    assert [compact(m.row.messages) for m in made[:2]] == ["U a|A b", "U c|A d"]
     assert "best" in made[2].row.detail
 
 
 @pytest.mark.parametrize("column", ["instruction", "prompt", "input", "question"])
-def test_a_dialogue_that_is_asked_about_is_no_dialogue(column):
+def test_a_dialogue_inside_a_question_is_no_dialogue(column):
     with pytest.raises(Malformed, match="unknown_layout"):
         read({column: "User 1: a\nUser 2: b", "text": "User 1: a\nUser 2: b"})
 
@@ -103,20 +103,20 @@ def test_a_dialogue_that_is_asked_about_is_no_dialogue(column):
         ("Assistant: a\nUser: b\nAssistant: c", "turn_out_of_order", "comes first"),
     ],
 )
-def test_what_is_none(text, reason, says):
+def test_texts_that_are_no_dialogue(text, reason, says):
     with pytest.raises(Malformed, match=f"{reason}: .*{says}"):
         read({"chat": text}, layout="dialogue")
 
 
-def test_speakers_say_who_is_who():
+def test_speakers_map_names_to_roles():
     text = "Agent: Good morning.\nCaller: Hi.\nAgent: How can I help?"
     with pytest.raises(Malformed, match="turn_out_of_order"):
         read({"text": text}, speakers={"Agent": "assistant", "Caller": "user"})
     made = read({"text": text}, speakers={"Agent": "assistant", "Caller": "user"}, repair=("drop-leading-assistant",))
-    assert spelled(made[1].messages) == "U Hi.|A How can I help?"
+    assert compact(made[1].messages) == "U Hi.|A How can I help?"
     swapped = read(
         {"text": "User 1: a\nUser 2: b\nUser 1: c"},
         speakers={"User 1": "assistant", "User 2": "user"},
         repair=("drop-leading-assistant",),
     )
-    assert spelled(swapped[1].messages) == "U b|A c"
+    assert compact(swapped[1].messages) == "U b|A c"

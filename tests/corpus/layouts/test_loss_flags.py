@@ -1,4 +1,4 @@
-"""Weights of turns: yes or no, through cleaning, repair and the comparison of rows; anything between is refused."""
+"""Supervision flags of turns, through cleaning, repair and the comparison of rows; values between 0 and 1 are refused."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_weights_are_yes_or_no(make, key, no, yes):
 
 
 @pytest.mark.parametrize("weight", [0.5, 2, -1, "0", "yes", [1]])
-def test_other_weights_are_quarantined_with_a_sentence(make, weight):
+def test_other_weights_are_quarantined(make, weight):
     rows = [{"messages": turns("-", weight, "-", 1)}, {"messages": turns("-", 1, "-", 1)}]
     built = make(rows, max_quarantined_fraction=1.0)
     (record,) = built.quarantine
@@ -39,7 +39,7 @@ def test_a_mask_that_may_mean_either_is_quarantined(make, mask):
 
 
 @pytest.mark.parametrize("key", ["output_with_loss", "loss", "weight"])
-def test_an_answer_in_an_exchange_is_left_out_too(make, key):
+def test_an_answer_in_an_exchange_may_be_unsupervised(make, key):
     exchanges = [{"input": "a", "output": "b", key: 0}, {"input": "c", "output": "d", key: 1}]
     (row,) = make([{"conversation": exchanges}]).train
     assert supervised(row) == [True, False, True, True]
@@ -68,12 +68,12 @@ def test_weights_that_contradict_each_other_are_quarantined(make):
 def test_rows_that_differ_in_weights_are_no_duplicates(make):
     rows = [{"messages": turns("-", *weights)} for weights in ((1, "-", 1), (0, "-", 1), (1, "-", 0), ("-", "-", None))]
     built = make(rows)
-    # The last says what the first says.
+    # The last row equals the first.
     assert built.counts["dropped"] == {"duplicate": 1}
     assert len({row["id"] for row in built.train}) == 3
 
 
-def test_weights_survive_cleaning_and_unframing(make):
+def test_weights_survive_cleaning_and_template_removal(make):
     texts = ("a@example.org", "b", "[INST] c [/INST]", "d</s>")
     built = make([{"messages": turns("-", 0, "-", 1, texts=texts)}], cleaning={"mask_personal_data": ["email"]})
     assert built.train[0]["messages"][0]["content"] == "[EMAIL]"
@@ -82,15 +82,15 @@ def test_weights_survive_cleaning_and_unframing(make):
 
 def test_turns_of_one_role_are_merged_only_if_both_are_supervised_or_neither(make):
     def row(*weights):
-        said = [{"role": "assistant", "content": str(n), "weight": weight} for n, weight in enumerate(weights)]
-        return {"messages": [{"role": "user", "content": f"q{weights}"}, *said]}
+        answers = [{"role": "assistant", "content": str(n), "weight": weight} for n, weight in enumerate(weights)]
+        return {"messages": [{"role": "user", "content": f"q{weights}"}, *answers]}
 
     built = make([row(0, 0), row(1, 1), row(0, 1)], repair=["merge-same-role"], max_quarantined_fraction=1.0)
     assert [supervised(row) for row in built.train] == [[True, False], [True, True]]
     assert [record["reason"] for record in built.quarantine] == ["two_turns_in_a_row"]
 
 
-def test_weights_of_whole_conversations_make_no_other_prompt(make):
+def test_weights_of_whole_conversations_do_not_change_the_prompt(make):
     chosen, rejected = turns(1, 0, "-", 1), turns("-", 1, "-", 1, texts=("a", "b", "c", "e"))
     (row,) = make([{"chosen": chosen, "rejected": rejected}], kind="preferences").train
     assert [turn["content"] for turn in row["prompt"]] == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""Every way for a row to be malformed, each with its reason; and that any row is sound or malformed."""
+"""All reasons for which a row is malformed; and every row is valid or malformed."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def pair_of(**columns):
         ({}, {}, "unknown_layout", "isn't null"),
         ({"text": "x", "n": 1}, {}, "unknown_layout", "text, n"),
         ({"messages": None}, {}, "unknown_layout", "isn't null"),
-        ({"prompt": "x"}, {"layout": "prompt-response"}, "missing_column", "neither"),
+        ({"prompt": "x"}, {"layout": "prompt-response"}, "missing_column", "expected prompt and response"),
         ({"text": "x"}, {"layout": "messages"}, "missing_column", "no column messages"),
         (SVAMP, {"prompt": "Bdy", "response": "Answer"}, "missing_column", "Bdy.*Body"),
         (SVAMP, {"prompt": "{Bdy} {Question}", "response": "Answer"}, "missing_column", "Bdy"),
@@ -121,7 +121,7 @@ def test_preferences(raw, options, reason, says):
         ({"prompt": "hi", "completion": "x", "label": True}, "prompt-response"),
     ],
 )
-def test_wrong_kind_says_what_would_help(raw, layout):
+def test_wrong_kind_names_the_layout_to_set(raw, layout):
     with pytest.raises(Malformed, match=rf"wrong_kind: .*preferences.*conversations.*layout: {layout}"):
         read(raw)
     assert read(raw, layout=layout)[1].messages
@@ -192,7 +192,7 @@ def test_any_row_is_sound_or_malformed(raws, kind, layout, repair, fields):
     try:
         made = read_all(raws, kind, layout, repair, {"x": "user"}, **fields)
     except Malformed as error:
-        # Of the file as a whole.
+        # An error about the file as a whole.
         assert error.reason == "ambiguous_votes"
         return
     assert {m.raw.number for m in made} == set(range(1, len(raws) + 1))
@@ -208,7 +208,9 @@ def test_any_row_is_sound_or_malformed(raws, kind, layout, repair, fields):
             assert why.reason.isidentifier()
             continue
         assert isinstance(row, Conversation if kind == CONVERSATIONS else Preference)
-        for said in (row.messages,) if kind == CONVERSATIONS else (row.prompt + row.chosen, row.prompt + row.rejected):
-            roles = [turn["role"] for turn in said if turn["role"] not in ("system", "tool")]
+        for messages in (
+            (row.messages,) if kind == CONVERSATIONS else (row.prompt + row.chosen, row.prompt + row.rejected)
+        ):
+            roles = [turn["role"] for turn in messages if turn["role"] not in ("system", "tool")]
             assert roles[:1] == ["user"] and roles[-1] == "assistant"
-            assert all(turn["content"].strip() and turn.keys() == {"role", "content"} for turn in said)
+            assert all(turn["content"].strip() and turn.keys() == {"role", "content"} for turn in messages)

@@ -1,9 +1,9 @@
-"""Rows whose text goes with a picture, a sound or a film are refused; those that only could have one are read."""
+"""Rows with an image, audio or video beside the text are refused; rows with empty media columns are read."""
 
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, said, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read, sharegpt, turns
 
 CHAT = {"messages": turns("U q", "A r")}
 
@@ -11,26 +11,26 @@ CHAT = {"messages": turns("U q", "A r")}
 @pytest.mark.parametrize(
     ("raw", "kind", "says"),
     [
-        (CHAT | {"images": ["x.png"]}, CONVERSATIONS, "images goes with the text"),
-        (CHAT | {"image": {"bytes": b"x", "path": None}}, CONVERSATIONS, "image goes"),
-        ({"conversations": said("U q", "A r"), "image": "x.jpg"}, CONVERSATIONS, "image goes"),
-        ({"prompt": "q", "response": "r", "audio_path": "x.wav"}, CONVERSATIONS, "audio_path goes"),
-        ({"question": "q", "image": "x", "chosen": "x", "rejected": "y"}, PREFERENCES, "image goes"),
+        (CHAT | {"images": ["x.png"]}, CONVERSATIONS, "images belongs to the text"),
+        (CHAT | {"image": {"bytes": b"x", "path": None}}, CONVERSATIONS, "image belongs"),
+        ({"conversations": sharegpt("U q", "A r"), "image": "x.jpg"}, CONVERSATIONS, "image belongs"),
+        ({"prompt": "q", "response": "r", "audio_path": "x.wav"}, CONVERSATIONS, "audio_path belongs"),
+        ({"question": "q", "image": "x", "chosen": "x", "rejected": "y"}, PREFERENCES, "image belongs"),
         (
             {"messages": [{"role": "user", "content": "q", "images": ["x"]}, *turns("A r")]},
             CONVERSATIONS,
             "turn 1: images",
         ),
-        ({"messages": turns("U <image>\nWhat is it?", "A r")}, CONVERSATIONS, "turn 1 has the place of a picture"),
-        ({"question": "<image 1> q", "answer": "r"}, CONVERSATIONS, "turn 1 has the place"),
-        ({"question": "<video>\nq", "answer": "r"}, CONVERSATIONS, "turn 1 has the place"),
-        ({"question": "q", "answer": "r", "image_1": {"bytes": "x"}}, CONVERSATIONS, "image_1 goes"),
+        ({"messages": turns("U <image>\nWhat is it?", "A r")}, CONVERSATIONS, "turn 1 has a placeholder of an image"),
+        ({"question": "<image 1> q", "answer": "r"}, CONVERSATIONS, "turn 1 has a placeholder"),
+        ({"question": "<video>\nq", "answer": "r"}, CONVERSATIONS, "turn 1 has a placeholder"),
+        ({"question": "q", "answer": "r", "image_1": {"bytes": "x"}}, CONVERSATIONS, "image_1 belongs"),
         (
             {"messages": [{"role": "user", "content": [{"text": "q", "image": {"bytes": "x"}}]}, *turns("A r")]},
             CONVERSATIONS,
-            "image goes",
+            "image belongs",
         ),
-        ({"prompt": "<image>q", "chosen": "x", "rejected": "y"}, PREFERENCES, "turn 1 has the place of a picture"),
+        ({"prompt": "<image>q", "chosen": "x", "rejected": "y"}, PREFERENCES, "turn 1 has a placeholder of an image"),
     ],
 )
 def test_refused(raw, kind, says):
@@ -52,9 +52,9 @@ def test_refused(raw, kind, says):
     ],
 )
 def test_read(raw):
-    assert spelled(read(raw)[1].messages).startswith("U ")
+    assert compact(read(raw)[1].messages).startswith("U ")
 
 
 def test_fields_read_the_columns_that_they_name_and_no_others():
     raw = {"prompt": "q", "response": "r", "image": "x.png"}
-    assert spelled(read(raw, prompt="prompt", response="response")[1].messages) == "U q|A r"
+    assert compact(read(raw, prompt="prompt", response="response")[1].messages) == "U q|A r"

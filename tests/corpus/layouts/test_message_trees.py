@@ -1,11 +1,11 @@
-"""Trees of messages: the best path, ranked pairs, and what of a flat file becomes of which message."""
+"""Trees of messages: the best path, ranked pairs, and the result for each message of a flat file."""
 
 import random
 
 import pytest
 
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference
-from tests.corpus.row_spelling import BOTH, CONVERSATIONS, PREFERENCES, read, read_all, reasons, spelled
+from tests.corpus.row_spelling import BOTH, CONVERSATIONS, PREFERENCES, compact, read, read_all, reasons
 
 
 def message(id_, parent, text, rank=None, **flags):
@@ -14,7 +14,7 @@ def message(id_, parent, text, rank=None, **flags):
 
 
 #   q1 ── a2 (rank 1)
-#      ├─ a3 (rank 0) ── q5 (nobody answered)
+#      ├─ a3 (rank 0) ── q5 (unanswered)
 #      │              └─ q6 ── a7 (rank 1) ── q10
 #      │                    └─ a8 (rank 0)
 #      └─ a4 (no rank) ── q9
@@ -40,7 +40,7 @@ def nested(rows, id_=None):
 
 def pairs(made):
     rows = [m.row for m in made if isinstance(m.row, Preference)]
-    found = {(spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) for row in rows}
+    found = {(compact(row.prompt), compact(row.chosen), compact(row.rejected)) for row in rows}
     assert len(found) == len(rows)
     return found
 
@@ -49,9 +49,9 @@ def pairs(made):
 def test_the_best_path_of_a_flat_tree_in_any_order(seed):
     rows = TREE if seed is None else random.Random(seed).sample(TREE, len(TREE))
     made = read_all(rows)
-    assert [m.raw.found for m in made] == rows
-    by_id = {m.raw.found["message_id"]: m.row for m in made}
-    assert spelled(by_id["1"].messages) == "U q1|A a3|U q6|A a8"
+    assert [m.raw.value for m in made] == rows
+    by_id = {m.raw.value["message_id"]: m.row for m in made}
+    assert compact(by_id["1"].messages) == "U q1|A a3|U q6|A a8"
     assert {id_ for id_, row in by_id.items() if row is None} == {"3", "6", "8"}
     assert {row.reason for row in by_id.values() if isinstance(row, Dropped)} == {"other_branch"}
 
@@ -61,7 +61,7 @@ def test_ranked_pairs_of_a_flat_tree_in_any_order(seed):
     rows = TREE if seed is None else random.Random(seed).sample(TREE, len(TREE))
     made = read_all(rows, PREFERENCES)
     assert pairs(made) == PAIRS
-    by_id = {m.raw.found["message_id"]: m.row for m in made}
+    by_id = {m.raw.value["message_id"]: m.row for m in made}
     assert {id_ for id_, row in by_id.items() if isinstance(row, Preference)} == {"2", "7"}
     assert {id_ for id_, row in by_id.items() if row is None} == {"1", "3", "6", "8"}
     assert {row.reason for row in by_id.values() if isinstance(row, Dropped)} == {"unpaired"}
@@ -72,7 +72,7 @@ def test_nested_trees(wrapped):
     (root,) = nested(TREE)
     raw = {"message_tree_id": "1", "tree_state": "ready", "prompt": root} if wrapped else root
     layout, row = read(raw)
-    assert (layout, spelled(row.messages)) == ("message-tree", "U q1|A a3|U q6|A a8")
+    assert (layout, compact(row.messages)) == ("message-tree", "U q1|A a3|U q6|A a8")
     made = read_all([raw], PREFERENCES)
     assert pairs(made) == PAIRS and {m.raw.number for m in made} == {1}
 
@@ -86,7 +86,7 @@ def test_the_best_is_paired_with_each_that_ranks_below():
     assert reasons(read_all(rows, PREFERENCES)) == ["part", "row", "part", "row", "unpaired", "row"]
 
 
-def test_a_reply_that_lost_may_lead_on():
+def test_a_rejected_reply_may_have_replies():
     rows = [
         message(1, None, "q1"),
         message(2, 1, "a2", 0),
@@ -101,30 +101,30 @@ def test_a_reply_that_lost_may_lead_on():
         assert sorted(reasons(made)) == ["part"] * 4 + ["row"] * 2
 
 
-def test_deleted_messages_are_left_out_with_what_hangs_from_them():
+def test_deleted_messages_are_dropped_with_their_replies():
     rows = [row | {"deleted": row["message_id"] == "3", "text": row["text"]} for row in TREE]
     rows[2]["text"] = None
     made = read_all(rows)
     assert reasons(made) == ["row", "part", "deleted", "other_branch", *["deleted"] * 4, "other_branch", "deleted"]
-    assert spelled(made[0].row.messages) == "U q1|A a2"
+    assert compact(made[0].row.messages) == "U q1|A a2"
     assert pairs(read_all(rows, PREFERENCES)) == set()
     (root,) = nested(rows)
-    assert spelled(read(root)[1].messages) == "U q1|A a2"
+    assert compact(read(root)[1].messages) == "U q1|A a2"
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_deleted_root_takes_its_tree_along(kind):
+def test_a_deleted_root_drops_its_tree(kind):
     rows = [TREE[0] | {"deleted": True}, *TREE[1:]]
     assert reasons(read_all(rows, kind)) == ["deleted"] * len(TREE)
     assert reasons(read_all(nested(rows), kind)) == ["deleted"]
 
 
 def test_a_tree_without_an_answer_or_a_ranking():
-    asked = [message(1, None, "q1"), message(2, 1, "a2"), message(3, None, "q3")]
-    assert reasons(read_all(asked)) == ["row", "part", "unanswered"]
-    assert reasons(read_all(asked, PREFERENCES)) == ["unpaired"] * 3
-    assert reasons(read_all(nested(asked))) == ["row", "unanswered"]
-    assert reasons(read_all(nested(asked), PREFERENCES)) == ["unpaired"] * 2
+    unanswered = [message(1, None, "q1"), message(2, 1, "a2"), message(3, None, "q3")]
+    assert reasons(read_all(unanswered)) == ["row", "part", "unanswered"]
+    assert reasons(read_all(unanswered, PREFERENCES)) == ["unpaired"] * 3
+    assert reasons(read_all(nested(unanswered))) == ["row", "unanswered"]
+    assert reasons(read_all(nested(unanswered), PREFERENCES)) == ["unpaired"] * 2
 
 
 def test_synthetic_messages_are_noted():
@@ -132,7 +132,7 @@ def test_synthetic_messages_are_noted():
     assert read_all(rows)[0].row.notes == read(nested(rows)[0])[1].notes == ("synthetic_message",)
 
 
-def test_labels_are_taken_along():
+def test_labels_are_copied():
     rows = [TREE[0] | {"task": "t"}, *TREE[1:3]]
     assert read_all(rows)[0].row.task == "t"
 
@@ -157,7 +157,7 @@ def test_labels_are_taken_along():
         ([message(1, None, "q1", True)], ["wrong_type"]),
     ],
 )
-def test_what_hangs_in_no_tree(kind, rows, expected):
+def test_messages_outside_of_trees(kind, rows, expected):
     assert reasons(read_all(rows, kind, layout="message-tree")) == expected
 
 
@@ -182,7 +182,7 @@ def test_a_rank_that_is_no_number_counts_as_none():
         ([{"role": "x", "text": "y"}], "unknown_role"),
     ],
 )
-def test_replies_that_are_none(replies, reason):
+def test_invalid_replies(replies, reason):
     with pytest.raises(Malformed, match=reason):
         read({"prompt": {"role": "prompter", "text": "q", "replies": replies}})
 

@@ -10,7 +10,7 @@ CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ä"}}\n</tool
 THOUGHT = "<think>\n1 + 1\n</think>\n\n"
 
 
-def said(turn):
+def content_of(turn):
     """The content of the assistant's turn."""
     return read({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant"} | turn]})[1].messages[1][
         "content"
@@ -52,7 +52,7 @@ def said(turn):
     ],
 )
 def test_content_as_text(turn, content):
-    assert said(turn) == content
+    assert content_of(turn) == content
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_content_as_text(turn, content):
         ({"content": [{"type": "text", "text": "x"}, {"type": "input_audio"}]}, "unsupported_part", "input_audio"),
         ({"content": [3]}, "unsupported_part", "int"),
         ({"content": [{"type": ["text"], "text": "x"}]}, "unsupported_part", "text"),
-        ({"content": "", "tool_calls": [{"function": {"arguments": "{}"}}]}, "bad_tool_call", "without a name"),
-        ({"content": "", "tool_calls": ["add"]}, "bad_tool_call", "without a name"),
-        ({"content": "", "tool_calls": [{"name": "add", "arguments": "{a: 1}"}]}, "bad_tool_call", "no JSON"),
+        ({"content": "", "tool_calls": [{"function": {"arguments": "{}"}}]}, "bad_tool_call", "has no name"),
+        ({"content": "", "tool_calls": ["add"]}, "bad_tool_call", "has no name"),
+        ({"content": "", "tool_calls": [{"name": "add", "arguments": "{a: 1}"}]}, "bad_tool_call", "isn't valid JSON"),
         ({"content": "", "tool_calls": [{"name": "add", "arguments": {"a": float("nan")}}]}, "bad_tool_call", "turn 2"),
-        ({"content": "", "tool_calls": "add"}, "bad_tool_call", "no JSON"),
+        ({"content": "", "tool_calls": "add"}, "bad_tool_call", "isn't valid JSON"),
         ({}, "missing_column", "turn 2 has no content"),
         ({"role": None, "content": "x"}, "missing_speaker", "turn 2"),
         ({"role": " ", "content": "x"}, "missing_speaker", "turn 2"),
@@ -81,21 +81,21 @@ def test_content_as_text(turn, content):
         ({"role": "user", "content": "x", "reasoning_content": "y"}, "unsupported_part", "the assistant's"),
     ],
 )
-def test_content_that_is_no_text(turn, reason, says):
+def test_content_that_is_not_text(turn, reason, says):
     with pytest.raises(Malformed, match=says) as error:
-        said(turn)
+        content_of(turn)
     assert error.value.reason == reason
 
 
 def test_calls_and_results_in_sharegpt():
-    spoken = [
+    messages = [
         {"from": "system", "value": "s"},
         {"from": "human", "value": "1 + 1?"},
         {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": "ä"}}'},
         {"from": "observation", "value": "2"},
         {"from": "gpt", "value": "It is 2."},
     ]
-    assert read({"conversations": spoken})[1].messages == turns("S s", "U 1 + 1?", f"A {CALLED}", "T 2", "A It is 2.")
+    assert read({"conversations": messages})[1].messages == turns("S s", "U 1 + 1?", f"A {CALLED}", "T 2", "A It is 2.")
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_calls_and_results_in_sharegpt():
         ('[{"name": "a", "arguments": "{}"}, {"name": "b"}]', '{"name": "b", "arguments": {}}'),
     ],
 )
-def test_spellings_of_a_call(value, content):
-    spoken = [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]
-    assert content in read({"conversations": spoken})[1].messages[1]["content"]
+def test_formats_of_a_call(value, content):
+    messages = [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]
+    assert content in read({"conversations": messages})[1].messages[1]["content"]
 
 
 @pytest.mark.parametrize("value", ["add(1, 1)", "", None, "3", "[1]", "{}"])
-def test_a_call_that_is_none(value):
+def test_invalid_calls(value):
     with pytest.raises(Malformed, match="bad_tool_call"):
         read({"conversations": [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]})

@@ -1,4 +1,4 @@
-"""What is refused says which layout comes nearest, and what is missing for it."""
+"""Errors for unrecognised rows name the nearest layout and its missing columns."""
 
 import pytest
 
@@ -60,6 +60,7 @@ def test_pairs_without_a_prompt():
 
 def test_conversations_for_a_corpus_of_preferences():
     with pytest.raises(
-        Malformed, match=r"wrong_kind: the row .sharegpt. is one of conversations, the corpus holds pref"
+        Malformed,
+        match=r"wrong_kind: rows of layout sharegpt are for kind conversations, and the corpus is of kind pref",
     ):
         read({"conversations": turns("U q", "A r")}, PREFERENCES)

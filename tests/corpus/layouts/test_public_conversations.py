@@ -8,9 +8,9 @@ import json
 import pytest
 
 from tests.corpus.row_spelling import (
+    compact,
     read,
-    said,
-    spelled,
+    sharegpt,
     turns,
     typed,
 )
@@ -60,7 +60,7 @@ CHATS = {
         "S detailed thinking off|U q|A r",
     ),
     "orca-agentinstruct": ({"messages": json.dumps(turns("S s", "U q", "A r"))}, "S s|U q|A r"),
-    "conversations as json in a csv": ({"conversations": json.dumps(said("U q", "A r")), "id": "1"}, "U q|A r"),
+    "conversations as json in a csv": ({"conversations": json.dumps(sharegpt("U q", "A r")), "id": "1"}, "U q|A r"),
     "bedrock": (
         {
             "system": [{"text": "s"}],
@@ -89,11 +89,11 @@ CHATS = {
         "S s|U q|A f()|T 5|A r",
     ),
     "glaive without functions": ({"chat": "USER: q\n\n\nASSISTANT: r <|endoftext|>\n\n\n"}, "U q|A r"),
-    "openthoughts": ({"system": "s", "conversations": said("U q", "A r")}, "S s|U q|A r"),
+    "openthoughts": ({"system": "s", "conversations": sharegpt("U q", "A r")}, "S s|U q|A r"),
     "prompt-response with a number of turns": ({"prompt": "q", "response": "r", "turns": 1}, "U q|A r"),
 }
 
 
 @pytest.mark.parametrize("raw, expected", CHATS.values(), ids=CHATS)
 def test_conversations(raw, expected):
-    assert spelled(read(raw)[1].messages) == expected
+    assert compact(read(raw)[1].messages) == expected

@@ -10,10 +10,10 @@ import pytest
 from tests.corpus.row_spelling import (
     CONVERSATIONS,
     PREFERENCES,
+    compact,
     read_all,
     reasons,
-    said,
-    spelled,
+    sharegpt,
     turns,
     typed,
 )
@@ -21,8 +21,8 @@ from tests.corpus.row_spelling import (
 KTO = {
     "kto-mix-14k": lambda text, good: {"prompt": turns("U q"), "completion": turns(f"A {text}"), "label": good},
     "llamafactory kto_en_demo": lambda text, good: {"messages": turns("U q", f"A {text}"), "label": good},
-    "sharegpt": lambda text, good: {"conversations": said("U q", f"A {text}"), "label": good},
-    "sharegpt as numbers": lambda text, good: {"conversations": said("U q", f"A {text}"), "label": int(good)},
+    "sharegpt": lambda text, good: {"conversations": sharegpt("U q", f"A {text}"), "label": good},
+    "sharegpt as numbers": lambda text, good: {"conversations": sharegpt("U q", f"A {text}"), "label": int(good)},
     "messages as words": lambda text, good: {"messages": turns("U q", f"A {text}"), "label": str(good).lower()},
     "llamafactory alpaca": lambda text, good: {"instruction": "q", "input": "", "output": text, "kto_tag": good},
     "axolotl chatml.argilla": lambda text, good: {"instruction": "q", "completion": text, "label": good},
@@ -38,17 +38,17 @@ def test_labels_of_single_completions(spell):
     made = read_all(raws, PREFERENCES)
     assert reasons(made) == ["row", "part"]
     row = made[0].row
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("U q", "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("U q", "A x", "A y")
     lone = read_all(raws, "unpaired")
-    assert [(spelled(one.row.prompt), spelled(one.row.completion), one.row.label) for one in lone] == [
+    assert [(compact(one.row.prompt), compact(one.row.completion), one.row.label) for one in lone] == [
         ("U q", "A x", True),
         ("U q", "A y", False),
     ]
-    # A bad completion is never taken for something to learn.
+    # A bad completion is never used as a conversation.
     assert reasons(read_all(raws, CONVERSATIONS)) == ["wrong_kind"] * 2
 
 
-def test_the_last_turn_of_a_labelled_conversation_is_what_is_labelled():
+def test_the_label_of_a_conversation_is_that_of_its_last_turn():
     raws = [
         {"system": "s", "messages": turns("U a", "A b", "U q", "A y"), "label": 0},
         {"system": "s", "messages": turns("U a", "A b", "U q", "A x"), "label": 1},
@@ -58,7 +58,7 @@ def test_the_last_turn_of_a_labelled_conversation_is_what_is_labelled():
     made = read_all(raws, PREFERENCES)
     assert reasons(made) == ["part", "row", "unpaired", "ends_on_user"]
     row = made[1].row
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("S s|U a|A b|U q", "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("S s|U a|A b|U q", "A x", "A y")
 
 
 @pytest.mark.parametrize("system", ["system", "system_prompt", "who"])
@@ -70,7 +70,7 @@ def test_completions_under_another_system_text_are_no_pair(system):
     ]
     made = read_all(raws, PREFERENCES, **({"system": "who"} if system == "who" else {}))
     assert reasons(made) == ["row", "unpaired", "part"]
-    assert (spelled(made[0].row.prompt), spelled(made[0].row.rejected)) == ("S be brief|U q", "A z")
+    assert (compact(made[0].row.prompt), compact(made[0].row.rejected)) == ("S be brief|U q", "A z")
 
 
 def test_completions_under_other_tools_are_no_pair():
@@ -88,7 +88,7 @@ def test_completions_under_other_tools_are_no_pair():
     assert made[0].row.tools == '[{"type": "function", "function": {"name": "f", "parameters": {}}}]'
 
 
-def test_weights_make_no_other_prompt():
+def test_weights_do_not_change_the_prompt():
     raws = [{"messages": turns("U q", "A b", "U c", f"A {text}"), "label": text == "x"} for text in "xy"]
     raws[1]["messages"][1] |= {"weight": 0}
     assert reasons(read_all(raws, PREFERENCES)) == ["row", "part"]

@@ -9,9 +9,9 @@ import pytest
 
 from tests.corpus.row_spelling import (
     PREFERENCES,
+    compact,
     read,
-    said,
-    spelled,
+    sharegpt,
     turns,
     typed,
 )
@@ -19,13 +19,13 @@ from tests.corpus.row_spelling import (
 MORE = ("U a", "A b", "U c")
 PAIRS = {
     "llamafactory dpo_en_demo": {
-        "conversations": said(*MORE),
+        "conversations": sharegpt(*MORE),
         "chosen": {"from": "gpt", "value": "x"},
         "rejected": {"from": "gpt", "value": "y"},
     },
-    "light-r1 dpo": {"conversations": said(*MORE), "chosen": said("A x")[0], "rejected": said("A y")[0]},
-    "conversations with texts": {"conversations": said(*MORE), "chosen": "x", "rejected": "y"},
-    "conversations with lists": {"conversations": said(*MORE), "chosen": turns("A x"), "rejected": said("A y")},
+    "light-r1 dpo": {"conversations": sharegpt(*MORE), "chosen": sharegpt("A x")[0], "rejected": sharegpt("A y")[0]},
+    "conversations with texts": {"conversations": sharegpt(*MORE), "chosen": "x", "rejected": "y"},
+    "conversations with lists": {"conversations": sharegpt(*MORE), "chosen": turns("A x"), "rejected": sharegpt("A y")},
     "axolotl chat_template.default": {
         "messages": turns(*MORE),
         "chosen": {"role": "assistant", "content": "x"},
@@ -46,7 +46,7 @@ PAIRS = {
         "messages": turns(*MORE, "A x"),
         "rejected_messages": turns(*MORE, "A y"),
     },
-    "ultrainteract_pair": {"trajectory": said(*MORE), "chosen": "x", "rejected": "y", "parent_id": "1", "id": "2"},
+    "ultrainteract_pair": {"trajectory": sharegpt(*MORE), "chosen": "x", "rejected": "y", "parent_id": "1", "id": "2"},
     "ultrafeedback_binarized": {
         "prompt": "a",
         "prompt_id": "7",
@@ -79,7 +79,7 @@ PAIRS = {
     },
     "prompt with the conversation beside it": {
         "prompt": "c",
-        "conversations": said(*MORE),
+        "conversations": sharegpt(*MORE),
         "chosen": "x",
         "rejected": "y",
     },
@@ -127,7 +127,7 @@ PAIRS = {
         "winner": "model_a",
     },
     "parquet structs with nulls": {
-        "conversations": [turn | {"role": None, "content": None} for turn in said(*MORE)],
+        "conversations": [turn | {"role": None, "content": None} for turn in sharegpt(*MORE)],
         "chosen": {"from": "gpt", "value": "x", "content": None, "role": None},
         "rejected": {"from": "gpt", "value": "y", "content": None, "role": None},
         "messages": None,
@@ -151,10 +151,10 @@ ONE_QUESTION = {
         "rejected": turns("U c", "A y"),
     },
     "llamafactory with system": {
-        "conversations": said("U c"),
+        "conversations": sharegpt("U c"),
         "system": "s",
-        "chosen": said("A x")[0],
-        "rejected": said("A y")[0],
+        "chosen": sharegpt("A x")[0],
+        "rejected": sharegpt("A y")[0],
     },
     "system as typed parts": {"system": [{"type": "text", "text": "s"}], "prompt": "c", "chosen": "x", "rejected": "y"},
     "system_prompt": {"system_prompt": "s", "prompt": "c", "chosen": "x", "rejected": "y"},
@@ -192,10 +192,10 @@ ONE_QUESTION = {
 @pytest.mark.parametrize("raw", PAIRS.values(), ids=PAIRS)
 def test_preferences_over_several_turns(raw):
     row = read(raw, PREFERENCES)[1]
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("U a|A b|U c", "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("U a|A b|U c", "A x", "A y")
 
 
 @pytest.mark.parametrize("raw", ONE_QUESTION.values(), ids=ONE_QUESTION)
 def test_preferences_with_a_system_text(raw):
     row = read(raw, PREFERENCES)[1]
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("S s|U c", "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("S s|U c", "A x", "A y")

@@ -1,4 +1,4 @@
-"""Rows in the shapes of public data sets that are refused, in plain words.
+"""Rows in the shapes of public data sets that are refused with a reason.
 
 The shapes are those that the data sets' cards and the documentation of other trainers show; the texts are our own.
 """

@@ -8,10 +8,10 @@ import pytest
 from snaketune.corpus.rows import Dropped, Malformed
 from tests.corpus.row_spelling import (
     PREFERENCES,
+    compact,
     read,
     read_all,
     reasons,
-    spelled,
 )
 
 
@@ -50,7 +50,7 @@ NAMES = [
 )
 def test_verdicts(names, verdict, first):
     row = read(compared(verdict, names=names), PREFERENCES)[1]
-    assert (spelled(row.chosen), spelled(row.rejected)) == (("A x", "A y") if first else ("A y", "A x"))
+    assert (compact(row.chosen), compact(row.rejected)) == (("A x", "A y") if first else ("A y", "A x"))
 
 
 @pytest.mark.parametrize("verdict", ["A=B", "A==B", "[[A=B]]", "[[C]]", "tie", "both_bad", "Tie (both bad)"])
@@ -60,7 +60,7 @@ def test_verdicts_that_are_ties(verdict):
 
 
 @pytest.mark.parametrize("verdict", ["A>C", "C", ">", "A>B>A", "B A", "[[A", "A>B?"])
-def test_verdicts_that_are_none(verdict):
+def test_invalid_verdicts(verdict):
     with pytest.raises(Malformed, match="unknown_vote"):
         read(compared(verdict), PREFERENCES)
 
@@ -68,9 +68,9 @@ def test_verdicts_that_are_none(verdict):
 @pytest.mark.parametrize("column", ["preference_strength", "overall_preference"])
 def test_strength_of_a_preference(column):
     for strength in (-3, -1, -0.5, "-2"):
-        assert spelled(read(compared(strength, column), PREFERENCES)[1].chosen) == "A x"
+        assert compact(read(compared(strength, column), PREFERENCES)[1].chosen) == "A x"
     for strength in (3, 1, 2.0, "1"):
-        assert spelled(read(compared(strength, column), PREFERENCES)[1].chosen) == "A y"
+        assert compact(read(compared(strength, column), PREFERENCES)[1].chosen) == "A y"
     with pytest.raises(Dropped, match="tie"):
         read(compared(0, column), PREFERENCES)
     for strength in ("much", True, float("nan")):
@@ -80,14 +80,14 @@ def test_strength_of_a_preference(column):
 
 def test_answers_that_are_counted_from_zero():
     names = ("response_0", "response_1")
-    assert spelled(read(compared(0, names=names), PREFERENCES)[1].chosen) == "A x"
-    assert spelled(read(compared(1, "better_response_id", names), PREFERENCES)[1].chosen) == "A y"
+    assert compact(read(compared(0, names=names), PREFERENCES)[1].chosen) == "A x"
+    assert compact(read(compared(1, "better_response_id", names), PREFERENCES)[1].chosen) == "A y"
     with pytest.raises(Malformed, match="unknown_vote"):
         read(compared(2, names=names), PREFERENCES)
 
 
 def test_verdicts_that_may_count_from_zero_are_refused():
-    # 0 for the first and 1 for the second, or 0 for a tie and 1 for the first: nothing in the file tells.
+    # 0 for the first and 1 for the second, or 0 for a tie and 1 for the first: the file doesn't show which.
     zero_or_one = [compared(0), compared(1), compared(0)]
     with pytest.raises(Malformed, match=r"ambiguous_votes: label .* 0 and 1.*never 2.*write A, B or tie"):
         read_all(zero_or_one, PREFERENCES)

@@ -1,11 +1,11 @@
-"""Several rated completions of a prompt, and two answers with scores, to pairs."""
+"""Several rated completions of a prompt, and two scored answers, to pairs."""
 
 import pytest
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.raw_rows import RawRow
-from tests.corpus.row_spelling import PREFERENCES, read, read_all, spelled
+from tests.corpus.row_spelling import PREFERENCES, compact, read, read_all
 
 
 def pairs(raw, **source):
@@ -38,10 +38,10 @@ def test_the_best_against_each_lower_one_or_against_the_worst(raw):
     assert pairs(raw) == ["b>c", "b>a"]
     assert pairs(raw, pairing="worst") == ["b>c"]
     (made, *_) = canonical_rows([RawRow("row", 1, raw)], kind=PREFERENCES, source=Source(files=["x"]), repair=())
-    assert (made.layout, spelled(made.row.prompt)) == ("rated", "U q")
+    assert (made.layout, compact(made.row.prompt)) == ("rated", "U q")
 
 
-def test_equal_ratings_make_no_pair_and_a_margin_asks_for_more():
+def test_equal_ratings_and_those_within_the_margin_make_no_pair():
     assert pairs(rated([3, 3, 1])) == ["a>c"]
     assert pairs(rated([3, 3, 3])) == ["tie"]
     assert pairs(rated([5, 4, 1]), margin=2) == ["a>c", "below_margin"]
@@ -50,7 +50,7 @@ def test_equal_ratings_make_no_pair_and_a_margin_asks_for_more():
     assert pairs({"prompt": "q", "responses": ["a", "b", "c"], "scores": [1, 2]}) == ["unread_ratings"]
 
 
-def test_a_margin_holds_for_rated_pairs_and_scored_answers():
+def test_a_margin_applies_to_rated_pairs_and_scored_answers():
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 4.0}
     assert pairs(pair | {"score_rejected": 3.5}) == ["a>b"]
     assert pairs(pair | {"score_rejected": 3.5}, margin=1) == ["below_margin"]
@@ -74,13 +74,13 @@ SHP = {"history": "q", "human_ref_A": "a", "human_ref_B": "b", "labels": 1}
 def test_two_answers_with_scores(raw, expected):
     assert pairs(raw) == expected
     (made,) = canonical_rows([RawRow("row", 1, raw)], kind=PREFERENCES, source=Source(files=["x"]), repair=())
-    assert expected == ["tie"] or spelled(made.row.prompt) == "U q"
+    assert expected == ["tie"] or compact(made.row.prompt) == "U q"
     assert pairs(raw, margin=5) == [
         {"a>b": "a>b" if "score_A" in raw else "below_margin", "tie": "tie"}.get(expected[0], "below_margin")
     ]
 
 
-def test_scores_that_contradict_the_verdict_are_refused_and_alone_make_votes_of_preferences_only():
+def test_scores_must_agree_with_the_verdict_and_alone_are_votes_only_for_preferences():
     votes = {"prompt": "q", "response_a": "a", "response_b": "b", "score_a": 1, "score_b": 5}
     assert pairs(votes | {"winner": "a"}) == ["rating_contradicts"]
     assert pairs(votes | {"winner": "b"}) == ["b>a"]

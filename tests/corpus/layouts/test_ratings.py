@@ -1,4 +1,4 @@
-"""Pairs whose own ratings speak against them, rows that are marked as bad ones, and the conditions that leave them out."""
+"""Pairs whose ratings contradict them, rows marked as bad, and the conditions that drop them."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_ratings_agree_with_what_was_chosen(better, worse, whole):
             read(pair | {better: high, worse: low}, PREFERENCES)
 
 
-def test_a_tie_is_none_whatever_its_texts():
+def test_a_tie_is_dropped_whatever_its_texts():
     for status in ("tie", "Tie "):
         with pytest.raises(Dropped, match="tie"):
             read(PAIR | {"status": status}, PREFERENCES)
@@ -55,14 +55,14 @@ def test_of_several_ratings_one_that_agrees_is_enough():
     assert read(PAIR | {"chosen_score": 10**400, "rejected_score": 3}, PREFERENCES)
 
 
-def test_ratings_with_decimal_commas_are_read_and_words_are_named():
+def test_ratings_with_decimal_commas_are_read_and_words_are_reported():
     with pytest.raises(Dropped, match="tie"):
         read(PAIR | {"chosen_rating": "3,0", "rejected_rating": "3"}, PREFERENCES)
     (made,) = read_all([PAIR | {"chosen_rating": "good", "rejected_rating": "good"}], PREFERENCES)
     assert made.ignored == ("chosen_rating", "rejected_rating")
 
 
-def test_columns_that_count_something_else_rate_nothing():
+def test_columns_that_count_something_are_no_ratings():
     assert read(PAIR | {"chosen_tokens": 3, "rejected_tokens": 9, "chosen_rating": 1, "num_ratings": 2}, PREFERENCES)
 
 
@@ -73,16 +73,16 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_rows_that_are_marked_are_named_with_the_key_that_leaves_them_out(make, capsys):
+def test_marked_rows_are_logged_with_the_condition_that_drops_them(make, capsys):
     (source,) = make(ROWS).counts["sources"]
     assert source["marked"] == {"is_correct: false": 3, "helpfulness: 0": 2, "Is_Safe: False": 1, "toxic: true": 1}
-    said = capsys.readouterr().out
-    assert "used, though marked: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in said
-    assert "for instance `where: is_correct != false`" in said
+    output = capsys.readouterr().out
+    assert "used although a column marks them as bad: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in output
+    assert "for instance `where: is_correct != false`" in output
 
 
 @pytest.mark.parametrize(
-    ("where", "kept"),
+    ("where", "expected"),
     [
         ("is_correct == true", "024"),
         ("is_correct != false", "024"),
@@ -102,21 +102,21 @@ def test_rows_that_are_marked_are_named_with_the_key_that_leaves_them_out(make, 
         ("prompt != 'q3'", "01245"),
     ],
 )  # fmt: skip
-def test_only_rows_that_fulfil_all_conditions_are_used(make, where, kept):
+def test_only_rows_that_meet_all_conditions_are_used(make, where, expected):
     rows = [row | {"note": "z" if row["prompt"] == "q1" else None} for row in ROWS]
     built = make(rows, source={"where": where})
-    assert built.prompts() == [f"q{i}" for i in kept]
-    assert sum(n for reason, n in built.counts["dropped"].items() if reason.startswith("where ")) == 6 - len(kept)
+    assert built.prompts() == [f"q{i}" for i in expected]
+    assert sum(n for reason, n in built.counts["dropped"].items() if reason.startswith("where ")) == 6 - len(expected)
 
 
-def test_conditions_hold_for_a_csv_and_for_documents(make):
+def test_conditions_apply_to_csv_and_documents(make):
     content = b"prompt,response,ok,score\nq0,r,True,3.5\nq1,r,false,2\nq2,r,true,1\n"
     assert make(content, suffix=".csv", source={"where": ["ok == true", "score > 2"]}).prompts() == ["q0"]
     rows = [{"text": "a", "quality": 1}, {"text": "b", "quality": 3}]
     assert make(rows, kind="text", source={"where": "quality >= 2"}).prompts() == ["b"]
 
 
-def test_a_condition_that_cannot_be_meant_is_refused(make):
+def test_an_unusable_condition_is_refused(make):
     with pytest.raises(
         SnaketuneError, match=r"data/0.jsonl: no row has the column 'is_corect' of `where: is_corect == true`"
     ):
@@ -138,7 +138,7 @@ def test_a_condition_that_cannot_be_meant_is_refused(make):
         ("a != false or b", "more than one condition"),
     ],
 )
-def test_what_is_no_condition_is_refused_by_the_config(where, says):
+def test_invalid_conditions_are_refused_by_the_config(where, says):
     from pydantic import ValidationError
 
     from snaketune.config.corpus_sources import Source

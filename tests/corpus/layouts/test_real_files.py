@@ -193,7 +193,7 @@ def roles(turns: list[dict[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("real", HERE, ids=[f"{real.file}-{real.kind}" for real in HERE])
-def test_where_every_row_goes(real):
+def test_every_row_is_accounted_for(real):
     rows, joined, layouts = 0, 0, Counter()
     quarantined, dropped, notes = Counter(), Counter(), Counter()
     for m in made(real):
@@ -238,6 +238,6 @@ WITH_MORE = [real for real in HERE if real.file.split("/")[0] in EVERY_ROW]
 
 
 @pytest.mark.parametrize("real", WITH_MORE, ids=[real.file for real in WITH_MORE])
-def test_what_holds_for_every_row(real):
+def test_properties_of_every_row(real):
     holds = EVERY_ROW[real.file.split("/")[0]]
     assert all(holds(m.row) for m in made(real) if isinstance(m.row, Conversation | Preference))

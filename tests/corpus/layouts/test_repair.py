@@ -1,4 +1,4 @@
-"""Repairs: what each mends, that it is noted, and that sound rows stay as they are."""
+"""Repairs: what each changes, that it is noted, and that valid rows aren't changed."""
 
 import pytest
 from hypothesis import given, settings
@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from snaketune.corpus.layouts.repair import STEPS
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import CHAT, PREFERENCES, read, spelled, turns
+from tests.corpus.row_spelling import CHAT, PREFERENCES, compact, read, turns
 
 ALL = tuple(STEPS)
 
 
 @pytest.mark.parametrize(
-    "broken, repair, mended",
+    "broken, repair, repaired",
     [
         ("U a|U b|A c", "merge-same-role", "U a\n\nb|A c"),
         ("U a|A b|A c|A d", "merge-same-role", "U a|A b\n\nc\n\nd"),
@@ -29,26 +29,26 @@ ALL = tuple(STEPS)
         ("U a|A b|T c", "drop-trailing-user", None),
     ],
 )
-def test_each_alone(broken, repair, mended):
+def test_each_alone(broken, repair, repaired):
     raw = {"messages": turns(*broken.split("|"))}
     with pytest.raises(Malformed):
         read(raw)
-    if mended is None:
+    if repaired is None:
         with pytest.raises(Malformed):
             read(raw, repair=(repair,))
         return
     row = read(raw, repair=(repair,))[1]
-    assert (spelled(row.messages), row.notes) == (mended, (f"repaired_{repair.replace('-', '_')}",))
+    assert (compact(row.messages), row.notes) == (repaired, (f"repaired_{repair.replace('-', '_')}",))
     for other in STEPS:
         if other != repair:
             with pytest.raises(Malformed):
                 read(raw, repair=(other,))
 
 
-def test_together_in_whatever_order():
+def test_all_in_any_order():
     raw = {"messages": turns("S s", "A hello", "U ", "U a", "A ", "U b", "A c", "A ", "A d", "U ", "U e")}
     row = read(raw, repair=ALL)[1]
-    assert spelled(row.messages) == "S s|U a\n\nb|A c\n\nd"
+    assert compact(row.messages) == "S s|U a\n\nb|A c\n\nd"
     assert row == read(raw, repair=ALL[::-1])[1]
     assert row.notes == (
         "repaired_drop_empty_turns",
@@ -63,28 +63,28 @@ def test_results_of_two_calls_stay_two_turns():
     assert read(raw, repair=ALL)[1] == read(raw)[1]
 
 
-def test_prompts_of_preferences_are_mended_and_keep_their_end():
+def test_prompts_of_preferences_are_repaired_and_keep_their_end():
     raw = {"prompt": turns("A hi", "U a", "U ", "U b"), "chosen": "x", "rejected": "y"}
     row = read(raw, PREFERENCES, repair=ALL)[1]
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("U a\n\nb", "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("U a\n\nb", "A x", "A y")
     assert row.notes == ("repaired_drop_empty_turns", "repaired_merge_same_role", "repaired_drop_leading_assistant")
 
 
 @pytest.mark.parametrize("column", ["chosen", "rejected"])
-def test_completions_are_not_mended(column):
+def test_completions_are_not_repaired(column):
     with pytest.raises(Malformed, match="empty_completion"):
         read({"prompt": "hi", "chosen": "x", "rejected": "y", column: " "}, PREFERENCES, repair=ALL)
 
 
-def test_sound_rows_stay_as_they_are():
+def test_valid_rows_are_not_changed():
     assert read({"messages": CHAT}, repair=ALL)[1] == read({"messages": CHAT})[1]
 
 
 @given(st.lists(st.sampled_from(["S s", "U u", "A a", "T t", "U ", "A ", "S "]), min_size=1, max_size=7))
 @settings(deadline=None, max_examples=300)
-def test_what_is_mended_is_sound_and_stays_mended(spoken):
+def test_repaired_rows_are_valid_and_stay_repaired(texts):
     try:
-        row = read({"messages": turns(*spoken)}, repair=ALL)[1]
+        row = read({"messages": turns(*texts)}, repair=ALL)[1]
     except Malformed:
         return
     assert read({"messages": row.messages})[1].messages == row.messages

@@ -1,4 +1,4 @@
-"""Templates baked into prompts: taken off where they frame the whole prompt, refused where that isn't clean."""
+"""Chat templates in prompts: removed if they enclose the whole prompt, refused if that isn't possible cleanly."""
 
 from contextlib import suppress
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.strip_templates import conversation_in, unwrapped
+from snaketune.corpus.layouts.strip_templates import strip_template, templated_conversation
 from snaketune.corpus.layouts.templates import TEMPLATES
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import ALPACA, PREFERENCES, read, spelled, turns
+from tests.corpus.row_spelling import ALPACA, PREFERENCES, compact, read, turns
 
 SYSTEM = "A chat between a guest and a clerk. The clerk is polite."
 HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -55,23 +55,23 @@ FRAMED = [
 
 
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
-def test_taken_off(name, prompt, inside):
+def test_removed(name, prompt, inside):
     assert {name for name, _, _ in FRAMED} == {template.name for template in TEMPLATES if not template.plain}
     row = read({"prompt": prompt, "response": "x"})[1]
-    assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (f"unwrapped_{name}_template",))
+    assert (compact(row.messages), row.notes) == (f"{inside}|A x", (f"unwrapped_{name}_template",))
     row = read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
-    assert (spelled(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
-    assert spelled(read({"p": prompt, "r": "x"}, prompt="p", response="r")[1].messages) == f"{inside}|A x"
+    assert (compact(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
+    assert compact(read({"p": prompt, "r": "x"}, prompt="p", response="r")[1].messages) == f"{inside}|A x"
 
 
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 @pytest.mark.parametrize("around", ["What does this mean? {}", "{} Explain the above.", "```\n{}\n```"])
-def test_a_text_about_a_template_stays(name, prompt, inside, around):
+def test_a_text_about_a_template_is_not_changed(name, prompt, inside, around):
     text = around.format(prompt)
     try:
-        assert unwrapped(text) is None
+        assert strip_template(text) is None
     except Malformed as error:
-        # Marks that nobody writes by chance, at the very beginning: refused rather than templated twice.
+        # Special tags at the very beginning: refused rather than templated twice.
         assert text.startswith(prompt) and error.reason == "baked_in_template"
         assert name in ("chatml", "llama3", "llama2", "gemma", "tags")
 
@@ -88,8 +88,8 @@ def test_a_text_about_a_template_stays(name, prompt, inside, around):
 def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
     for raw in ({"prompt": prompt, "response": "x"}, {"instruction": prompt, "output": "x"}):
         row = read(raw)[1]
-        assert (spelled(row.messages), row.notes) == (f"{inside}|A x", ("unwrapped_dialogue_template",))
-    assert spelled(read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1].prompt) == inside
+        assert (compact(row.messages), row.notes) == (f"{inside}|A x", ("unwrapped_dialogue_template",))
+    assert compact(read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1].prompt) == inside
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
         "user: alice\nbot: true\nuser: bob",
     ],
 )
-def test_a_text_with_speakers_that_is_no_whole_dialogue_stays(prompt):
-    assert spelled(read({"prompt": prompt, "response": "x"})[1].messages) == f"U {prompt}|A x"
+def test_a_text_with_speakers_that_is_no_whole_dialogue_is_not_changed(prompt):
+    assert compact(read({"prompt": prompt, "response": "x"})[1].messages) == f"U {prompt}|A x"
 
 
-def test_a_dialogue_that_a_user_shows_among_turns_stays():
-    shown = "User: a\nBot: b\nUser: c\nBot:"
-    assert spelled(read({"messages": turns(f"U {shown}", "A x")})[1].messages) == f"U {shown}|A x"
+def test_a_dialogue_quoted_in_a_user_turn_is_not_changed():
+    dialogue = "User: a\nBot: b\nUser: c\nBot:"
+    assert compact(read({"messages": turns(f"U {dialogue}", "A x")})[1].messages) == f"U {dialogue}|A x"
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_a_dialogue_that_a_user_shows_among_turns_stays():
         " ",
     ],
 )
-def test_ordinary_prompts_stay_as_they_are(text):
-    assert unwrapped(text) is None
+def test_ordinary_prompts_are_not_changed(text):
+    assert strip_template(text) is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_ordinary_prompts_stay_as_they_are(text):
 )
 def test_refused_rather_than_templated_twice(prompt):
     with pytest.raises(Malformed, match=r"baked_in_template: .*template"):
-        unwrapped(prompt)
+        strip_template(prompt)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_refused_rather_than_templated_twice(prompt):
         ("</s> ends a turn", "</s> ends a turn"),
     ],
 )
-def test_ends_of_turns_go_with_the_template(completion, bare):
+def test_end_of_turn_strings_are_removed_with_the_template(completion, bare):
     prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     row = read({"prompt": prompt, "response": completion})[1]
     assert row.messages == turns("U hi", f"A {bare}")
@@ -205,7 +205,7 @@ def test_the_space_after_a_colon_belongs_to_the_template():
     assert read({"prompt": ALPACA.format("hi"), "response": " x "})[1].messages == turns("U hi", "A  x ")
 
 
-def test_nothing_but_an_end_of_turn_is_an_empty_turn():
+def test_an_end_of_turn_alone_is_an_empty_turn():
     with pytest.raises(Malformed, match="empty_turn"):
         read({"prompt": "USER: hi ASSISTANT:", "response": "</s>"})
 
@@ -213,10 +213,10 @@ def test_nothing_but_an_end_of_turn_is_an_empty_turn():
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_an_instruction_in_a_template(name, prompt, inside):
     layout, row = read({"instruction": prompt, "input": "", "output": "x</s>"})
-    assert (layout, spelled(row.messages)) == ("alpaca", f"{inside}|A x")
+    assert (layout, compact(row.messages)) == ("alpaca", f"{inside}|A x")
     assert row.notes == (f"unwrapped_{name}_template", "removed_end_of_turn")
     row = read({"instruction": prompt, "input": None, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
-    assert (spelled(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
+    assert (compact(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
     with pytest.raises(Malformed, match="baked_in_template"):
         read({"instruction": prompt, "input": "1, 2", "output": "x"})
 
@@ -224,27 +224,27 @@ def test_an_instruction_in_a_template(name, prompt, inside):
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_a_users_turn_in_a_template(name, prompt, inside):
     notes = (f"unwrapped_{name}_template",)
-    spoken = [{"from": "human", "value": prompt}, {"from": "gpt", "value": "x</s>"}]
+    messages = [{"from": "human", "value": prompt}, {"from": "gpt", "value": "x</s>"}]
     for raw in (
         {"messages": turns(f"U {prompt}", "A x</s>")},
-        {"conversations": spoken},
+        {"conversations": messages},
         {"turns": [{"speaker": "USER", "utterance": prompt}, {"speaker": "SYSTEM", "utterance": "x</s>"}]},
     ):
         row = read(raw)[1]
-        assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (*notes, "removed_end_of_turn"))
-    assert spelled(read({"prompt": spoken[:1], "response": "x"})[1].messages) == f"{inside}|A x"
+        assert (compact(row.messages), row.notes) == (f"{inside}|A x", (*notes, "removed_end_of_turn"))
+    assert compact(read({"prompt": messages[:1], "response": "x"})[1].messages) == f"{inside}|A x"
     whole = {"chosen": turns(f"U {prompt}", "A x"), "rejected": turns(f"U {prompt}", "A y</s>")}
     row = read(whole, PREFERENCES)[1]
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == (inside, "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == (inside, "A x", "A y")
     later = {"messages": turns("U first", "A second", f"U {prompt}", "A x")}
     if "|" in inside:
-        with pytest.raises(Malformed, match=r"baked_in_template: .*later turn"):
+        with pytest.raises(Malformed, match=r"baked_in_template: .*later turn of the user"):
             read(later)
     else:
-        assert spelled(read(later)[1].messages) == f"U first|A second|{inside}|A x"
+        assert compact(read(later)[1].messages) == f"U first|A second|{inside}|A x"
 
 
-def test_what_the_system_is_told_inside_a_template_may_stand_beside_it():
+def test_the_system_text_inside_a_template_may_also_be_a_column():
     framed = "[INST] <<SYS>>\nbe brief\n<</SYS>>\n\nhi [/INST]"
     row = read({"messages": turns(f"U {framed}", "A x"), "system": "be brief"})[1]
     assert row.messages == turns("S be brief", "U hi", "A x")
@@ -252,13 +252,13 @@ def test_what_the_system_is_told_inside_a_template_may_stand_beside_it():
         read({"messages": turns("S be brief", f"U {framed}", "A x")})
 
 
-def test_turns_that_mention_templates_stay():
-    said = turns("U What is [INST] x [/INST]?", "A <|user|>\nA mark.</s>", "U USER: is in my log", "A x<|end|>")
-    row = read({"messages": said})[1]
-    assert (row.messages, row.notes) == (said, ())
+def test_turns_that_mention_templates_are_not_changed():
+    messages = turns("U What is [INST] x [/INST]?", "A <|user|>\nA mark.</s>", "U USER: is in my log", "A x<|end|>")
+    row = read({"messages": messages})[1]
+    assert (row.messages, row.notes) == (messages, ())
 
 
-def test_a_template_inside_a_template_stays():
+def test_a_template_inside_a_template_is_not_changed():
     row = read({"prompt": "USER: [INST] hi [/INST] ASSISTANT:", "response": "x"})[1]
     assert row.messages == turns("U [INST] hi [/INST]", "A x")
 
@@ -267,12 +267,12 @@ def test_a_template_inside_a_template_stays():
 def test_a_whole_conversation_in_a_template(name, prompt, inside):
     ends = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "transcript": ""}
     if prompt.rstrip().endswith(("<|im_end|>", "<|eot_id|>")):
-        assert conversation_in(prompt) is None
+        assert templated_conversation(prompt) is None
         return
     gap = "\n" if prompt.endswith(("assistant", "model", "<|assistant|>")) else " " * (prompt[-1] not in " \n")
     text = f"{prompt}{gap}x{ends.get(name, '</s>')}"
-    assert spelled(conversation_in(text)) == f"{inside}|A x"
-    assert read({"text": text}) == ("dialogue", read({"messages": conversation_in(text)})[1])
+    assert compact(templated_conversation(text)) == f"{inside}|A x"
+    assert read({"text": text}) == ("dialogue", read({"messages": templated_conversation(text)})[1])
 
 
 @given(
@@ -302,9 +302,9 @@ def test_a_whole_conversation_in_a_template(name, prompt, inside):
     ).map("".join)
 )
 @settings(deadline=None, max_examples=500)
-def test_any_text_is_taken_apart_left_or_refused(text):
+def test_any_text_is_split_unchanged_or_refused(text):
     try:
-        found = unwrapped(text)
+        found = strip_template(text)
     except Malformed as error:
         assert error.reason == "baked_in_template"
         return

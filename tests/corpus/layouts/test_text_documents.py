@@ -1,4 +1,4 @@
-"""Corpora of kind text: columns and files to documents, kept to the letter, cut where they are long."""
+"""Corpora of kind text: columns and files to documents, unchanged, cut if they are long."""
 
 import gzip
 import json
@@ -35,17 +35,17 @@ def test_a_file_of_plain_text_is_one_document(make, content, suffix):
     assert texts(built.train) == [content]
 
 
-def test_json_lines_in_a_file_called_txt_are_still_rows(make):
+def test_json_lines_in_a_txt_file_are_rows(make):
     assert texts(make([{"text": "a"}, {"text": "b"}], kind="text", suffix=".txt").train) == ["a", "b"]
 
 
-def test_text_files_of_other_corpora_are_refused_as_before(make):
-    with pytest.raises(SnaketuneError, match="none of the formats"):
+def test_text_files_of_other_corpora_are_refused(make):
+    with pytest.raises(SnaketuneError, match="none of the supported formats"):
         make(b"just some words\n", suffix=".txt")
 
 
 @pytest.mark.parametrize("row", [{"text": ""}, {"text": " \n"}, {"text": None}, {"text": 5}, {"messages": []}])
-def test_what_is_no_document_is_quarantined(make, row):
+def test_rows_without_text_are_quarantined(make, row):
     built = make([row, {"text": "sound"}], kind="text", max_quarantined_fraction=1.0)
     assert len(built.quarantine) == len(built.train) == 1
     assert built.quarantine[0]["reason"] in ("empty_document", "missing_column", "wrong_type")
@@ -59,22 +59,22 @@ def test_text_that_is_not_utf8_is_quarantined(make):
 
 @pytest.mark.parametrize("breaking", ["\n\n", "\n", " ", ""])
 @pytest.mark.parametrize("as_file", [True, False])
-def test_long_documents_are_cut_at_their_breaks_and_lose_nothing(make, monkeypatch, breaking, as_file):
-    monkeypatch.setattr(plain_text, "LONGEST", 100)
+def test_long_documents_are_cut_at_breaks_without_loss(make, monkeypatch, breaking, as_file):
+    monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 100)
     whole = breaking.join(f"é{'x' * (i % 40 + 3)}{i}" for i in range(60))
     content = whole.encode() if as_file else [{"text": whole}]
     built = make(content, kind="text", suffix=".txt" if as_file else ".jsonl")
-    pieces = texts(built.train)
-    assert "".join(pieces) == whole
-    assert len(pieces) > 1 and max(map(len, pieces)) <= 100
-    assert all(piece.endswith(breaking) for piece in pieces[:-1])
-    assert built.counts["read"] + built.counts["extra"] == len(pieces)
+    chunks = texts(built.train)
+    assert "".join(chunks) == whole
+    assert len(chunks) > 1 and max(map(len, chunks)) <= 100
+    assert all(chunk.endswith(breaking) for chunk in chunks[:-1])
+    assert built.counts["read"] + built.counts["extra"] == len(chunks)
 
 
 def test_a_hundred_megabytes_in_one_line(make, tmp_path):
     line = ("0123456789" * 10_000_000).encode()
     built = make(line, kind="text", suffix=".txt", held_out=0.0)
-    # All pieces but the last say the same.
+    # All chunks but the last are equal.
     assert built.counts["read"] == 400
     assert built.counts["dropped"] == {"duplicate": 399}
 
@@ -96,7 +96,7 @@ def test_documents_are_cleaned_compared_and_held_out_like_rows(make):
     assert again.counts["kept"]["train"] == 160
 
 
-def test_a_corpus_of_documents_is_compared_with_too(make):
+def test_decontamination_against_a_corpus_of_documents(make):
     words = " ".join(f"word{i}" for i in range(60))
     evaluated = make([{"text": words}], kind="text", held_out=1.0).artifact("documents")
     rows = [{"prompt": f"Say: {words}", "response": "no"}, {"prompt": "a", "response": "b"}]
@@ -104,7 +104,7 @@ def test_a_corpus_of_documents_is_compared_with_too(make):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"source": {"layout": "messages"}}, "layout messages"),
         ({"source": {"fields": {"prompt": "a", "response": "b"}}}, "fields.prompt"),
@@ -113,8 +113,8 @@ def test_a_corpus_of_documents_is_compared_with_too(make):
         ({"answer_pattern": "(.*)"}, "answer_pattern"),
     ],
 )
-def test_keys_for_turns_are_refused(make, spec, said):
-    with pytest.raises(ValidationError, match=said):
+def test_keys_for_turns_are_refused(make, spec, message):
+    with pytest.raises(ValidationError, match=message):
         make([{"text": "a"}], kind="text", **spec)
 
 

@@ -1,4 +1,4 @@
-"""A `tools` column: one spelling whatever it came as, part of what a row is, and never passed over in silence."""
+"""The `tools` column: one canonical form for every format, part of a row's id, and never ignored silently."""
 
 import json
 
@@ -30,13 +30,13 @@ def wrapped(*functions: dict) -> list[dict]:
         [dict(reversed(WEATHER.items())), NOW],
     ],
 )
-def test_tools_come_in_one_spelling(make, chat, tools):
+def test_tools_have_one_canonical_form(make, chat, tools):
     row = make([chat(tools=tools)]).train[0]
     assert row["tools"] == json.dumps(wrapped(WEATHER, NOW), ensure_ascii=False)
 
 
 @pytest.mark.parametrize("tools", [None, "", " ", "[]", "null", []])
-def test_no_tools_are_none_and_leave_the_row_as_it_was(make, chat, tools):
+def test_empty_tools_do_not_change_the_row(make, chat, tools):
     (row,) = make([chat(tools=tools)]).train
     assert row == make([chat()]).train[0]
     assert row["tools"] is None
@@ -56,7 +56,7 @@ def test_rows_that_differ_in_tools_alone_are_no_duplicates_and_on_one_side_of_th
 def test_tools_count_among_near_duplicates(make, chat):
     text = " ".join(f"word{i}" for i in range(30))
     tools = [[{"name": f"f{n}", "description": " ".join(f"w{n}x{i}" for i in range(40))}] for n in range(3)]
-    built = make([chat(text, text, tools=own) for own in (*tools, tools[0])], near_duplicates={})
+    built = make([chat(text, text, tools=one) for one in (*tools, tools[0])], near_duplicates={})
     assert built.counts["dropped"] == {"duplicate": 1}
 
 
@@ -64,7 +64,7 @@ def test_tools_count_among_near_duplicates(make, chat):
     "tools",
     ["{not json", '[{"name": ', "hammer, nail", [{"description": "no name"}], [{"type": "retrieval"}], [5], 7, [[NOW]]],
 )
-def test_what_are_no_tools_is_quarantined(make, chat, tools):
+def test_invalid_tools_are_quarantined(make, chat, tools):
     built = make([chat(tools=tools), chat("sound")], max_quarantined_fraction=1.0)
     (record,) = built.quarantine
     assert record["reason"] == "bad_tools"
@@ -72,14 +72,14 @@ def test_what_are_no_tools_is_quarantined(make, chat, tools):
     assert len(built.train) == 1
 
 
-def test_tools_of_a_table_lose_the_nulls_that_the_table_gave_them(make, chat, tmp_path):
+def test_tools_of_a_table_lose_its_nulls(make, chat, tmp_path):
     rows = [chat("a", tools=[WEATHER]), chat("b", tools=[NOW | {"strict": True}])]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     built = make((tmp_path / "rows.parquet").read_bytes(), suffix=".parquet")
     assert [json.loads(row["tools"]) for row in built.train] == [wrapped(WEATHER), wrapped(NOW | {"strict": True})]
 
 
-def test_tools_beside_pairs_and_by_fields(make):
+def test_tools_of_pairs_and_by_fields(make):
     pair = {"prompt": "p", "chosen": "c", "rejected": "r"}
     (row,) = make([pair | {"tools": [NOW]}], kind="preferences").train
     assert json.loads(row["tools"]) == wrapped(NOW)
@@ -119,7 +119,7 @@ def test_tools_that_the_system_turn_offers_are_offered_once(make, chat):
     assert built.counts["notes"]["tools_in_system_turn"] == 1
 
 
-def called(*calls):
+def call_turn(*calls):
     return {"role": "assistant", "content": "", "tool_calls": [
         {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}} for id, name, arguments in calls
     ]}  # fmt: skip
@@ -129,10 +129,10 @@ def result(id, content):
     return {"role": "tool", "tool_call_id": id, "content": content}
 
 
-def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(make):
+def test_results_of_parallel_calls_follow_the_order_of_the_calls(make):
     turns = [
         {"role": "user", "content": "q"},
-        called(("a", "f", {"x": 1}), ("b", "g", {"y": 2})),
+        call_turn(("a", "f", {"x": 1}), ("b", "g", {"y": 2})),
         result("b", "two"),
         result("a", "one"),
         {"role": "assistant", "content": "r"},
@@ -145,13 +145,13 @@ def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(make):
     )
     (record,) = wrong.quarantine
     assert record["reason"] == "unknown_tool_call"
-    assert "turn 3: tool_call_id 'c' is of none of the calls before it (a, b)" in record["detail"]
+    assert "turn 3: tool_call_id 'c' matches none of the calls before it (a, b)" in record["detail"]
 
 
 @pytest.mark.parametrize("write", ["parquet", "arrow"])
-def test_what_a_call_does_not_have_is_no_null_of_its_arguments(make, tmp_path, write):
+def test_arguments_have_no_nulls_for_absent_keys(make, tmp_path, write):
     messages = [
-        [{"role": "user", "content": "q", "tool_calls": None}, called((str(i), name, arguments)) | {"content": None}]
+        [{"role": "user", "content": "q", "tool_calls": None}, call_turn((str(i), name, arguments)) | {"content": None}]
         for i, (name, arguments) in enumerate([("f", {"a": "1"}), ("g", {"b": {"c": "0"}}), ("h", {})])
     ]
     table = pa.Table.from_pylist([{"messages": turns} for turns in messages])
@@ -164,6 +164,6 @@ def test_what_a_call_does_not_have_is_no_null_of_its_arguments(make, tmp_path, w
     built = make(path.read_bytes(), suffix=f".{write}")
     calls = [json.loads(row["messages"][1]["content"].splitlines()[1]) for row in built.train]
     assert [call["arguments"] for call in calls] == [{"a": "1"}, {"b": {"c": "0"}}, {}]
-    # In JSON lines a null was written by hand.
-    (row,) = make([{"messages": [messages[0][0], called(("1", "f", {"a": None}))]}]).train
+    # In JSON lines, a null is explicit.
+    (row,) = make([{"messages": [messages[0][0], call_turn(("1", "f", {"a": None}))]}]).train
     assert '"arguments": {"a": null}' in row["messages"][1]["content"]

@@ -1,4 +1,4 @@
-"""What of a row isn't read is named, with how many rows have it: in the outcome, the counts and the log."""
+"""Columns and keys that aren't read are reported with their number of rows: in the result, the counts and the log."""
 
 import json
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read_all, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read_all, turns
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -26,7 +26,7 @@ def ignored(raws, kind=CONVERSATIONS, **options):
             CONVERSATIONS,
             ("urls", "functions", "weight"),
         ),
-        # Nothing stands in these.
+        # These are empty.
         ({"messages": turns("U q", "A r"), "images": [], "note": "", "meta": {}, "id": None}, CONVERSATIONS, ()),
         ({"context": "c", "question": "q", "answer": "r", "title": "t"}, CONVERSATIONS, ("title",)),
         ({"instruction": "q", "context": "c", "response": "r", "category": "qa"}, CONVERSATIONS, ("category",)),
@@ -114,7 +114,7 @@ def test_fields_ignore_what_they_do_not_name():
 
 def test_labelled_completions_and_trees():
     raws = [{"prompt": "q", "completion": text, "label": text == "x", "system": "s", "id": text} for text in "xyz"]
-    # The third finds no partner, so that nothing of it is used.
+    # The third has no partner, so it isn't used.
     assert ignored(raws, PREFERENCES) == [("id",), ("id",), ()]
     flat = [
         {"message_id": "1", "parent_id": None, "role": "prompter", "text": "q", "lang": "en"},
@@ -128,7 +128,7 @@ def test_a_row_that_makes_several_is_counted_once():
     assert ignored(raw) == [("name",), ()]
 
 
-def test_each_source_names_what_it_ignores_once(make, capsys):
+def test_each_source_logs_its_ignored_columns_once(make, capsys):
     rows = [
         {"title": "c", "question": f"q{i}", "answer": "r", "id": i} | ({"tags": ["x"]} if i % 2 else {})
         for i in range(50)
@@ -136,39 +136,44 @@ def test_each_source_names_what_it_ignores_once(make, capsys):
     rows.append({"title": "c", "question": "", "answer": "r", "odd": 1})
     built = make(rows, [{"question": "other", "answer": "r", "id": 7}], max_quarantined_fraction=1.0)
     (source,) = built.counts["sources"]
-    # What is quarantined isn't used, so that nothing of it is ignored.
+    # Quarantined rows aren't used, so nothing of them counts as ignored.
     assert source["ignored"] == {"title": 50, "id": 51, "tags": 25}
-    said = [line for line in capsys.readouterr().out.splitlines() if "ignored" in line]
-    assert len(said) == 1
-    assert said[0].startswith("data/0.jsonl and 1 more files: ignored, as its layout doesn't read them: id (51 rows), ")
-    assert "title (50 rows), tags (25 rows); if one matters, map columns with `fields`" in said[0]
+    output = [line for line in capsys.readouterr().out.splitlines() if "ignored" in line]
+    assert len(output) == 1
+    assert output[0].startswith(
+        "data/0.jsonl and 1 more files: ignored, because its layout doesn't read them: id (51 rows), "
+    )
+    assert "title (50 rows), tags (25 rows); to use one, map columns with `fields`" in output[0]
 
 
-def test_tools_and_weights_are_read_and_documents_name_what_is_beside_them():
+def test_tools_and_weights_are_read_and_documents_report_other_columns():
     tools = [{"name": "f", "parameters": {}}]
-    spoken = [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "r", "train": True}]
-    assert ignored({"messages": spoken, "tools": tools, "weight": 2}) == [("weight",)]
+    messages = [
+        {"role": "user", "content": "q", "weight": 0},
+        {"role": "assistant", "content": "r", "train": True},
+    ]
+    assert ignored({"messages": messages, "tools": tools, "weight": 2}) == [("weight",)]
     assert ignored({"text": "a", "url": "u", "meta": {}}, "text") == [("url",)]
     assert ignored({"text": "a" * 300_000, "url": "u"}, "text") == [("url",), ()]
     assert ignored({"body": "a", "text": "b"}, "text", text="body") == [("text",)]
     assert ignored({"conversation": [{"human": "q", "assistant": "r", "mood": "m"}]}) == [("conversation[].mood",)]
 
 
-def test_nothing_is_said_where_all_is_read(make, chat, capsys):
+def test_nothing_is_logged_if_all_is_read(make, chat, capsys):
     assert make([chat()]).counts["sources"][0]["ignored"] == {}
     assert "ignored" not in capsys.readouterr().out
 
 
-def test_names_that_are_data_do_not_pile_up(make, capsys):
+def test_keys_that_are_data_are_limited(make, capsys):
     rows = [{"prompt": f"q{i}", "response": "r", f"key-{i}": 1} for i in range(1000)]
     (source,) = make(rows).counts["sources"]
     assert len(source["ignored"]) == 201 and source["ignored"]["…"] == 800
 
 
-def test_a_name_is_shown_without_what_a_terminal_would_obey(make, capsys):
+def test_control_characters_in_names_are_escaped(make, capsys):
     make([{"prompt": "q", "response": "r", "a\x1b[31m": 1}])
-    said = capsys.readouterr().out
-    assert "\x1b" not in said and "a\\u001b[31m (1 rows)" in said
+    output = capsys.readouterr().out
+    assert "\x1b" not in output and "a\\u001b[31m (1 rows)" in output
 
 
 def test_tables_with_nested_columns(make, tmp_path):
@@ -194,7 +199,7 @@ def test_tables_with_nested_columns(make, tmp_path):
     assert built.prompts() == ["q", "p"]
 
 
-def test_votes_that_do_not_tell_what_they_count_from_end_the_stage(make):
+def test_ambiguous_numeric_votes_fail_the_stage(make):
     from snaketune.errors import SnaketuneError
 
     rows = [{"question": f"q{i}", "response_a": "x", "response_b": "y", "label": i % 2} for i in range(4)]
@@ -205,7 +210,7 @@ def test_votes_that_do_not_tell_what_they_count_from_end_the_stage(make):
 def test_one_row_as_a_whole_document(make):
     row = {"trajectory": turns("U a", "A b", "U q"), "chosen": "x", "rejected": "y"}
     built = make(json.dumps(row, indent=1).encode(), kind=PREFERENCES, suffix=".json")
-    assert [spelled(r["prompt"]) for r in built.train] == ["U a|A b|U q"]
+    assert [compact(r["prompt"]) for r in built.train] == ["U a|A b|U q"]
 
 
 def test_a_csv_with_turns_as_json(make):
@@ -213,4 +218,4 @@ def test_a_csv_with_turns_as_json(make):
     rows += [(json.dumps(turns("U q")), json.dumps(turns("A x")), json.dumps(turns("A y")))]
     content = "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows).encode()
     (row,) = make(content, kind=PREFERENCES, suffix=".csv").train
-    assert [spelled(row[column]) for column in ("prompt", "chosen", "rejected")] == ["U q", "A x", "A y"]
+    assert [compact(row[column]) for column in ("prompt", "chosen", "rejected")] == ["U q", "A x", "A y"]

@@ -1,11 +1,11 @@
-"""Conversations in the spellings of other interfaces, responses that are calls, and what `fields` map."""
+"""Conversations in the formats of other APIs, responses that are calls, and `fields`."""
 
 import json
 
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import PREFERENCES, read, read_all, spelled, turns
+from tests.corpus.row_spelling import PREFERENCES, compact, read, read_all, turns
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 THOUGHT = "<think>\nt\n</think>\n\n"
@@ -15,11 +15,11 @@ def part(text):
     return {"parts": [{"text": text}]}
 
 
-def moss(**said):
+def moss(**texts):
     names = {"human": ("Human", "<|Human|>: {}<eoh>\n"), "thoughts": ("Inner Thoughts", "<|Inner Thoughts|>: {}<eot>\n"),
              "commands": ("Commands", "<|Commands|>: {}<eoc>\n"), "results": ("Tool Responses", "<|Results|>:\n{}<eor>\n"),
              "moss": ("MOSS", "<|MOSS|>: {}<eom>\n")}  # fmt: skip
-    return {key: frame.format(said.get(name, "None")) for name, (key, frame) in names.items()}
+    return {key: frame.format(texts.get(name, "None")) for name, (key, frame) in names.items()}
 
 
 READ = {
@@ -97,7 +97,7 @@ READ = {
 @pytest.mark.parametrize(("raw", "expected"), READ.values(), ids=READ)
 def test_read(raw, expected):
     (made,) = read_all([raw])
-    assert spelled(made.row.messages) == expected
+    assert compact(made.row.messages) == expected
     assert made.ignored == tuple(
         name for name in ("contents", "id") if name in raw and made.layout == "prompt-response"
     )
@@ -118,11 +118,11 @@ def test_read(raw, expected):
 def test_any_column_may_be_the_conversation(value, expected):
     raw = {"dialog": value, "prompt": "p", "response": "r", "system": "s", "id": 1}
     (made,) = read_all([raw], messages="dialog")
-    assert (made.layout, spelled(made.row.messages)) == ("messages", f"S s|{expected}")
+    assert (made.layout, compact(made.row.messages)) == ("messages", f"S s|{expected}")
     assert made.ignored == ("prompt", "response", "id")
 
 
-def test_texts_in_turns_are_refused_with_the_field_that_reads_them():
+def test_alternating_texts_are_refused_with_the_field_that_reads_them():
     with pytest.raises(Malformed, match=r"turn 1 holds str.*`fields.messages` names the column"):
         read({"conversations": ["a", "b"]})
     with pytest.raises(Malformed, match="missing_column: no column dialog"):
@@ -132,20 +132,20 @@ def test_texts_in_turns_are_refused_with_the_field_that_reads_them():
 def test_context_and_reasoning_by_fields():
     raw = {"q": "q", "docs": ["c", "d"], "trace": "t", "r": "r", "context": "not this"}
     row = read(raw, prompt="q", response="r", context="docs", reasoning="trace")[1]
-    assert spelled(row.messages) == f"U q\n\nc\n\nd|A {THOUGHT}r"
-    assert spelled(read(raw, prompt="q", response="r")[1].messages) == "U q|A r"
-    assert spelled(
+    assert compact(row.messages) == f"U q\n\nc\n\nd|A {THOUGHT}r"
+    assert compact(read(raw, prompt="q", response="r")[1].messages) == "U q|A r"
+    assert compact(
         read(raw | {"s": "x"}, PREFERENCES, prompt="q", chosen="r", rejected="s", context="{docs}!")[1].prompt
     ) == ("U q\n\nc\nd!")
-    # With a layout of its own, in the place of the column that it would read.
+    # With its own layout, instead of the column that it would read.
     raw = {"question": "q", "answer": "r", "evidence": "e", "context": "id-7", "trace": "t"}
     (made,) = read_all([raw], context="evidence", reasoning="trace")
-    assert spelled(made.row.messages) == f"U q\n\ne|A {THOUGHT}r" and made.ignored == ("context",)
+    assert compact(made.row.messages) == f"U q\n\ne|A {THOUGHT}r" and made.ignored == ("context",)
 
 
-def test_a_template_takes_a_list_line_by_line():
+def test_a_template_joins_lists_by_lines():
     raw = {"facts": ["a", 2], "q": "q", "r": "r", "bad": [{}]}
-    assert spelled(read(raw, prompt="Facts:\n{facts}\n{q}", response="r")[1].messages) == "U Facts:\na\n2\nq|A r"
+    assert compact(read(raw, prompt="Facts:\n{facts}\n{q}", response="r")[1].messages) == "U Facts:\na\n2\nq|A r"
     with pytest.raises(Malformed, match="bad holds list, expected a text, a number, or a list of them"):
         read(raw, prompt="{bad}", response="r")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Dropped, Malformed
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, read_all, reasons, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read, read_all, reasons, turns
 
 
 def judged(**votes):
@@ -34,7 +34,7 @@ def test_most_votes_win(votes, chosen):
 
 
 @pytest.mark.parametrize("votes", [(0, 0, 0), (1, 2), (0, 1, 2), (1, 0, 0), (1, 1, 2, 2, 0), (0,), ("tie",)])
-def test_ties_are_left_out(votes):
+def test_ties_are_dropped(votes):
     with pytest.raises(Dropped, match="tie"):
         read(annotated(*votes), PREFERENCES)
 
@@ -83,13 +83,13 @@ def test_whole_conversations():
         ({"response1": "x", "response2": "y", "label": 1}, "missing_column", "prompt"),
     ],
 )
-def test_votes_that_are_none(raw, reason, says):
+def test_invalid_votes(raw, reason, says):
     with pytest.raises(Malformed, match=f"{reason}: .*({says})"):
         read(raw, PREFERENCES)
 
 
-def test_a_named_layout_says_what_is_missing():
-    with pytest.raises(Malformed, match=r"missing_column: no two answers and a verdict"):
+def test_a_configured_layout_reports_missing_columns():
+    with pytest.raises(Malformed, match=r"missing_column: expected two answers and a verdict"):
         read({"prompt": "hi", "response1": "x", "label": 1}, PREFERENCES, layout="votes")
 
 
@@ -111,10 +111,10 @@ def test_labelled_completions_are_paired_by_prompt():
     made = read_all(rows, PREFERENCES)
     assert [m.raw.number for m in made] == list(range(1, 9)) and {m.layout for m in made} == {"unpaired"}
     assert reasons(made) == ["row", "part", "part", "part", "row", "row", "unpaired", "unpaired"]
-    said = [
-        (spelled(m.row.prompt), spelled(m.row.chosen), spelled(m.row.rejected)) for m in made if reasons([m]) == ["row"]
+    summaries = [
+        (compact(m.row.prompt), compact(m.row.chosen), compact(m.row.rejected)) for m in made if reasons([m]) == ["row"]
     ]
-    assert said == [("U a", "A a1", "A a2"), ("U b", "A b2", "A b1"), ("U a", "A a4", "A a3")]
+    assert summaries == [("U a", "A a1", "A a2"), ("U b", "A b2", "A b1"), ("U a", "A a4", "A a3")]
 
 
 def test_labelled_completions_as_turns_and_in_templates():
@@ -126,7 +126,7 @@ def test_labelled_completions_as_turns_and_in_templates():
     ]
     made = read_all(rows, PREFERENCES)
     assert reasons(made) == ["row", "part", "part", "row"]
-    assert spelled(made[0].row.prompt) == "S s|U hi" and spelled(made[3].row.rejected) == "A x"
+    assert compact(made[0].row.prompt) == "S s|U hi" and compact(made[3].row.rejected) == "A x"
 
 
 @pytest.mark.parametrize(
@@ -142,25 +142,25 @@ def test_labelled_completions_as_turns_and_in_templates():
         (single("USER: ASSISTANT:", "x", True), "baked_in_template"),
     ],
 )
-def test_labelled_completions_that_are_none(raw, reason):
+def test_invalid_labelled_completions(raw, reason):
     rows = [single("a", "x", True), raw, single("a", "y", False)]
     assert reasons(read_all(rows, PREFERENCES, layout="unpaired")) == ["row", reason, "part"]
 
 
-def test_alike_good_and_bad():
+def test_the_same_completion_good_and_bad():
     made = read_all([single("a", "x", True), single("a", "x", False)], PREFERENCES)
     assert reasons(made) == ["identical_chosen_and_rejected", "part"]
 
 
-def test_bad_completions_are_supervised_only_if_asked_for():
+def test_bad_completions_are_supervised_only_if_configured():
     with pytest.raises(Malformed, match=r"wrong_kind: .*unpaired.*layout: prompt-response"):
         read(single("a", "x", False))
     assert read(single("a", "x", False), CONVERSATIONS, "prompt-response")[1].messages == turns("U a", "A x")
 
 
-def test_two_columns_that_tell_different_verdicts_are_refused():
-    """One of them is about something else: `label` beside `winner`, say."""
+def test_two_columns_with_different_verdicts_are_refused():
+    """One of them is about something else: for instance `label` beside `winner`."""
     raw = {"prompt": "hi", "response_a": "x", "response_b": "y", "winner": "model_a"}
-    with pytest.raises(Malformed, match="winner 'model_a', label 2: not the same verdict"):
+    with pytest.raises(Malformed, match="winner 'model_a', label 2: the verdicts differ"):
         read(raw | {"label": 2}, PREFERENCES)
     assert read(raw | {"label": 1}, PREFERENCES)[1].chosen == turns("A x")

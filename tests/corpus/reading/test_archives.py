@@ -1,4 +1,4 @@
-"""Packed files and archives: each member is read as a file of the source would be, in order of name."""
+"""Compressed files and archives: each member is read like a file of the source, in order of name."""
 
 import gzip
 import io
@@ -65,8 +65,8 @@ ARCHIVES = {
 
 def read(tmp_path, content: bytes, name: str = "a.bin", **keys):
     (tmp_path / name).write_bytes(content)
-    files = [(shown, list(raws)) for shown, raws in read_files(tmp_path / name, f"data/{name}", **keys)]
-    return {shown: [getattr(raw.found, "reason", raw.found) for raw in raws] for shown, raws in files}
+    files = [(name_, list(raws)) for name_, raws in read_files(tmp_path / name, f"data/{name}", **keys)]
+    return {name_: [getattr(raw.value, "reason", raw.value) for raw in raws] for name_, raws in files}
 
 
 def prompts(files) -> list[str]:
@@ -101,17 +101,17 @@ def test_members_are_files_of_the_source_in_order_of_name(tmp_path, capsys, arch
         f"data/a.bin/data/{name}" for name in ("a.jsonl", "b.json", "c.csv", "d.jsonl.gz", "e.parquet")
     ]
     assert prompts(files) == ["a1", "a2", "b1", "b2", "c1", "c2", "d", "p"]
-    said = capsys.readouterr().out
-    assert "data/a.bin: not read: .DS_Store, LICENSE, README.md, __MACOSX/data/._a.jsonl, data/picture.png" in said
+    output = capsys.readouterr().out
+    assert "data/a.bin: not read: .DS_Store, LICENSE, README.md, __MACOSX/data/._a.jsonl, data/picture.png" in output
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
 def test_the_order_and_size_of_members_do_not_matter(tmp_path, monkeypatch, archive):
-    monkeypatch.setattr(archives, "HELD", 1000)
+    monkeypatch.setattr(archives, "BUFFER_BYTES", 1000)
     names = [f"{i * 7 % 30:02}" for i in range(30)]
     members = {f"{name}.jsonl": lines(*[name] * (60 if int(name) % 5 == 0 else 3)) for name in names}
-    found = prompts(read(tmp_path, ARCHIVES[archive](members)))
-    assert found == [name for name in sorted(names) for _ in range(60 if int(name) % 5 == 0 else 3)]
+    rows = prompts(read(tmp_path, ARCHIVES[archive](members)))
+    assert rows == [name for name in sorted(names) for _ in range(60 if int(name) % 5 == 0 else 3)]
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
@@ -132,7 +132,9 @@ def test_plain_texts_in_an_archive_are_documents(make, archive):
 
 @pytest.mark.parametrize("archive", ARCHIVES)
 def test_an_archive_without_data(tmp_path, archive):
-    with pytest.raises(SnaketuneError, match=r"data/a\.bin holds no file that is read here.*README.md, x\.png.*unpack"):
+    with pytest.raises(
+        SnaketuneError, match=r"data/a\.bin holds no file in a supported format.*README.md, x\.png.*unpack"
+    ):
         read(tmp_path, ARCHIVES[archive]({"README.md": b"hello\n", "x.png": b"\x89PNG\r\n\x1a\n"}))
 
 
@@ -140,18 +142,18 @@ def test_an_archive_without_data(tmp_path, archive):
 @pytest.mark.parametrize(
     "content, says", [(b"", "holds no rows"), ("{}".encode("utf-16"), "utf-16"), (b"Not found", "JSON")]
 )
-def test_a_member_called_data_that_is_none(tmp_path, archive, content, says):
+def test_a_member_with_a_data_suffix_but_no_data(tmp_path, archive, content, says):
     with pytest.raises(SnaketuneError, match=rf"data/a\.bin/b\.json.*{says}"):
         read(tmp_path, ARCHIVES[archive]({"a.json": lines("a"), "b.json": content}))
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_half_an_archive(tmp_path, archive, share):
+def test_a_truncated_archive(tmp_path, archive, share):
     import random
 
-    drawn = random.Random(1)
-    members = {f"{i}.jsonl": lines(*(str(drawn.random()) for _ in range(500))) for i in range(5)}
+    generator = random.Random(1)
+    members = {f"{i}.jsonl": lines(*(str(generator.random()) for _ in range(500))) for i in range(5)}
     content = ARCHIVES[archive](members)
     with pytest.raises(SnaketuneError, match=r"data/a\.bin.*fetch it again"):
         read(tmp_path, content[: int(len(content) * share)])
@@ -160,35 +162,35 @@ def test_half_an_archive(tmp_path, archive, share):
 def test_a_damaged_header_in_a_tar_hides_no_member(tmp_path):
     content = bytearray(tarred({"a.jsonl": lines("a"), "b.jsonl": lines("b")}))
     content[content.index(b"b.jsonl")] = ord("x")
-    with pytest.raises(SnaketuneError, match=r"data/a\.tar.*after a\.jsonl.*damaged"):
+    with pytest.raises(SnaketuneError, match=r"data/a\.tar.*damaged.*after a\.jsonl"):
         read(tmp_path, bytes(content), "a.tar")
 
 
 def test_a_damaged_directory_of_a_zip_hides_no_member(tmp_path):
     content = bytearray(zipped({"a.jsonl": lines("a"), "b.jsonl": lines("b")}))
-    # The directory is said to be as short as its last entry is.
+    # The recorded size of the directory is that of its last entry.
     end = content.rindex(b"PK\5\6")
     content[end + 12 : end + 16] = (end - content.rindex(b"PK\1\2")).to_bytes(4, "little")
     with pytest.raises(SnaketuneError, match=r"data/a\.zip.*damaged.*fetch it again"):
         read(tmp_path, bytes(content), "a.zip")
 
 
-def test_a_zip_of_more_members_than_it_can_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MANY", 2)
+def test_a_zip_with_more_members_than_its_count_can_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "COUNT_OVERFLOW", 2)
     content = bytearray(zipped({f"{i}.jsonl": lines(str(i)) for i in range(5)}))
     content[content.rindex(b"PK\5\6") + 10] = 2
     assert prompts(read(tmp_path, bytes(content))) == list("01234")
 
 
-@pytest.mark.parametrize("place, value", [(4, 200), (6, 32)])
-def test_a_zip_of_another_kind(tmp_path, place, value):
+@pytest.mark.parametrize("offset, value", [(4, 200), (6, 32)])
+def test_an_unsupported_zip(tmp_path, offset, value):
     content = bytearray(zipped({"a.jsonl": lines("a")}))
-    content[place], content[content.index(b"PK\1\2") + place + 2] = value, value
-    with pytest.raises(SnaketuneError, match=r"data/a\.zip.*isn't unpacked here: .*; unpack it"):
+    content[offset], content[content.index(b"PK\1\2") + offset + 2] = value, value
+    with pytest.raises(SnaketuneError, match=r"data/a\.zip.*can't be (read|decompressed): .*; unpack it"):
         read(tmp_path, bytes(content), "a.zip")
 
 
-def test_a_tar_is_told_by_content(tmp_path):
+def test_a_tar_is_detected_by_content(tmp_path):
     assert prompts(read(tmp_path, tarred({"a.jsonl": lines("a")}), "a.jsonl")) == ["a"]
     old = bytearray(tarred({"a.jsonl": lines("a")}, tarfile.USTAR_FORMAT))
     # As it was before POSIX: no magic, and the checksum of what is left.
@@ -216,13 +218,13 @@ def test_an_archive_in_an_archive(tmp_path, capsys):
 
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress, lambda data: zipped({"a.parquet": data})])
 def test_a_table_that_is_too_large_to_unpack_in_memory(tmp_path, monkeypatch, packed):
-    monkeypatch.setattr(parquet_arrow, "LARGEST_UNPACKED", 100)
-    with pytest.raises(SnaketuneError, match=r"data/a\.bin\S* .*unpack it"):
+    monkeypatch.setattr(parquet_arrow, "MAX_DECOMPRESSED", 100)
+    with pytest.raises(SnaketuneError, match=r"data/a\.bin\S* .*decompress it, and it is read"):
         read(tmp_path, packed(table()))
     assert prompts(read(tmp_path, table(), "a.parquet")) == ["p"]
 
 
-def test_keys_of_the_source_are_for_every_member(make):
+def test_keys_of_the_source_apply_to_every_member(make):
     png = b"\x89PNG\r\n\x1a\n" + bytes(50)
     content = zipped({"a.csv": "grün~x\n".encode("cp1252"), "b.txt": "blau~y\n".encode("cp1252"), "c.png": png})
     source = {"encoding": "cp1252", "delimiter": "~", "header": ["prompt", "response"]}

@@ -17,7 +17,7 @@ ROWS = [{"prompt": "Sum, of; a|b", "response": "x"}, {"prompt": "Größe?", "res
 def read(tmp_path, name, content, *, plain=False, **keys):
     path = tmp_path / name
     path.write_bytes(content)
-    return [raw.found for raw in read_file(path, f"data/{name}", plain=plain, keys=TextKeys(**keys))]
+    return [raw.value for raw in read_file(path, f"data/{name}", plain=plain, keys=TextKeys(**keys))]
 
 
 def spelled(delimiter, header="prompt{}response\n"):
@@ -25,10 +25,10 @@ def spelled(delimiter, header="prompt{}response\n"):
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
-@pytest.mark.parametrize("called", ["a.csv", "a.tsv", "a.txt", "a", "a.csv.gz"])
-def test_the_delimiter_is_recognised(tmp_path, delimiter, called):
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt", "a", "a.csv.gz"])
+def test_the_delimiter_is_detected(tmp_path, delimiter, name):
     content = spelled(delimiter)
-    assert read(tmp_path, called, gzip.compress(content) if called.endswith(".gz") else content) == ROWS
+    assert read(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content) == ROWS
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_the_delimiter_is_recognised(tmp_path, delimiter, called):
         (b"id;text, long;label\n1;a, b, c;x\n2;d;y\n", ["id", "text, long", "label"]),
     ],
 )
-def test_a_delimiter_is_one_where_header_and_rows_agree(tmp_path, content, columns):
-    found = read(tmp_path, "a.csv", content)
-    assert next(list(row) for row in found if isinstance(row, dict)) == columns
+def test_the_delimiter_is_the_one_by_which_header_and_rows_agree(tmp_path, content, columns):
+    rows = read(tmp_path, "a.csv", content)
+    assert next(list(row) for row in rows if isinstance(row, dict)) == columns
 
 
 def test_prose_is_no_table(tmp_path):
-    with pytest.raises(SnaketuneError, match="none of the formats"):
+    with pytest.raises(SnaketuneError, match="none of the supported formats"):
         read(tmp_path, "a.txt", b"Dear reader; hello\n\nI write; as you; may see\n")
     content = b"one\ttwo\nthree\tfour\n"
     assert read(tmp_path, "a.txt", content, plain=True) == [{"text": content.decode()}]
@@ -86,7 +86,7 @@ def test_one_column_without_a_header(make):
     assert [row["messages"][0]["content"] for row in built.train] == ["first, as it is", "second"]
 
 
-def test_a_row_with_more_cells_than_the_header_costs_itself(tmp_path):
+def test_a_row_with_more_cells_than_the_header_is_malformed(tmp_path):
     first, second = read(tmp_path, "a.csv", b"1,a,b\n2,c\n", header=("n", "prompt", "response"))
     assert first == {"n": "1", "prompt": "a", "response": "b"} and second.reason == "wrong_number_of_cells"
 
@@ -102,17 +102,17 @@ def test_text_in_another_encoding(tmp_path, encoding, name, packed):
         "a.json": '[{"prompt": "Größe, ä?",\n "response": "é"}]',
         "a.txt": "Größe, ä?\n\né\n",
     }
-    found = read(tmp_path, name, packed(texts[name].encode(encoding)), encoding=encoding, plain=name == "a.txt")
-    assert found == [{"text": texts[name]} if name == "a.txt" else {"prompt": "Größe, ä?", "response": "é"}]
+    rows = read(tmp_path, name, packed(texts[name].encode(encoding)), encoding=encoding, plain=name == "a.txt")
+    assert rows == [{"text": texts[name]} if name == "a.txt" else {"prompt": "Größe, ä?", "response": "é"}]
 
 
 def test_long_text_in_another_encoding(tmp_path):
     rows = [f'{{"prompt": "ä{i}", "response": "€"}}\n' for i in range(100_000)]
-    found = read(tmp_path, "a.jsonl", "".join(rows).encode("utf-16"), encoding="utf-16")
-    assert len(found) == 100_000 and found[-1] == {"prompt": "ä99999", "response": "€"}
+    rows = read(tmp_path, "a.jsonl", "".join(rows).encode("utf-16"), encoding="utf-16")
+    assert len(rows) == 100_000 and rows[-1] == {"prompt": "ä99999", "response": "€"}
 
 
-def test_what_the_encoding_has_no_character_for_costs_its_row(make):
+def test_bytes_without_a_character_make_their_row_malformed(make):
     content = b'{"prompt": "a", "response": "b"}\n{"prompt": "c\x81", "response": "d"}\n'
     built = make(content, source={"encoding": "cp1252"}, max_quarantined_fraction=1.0)
     (bad,) = built.quarantine
@@ -124,7 +124,9 @@ def test_what_the_encoding_has_no_character_for_costs_its_row(make):
 
 
 def test_a_wrong_encoding_is_named(make):
-    with pytest.raises(SnaketuneError, match=r"none of the formats.*read as utf-16-le, the source's `encoding`"):
+    with pytest.raises(
+        SnaketuneError, match=r"none of the supported formats.*read as utf-16-le, the source's `encoding`"
+    ):
         make(b'{"prompt": "a", "response": "b"}\n', source={"encoding": "utf-16-le"})
     with pytest.raises(
         SnaketuneError, match=r"data/0\.jsonl: not all of it is in utf-16, the source's `encoding`: .*BOM"
@@ -145,14 +147,14 @@ def test_text_in_latin_1_names_the_key(make, content):
     assert "`encoding: cp1252`" in texts.quarantine[0]["detail"]
 
 
-def test_bytes_that_are_no_windows_1252_name_the_key_alone(make):
+def test_bytes_that_are_not_windows_1252_name_only_the_key(make):
     content = '{"prompt": "日本語", "response": "b"}\n'.encode("shift_jis")
     built = make(content, b'{"prompt": "a", "response": "b"}\n', max_quarantined_fraction=1.0)
     assert "`encoding`" in built.quarantine[0]["detail"] and "cp1252" not in built.quarantine[0]["detail"]
 
 
 @pytest.mark.parametrize("key", [{"encoding": "cp1252"}, {"delimiter": ";"}, {"header": ["a"]}])
-def test_the_keys_are_of_files(key):
+def test_the_keys_need_files(key):
     (name,) = key
     with pytest.raises(ValidationError, match=f"{name} applies to .*files"):
         Source(hub={"path": "a/b", "revision": "main"}, **key)
@@ -172,12 +174,12 @@ def test_the_keys_are_of_files(key):
         ({"header": [""]}, "header"),
     ],
 )
-def test_values_that_the_keys_cannot_have(key, says):
+def test_invalid_values_of_the_keys(key, says):
     with pytest.raises(ValidationError, match=says):
         Source(files=["a.csv"], **key)
 
 
-def test_spellings_of_the_keys_are_one():
+def test_values_of_the_keys_are_canonical():
     given = Source(files=["a.csv"], encoding="Latin1", delimiter="tab")
     assert (given.encoding, given.delimiter) == ("iso8859-1", "\t")
     assert Source(**given.model_dump()) == given
@@ -185,7 +187,7 @@ def test_spellings_of_the_keys_are_one():
 
 
 @pytest.mark.parametrize("key", [{"delimiter": ";"}, {"header": ["prompt", "response"]}])
-def test_keys_of_csv_for_a_file_that_is_none(make, key):
+def test_keys_of_csv_for_another_format(make, key):
     with pytest.raises(SnaketuneError, match=f"{next(iter(key))}.*is for CSV.*JSON"):
         make([{"prompt": "a", "response": "b"}], source=key)
 
@@ -200,5 +202,5 @@ def test_keys_of_text_for_a_table(make, tmp_path, key):
         make((tmp_path / "a").read_bytes(), source=key)
 
 
-def test_malformed_rows_are_what_they_were(tmp_path):
+def test_malformed_rows_have_their_reasons(tmp_path):
     assert isinstance(read(tmp_path, "a.tsv", b"a\tb\n1\t2\n1\t2\t3\n")[1], Malformed)

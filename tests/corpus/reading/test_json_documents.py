@@ -1,4 +1,4 @@
-"""JSON that isn't quite lines or an array: NaN, lists of messages, splits in one object, objects one after another."""
+"""JSON that is neither plain lines nor an array: NaN, lists of messages, splits in one object, consecutive objects."""
 
 import json
 
@@ -20,8 +20,8 @@ def read(tmp_path, name, content):
     return list(read_file(path, f"data/{name}"))
 
 
-def found(tmp_path, name, content):
-    return [getattr(raw.found, "reason", raw.found) for raw in read(tmp_path, name, content)]
+def read_rows(tmp_path, name, content):
+    return [getattr(raw.value, "reason", raw.value) for raw in read(tmp_path, name, content)]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json", "pretty.json"])
@@ -42,18 +42,18 @@ def test_nan_is_null_and_noted(make, name):
 
 def test_what_a_row_with_nan_holds(tmp_path):
     (raw,) = read(tmp_path, "a.jsonl", b'{"a": NaN, "b": [1.5, NaN, {"c": NaN}], "d": "NaN", "e": 1.0}\n')
-    assert raw.found == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN", "e": 1.0}
+    assert raw.value == {"a": None, "b": [1.5, None, {"c": None}], "d": "NaN", "e": 1.0}
     assert raw.notes == ("nan_as_null",)
 
 
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity"])
 def test_infinity_is_refused(tmp_path, number):
-    assert found(tmp_path, "a.jsonl", b'{"a": %s}\n{"a": 1}\n' % number.encode()) == ["not_json", {"a": 1}]
+    assert read_rows(tmp_path, "a.jsonl", b'{"a": %s}\n{"a": 1}\n' % number.encode()) == ["not_json", {"a": 1}]
 
 
 def test_nan_and_a_key_twice(tmp_path):
-    assert found(tmp_path, "a.jsonl", b'{"a": NaN, "a": 1}\n{"a": 1}\n') == ["duplicate_key", {"a": 1}]
-    assert found(tmp_path, "a.json", b'[{"a": NaN}, {"b": 1, "b": 2}, {"c": 1}]') == [
+    assert read_rows(tmp_path, "a.jsonl", b'{"a": NaN, "a": 1}\n{"a": 1}\n') == ["duplicate_key", {"a": 1}]
+    assert read_rows(tmp_path, "a.json", b'[{"a": NaN}, {"b": 1, "b": 2}, {"c": 1}]') == [
         {"a": None}, "duplicate_key", {"c": 1}
     ]  # fmt: skip
 
@@ -72,10 +72,10 @@ def test_nan_in_tables(tmp_path, suffix, type_):
         with pa.OSFile(str(tmp_path / "made"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
     first, second, third = read(tmp_path, f"a.{suffix}", (tmp_path / "made").read_bytes())
-    assert first.found == {"prompt": "a", "score": 0.5, "n": [{"x": 1.0}]} and first.notes == ()
-    assert second.found == {"prompt": "b", "score": None, "n": [{"x": 2.0}, {}]}
+    assert first.value == {"prompt": "a", "score": 0.5, "n": [{"x": 1.0}]} and first.notes == ()
+    assert second.value == {"prompt": "b", "score": None, "n": [{"x": 2.0}, {}]}
     assert second.notes == ("nan_as_null",)
-    assert third.found == {"prompt": "c", "score": 1.5, "n": None} and third.notes == ()
+    assert third.value == {"prompt": "c", "score": 1.5, "n": None} and third.notes == ()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json"])
@@ -83,7 +83,7 @@ def test_nan_in_tables(tmp_path, suffix, type_):
 def test_a_list_of_messages_is_a_row(tmp_path, name, count):
     lines = (json.dumps(TURNS) + "\n") * count
     content = (json.dumps([TURNS] * count) if name == "array.json" else lines).encode()
-    assert found(tmp_path, name, content) == [{"messages": TURNS}] * count
+    assert read_rows(tmp_path, name, content) == [{"messages": TURNS}] * count
 
 
 def test_lists_of_messages_in_the_spelling_of_sharegpt(make):
@@ -95,9 +95,9 @@ def test_lists_of_messages_in_the_spelling_of_sharegpt(make):
 @pytest.mark.parametrize(
     "value", [[], [3], [TURNS[0], 3], [{"a": 1}], [{"message_id": 1, "parent_id": None, "role": "user", "text": "x"}]]
 )
-def test_other_lists_are_no_rows(tmp_path, value):
+def test_other_lists_are_not_rows(tmp_path, value):
     content = (json.dumps(value) + "\n").encode() * 2
-    assert found(tmp_path, "a.jsonl", content) == ["not_an_object"] * 2
+    assert read_rows(tmp_path, "a.jsonl", content) == ["not_an_object"] * 2
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -106,20 +106,20 @@ def test_other_lists_are_no_rows(tmp_path, value):
 def test_of_an_object_of_splits_train_is_read(tmp_path, capsys, indent, rows, order):
     splits = {"train": [ROW | {"n": i} for i in range(rows)], "test": [ROW], "validation": [ROW, ROW]}
     document = {"version": 1} | {name: splits[name] for name in order}
-    assert found(tmp_path, "a.json", json.dumps(document, indent=indent).encode()) == splits["train"]
+    assert read_rows(tmp_path, "a.json", json.dumps(document, indent=indent).encode()) == splits["train"]
     others = ", ".join(f"{name} ({len(splits[name])} rows)" for name in order if name != "train")
     assert f"data/a.json: of its splits, train is read; not read: {others}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key", ["data", "rows", "test"])
 def test_an_object_with_one_list_is_that_list(tmp_path, key):
-    assert found(tmp_path, "a.json", json.dumps({"version": 1, key: [ROW, ROW]}).encode()) == [ROW, ROW]
+    assert read_rows(tmp_path, "a.json", json.dumps({"version": 1, key: [ROW, ROW]}).encode()) == [ROW, ROW]
 
 
 @pytest.mark.parametrize("train", [[1, 2], []])
-def test_a_row_with_a_column_called_train_is_a_row(tmp_path, train):
+def test_a_row_with_a_column_train_is_a_row(tmp_path, train):
     row = {"prompt": "x", "train": train, "messages": []}
-    assert found(tmp_path, "a.json", json.dumps(row).encode()) == [row]
+    assert read_rows(tmp_path, "a.json", json.dumps(row).encode()) == [row]
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.txt"])
@@ -129,25 +129,25 @@ def test_a_row_with_a_column_called_train_is_a_row(tmp_path, train):
 def test_objects_one_after_another(tmp_path, name, joined, indent, rows):
     objects = [{"prompt": f'}}{{ "{i}\\', "response": {"n": [i]}} for i in range(rows)]
     content = joined.join(json.dumps(row, indent=indent) for row in objects).encode()
-    assert found(tmp_path, name, content) == objects
+    assert read_rows(tmp_path, name, content) == objects
 
 
 def test_objects_on_one_line_among_others(tmp_path):
     content = b'{"a": 1}\n{"a": 2} {"a": 3}\n{"a": 4}{"a": \n{"a": 5}\n'
-    raws = [(raw.number, getattr(raw.found, "reason", raw.found)) for raw in read(tmp_path, "a.jsonl", content)]
+    raws = [(raw.number, getattr(raw.value, "reason", raw.value)) for raw in read(tmp_path, "a.jsonl", content)]
     assert raws == [(1, {"a": 1}), (2, {"a": 2}), (2, {"a": 3}), (3, "not_json"), (4, {"a": 5})]
 
 
 def test_damage_among_objects_one_after_another(tmp_path):
     content = b'{\n"a": 1}\n{\n"a": 2,}\n{\n"a": 3}\n'
-    with pytest.raises(SnaketuneError, match=r"data/a\.json isn't whole JSON: row 2: "):
+    with pytest.raises(SnaketuneError, match=r"data/a\.json isn't valid JSON: row 2: "):
         read(tmp_path, "a.json", content)
-    with pytest.raises(SnaketuneError, match=r"isn't whole JSON: .*cut off; fetch it again"):
+    with pytest.raises(SnaketuneError, match=r"isn't valid JSON: .*cut off; fetch it again"):
         read(tmp_path, "a.json", content[:-4])
 
 
 def test_a_key_twice_and_nan_among_objects_one_after_another(tmp_path):
     content = b'{\n"a": 1}\n{\n"a": 2, "a": 3}\n{\n"a": NaN}\n'
     raws = read(tmp_path, "a.json", content)
-    assert [getattr(raw.found, "reason", raw.found) for raw in raws] == [{"a": 1}, "duplicate_key", {"a": None}]
-    assert raws[2].notes == ("nan_as_null",) and isinstance(raws[1].found, Malformed)
+    assert [getattr(raw.value, "reason", raw.value) for raw in raws] == [{"a": 1}, "duplicate_key", {"a": None}]
+    assert raws[2].notes == ("nan_as_null",) and isinstance(raws[1].value, Malformed)

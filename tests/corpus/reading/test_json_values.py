@@ -1,4 +1,4 @@
-"""JSON values: what the json module reads, and nothing that it would read in another way."""
+"""JSON values: the same as the json module reads, or an error."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.reading.json_values import malformed_in, parse, parse_document
+from snaketune.corpus.reading.json_values import first_malformed, parse, parse_document
 from snaketune.corpus.rows import Malformed
 
 KEYS = st.sampled_from(["a", "b", 'a"', "a\\\\", '\\\\"', ":", '":', " :", "\\", "", "ä"])
@@ -26,13 +26,13 @@ def test_what_json_reads(value, spaces, ascii_only):
         data = json.dumps(value, separators=spaces, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         return
-    found = parse(data)
-    assert found == value and json.dumps(found) == json.dumps(value)
+    rows = parse(data)
+    assert rows == value and json.dumps(rows) == json.dumps(value)
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5), SPACES, st.integers(0, 3))
 @settings(deadline=None, max_examples=300)
-def test_every_key_that_stands_twice_is_found(pairs, spaces, depth):
+def test_every_duplicate_key_is_detected(pairs, spaces, depth):
     comma, colon = spaces
     try:
         spelled = comma.join(json.dumps(key) + colon + json.dumps(value, separators=spaces) for key, value in pairs)
@@ -62,14 +62,14 @@ def test_every_key_that_stands_twice_is_found(pairs, spaces, depth):
     ],
 )
 def test_a_key_twice(data):
-    with pytest.raises(Malformed, match=r"duplicate_key: the key .* stands twice"):
+    with pytest.raises(Malformed, match=r"duplicate_key: the key .* is twice in one object"):
         parse(data)
 
 
 def test_the_object_with_the_key_twice_is_marked_in_a_document():
     document, twice = parse_document(b'[{"a": 1}, {"b": {"c": 1, "c": 2}}]')
     assert twice and document[0] == {"a": 1}
-    assert malformed_in(document[0]) is None and malformed_in(document[1]).reason == "duplicate_key"
+    assert first_malformed(document[0]) is None and first_malformed(document[1]).reason == "duplicate_key"
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63), 2**64, 10**30, -(10**40), 2**63 - 1, 2**53 + 1])
@@ -92,11 +92,11 @@ def test_large_integers_are_exact(number):
         (b"[1] [2]", "not_json", "Extra data"),
     ],
 )
-def test_what_is_wrong_is_said_exactly(data, reason, says):
+def test_errors_are_exact(data, reason, says):
     with pytest.raises(Malformed, match=says) as error:
         parse(data)
     assert error.value.reason == reason
 
 
-def test_half_a_character_is_left_to_whoever_writes_it():
+def test_lone_surrogates_are_parsed():
     assert parse(rb'{"a": "\ud83d"}') == {"a": "\ud83d"}

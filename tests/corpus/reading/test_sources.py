@@ -1,4 +1,4 @@
-"""Files to raw rows: every format, every disguise, and what a damaged one costs."""
+"""Files to raw rows: every format, under any name, and the effect of damage."""
 
 import gzip
 import json
@@ -79,22 +79,22 @@ def read(tmp_path: Path, name: str, content: bytes):
     ],
 )
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
-def test_json_in_every_disguise(tmp_path, name, content, unit, packed):
-    found = read(tmp_path, name + packed, PACK[packed](content))
-    assert found == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
+def test_json_in_every_form(tmp_path, name, content, unit, packed):
+    rows = read(tmp_path, name + packed, PACK[packed](content))
+    assert rows == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
 
 
 @pytest.mark.parametrize("packed", PACK)
-@pytest.mark.parametrize("called", ["plain.jsonl.gz", "x.jsonl.zst", "x.parquet"])
-def test_packing_is_told_by_content(tmp_path, packed, called):
-    assert read(tmp_path, called, PACK[packed](lines(FULL))) == read(tmp_path, "plain.jsonl", lines(FULL))
+@pytest.mark.parametrize("name", ["plain.jsonl.gz", "x.jsonl.zst", "x.parquet"])
+def test_compression_is_detected_by_content(tmp_path, packed, name):
+    assert read(tmp_path, name, PACK[packed](lines(FULL))) == read(tmp_path, "plain.jsonl", lines(FULL))
 
 
-@pytest.mark.parametrize("called", ["a.csv", "a.txt", "a", "a.jsonl", "a.json", "a.parquet", "a.arrow"])
-def test_csv_is_told_by_content(tmp_path, called):
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a", "a.jsonl", "a.json", "a.parquet", "a.arrow"])
+def test_csv_is_detected_by_content(tmp_path, name):
     content = b'prompt,response\n"Sum, please","{""a"": 1}"\n[x],y\n'
     rows = [{"prompt": "Sum, please", "response": '{"a": 1}'}, {"prompt": "[x]", "response": "y"}]
-    assert [raw for _, _, raw in read(tmp_path, called, content)] == rows
+    assert [raw for _, _, raw in read(tmp_path, name, content)] == rows
 
 
 @pytest.mark.parametrize("first", [b"[id],text", b"{id},text"])
@@ -102,25 +102,25 @@ def test_a_header_in_brackets_is_still_a_header(tmp_path, first):
     assert len(read(tmp_path, "a.csv", first + b"\n1,x\n2,y\n")) == 2
 
 
-@pytest.mark.parametrize("called", ["a.parquet", "a.arrow", "a.jsonl", "a.csv", "a"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv", "a"])
 @pytest.mark.parametrize("made", ["x.parquet", "x.arrow"])
-def test_tables_are_told_by_content(tmp_path, called, made):
-    assert [raw for _, _, raw in read(tmp_path, called, table(tmp_path / made))] == FULL
+def test_tables_are_detected_by_content(tmp_path, name, made):
+    assert [raw for _, _, raw in read(tmp_path, name, table(tmp_path / made))] == FULL
 
 
-def test_a_folder_and_a_pipe_are_no_files(tmp_path):
+def test_a_folder_and_a_pipe_are_refused(tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(SnaketuneError, match=r"data/folder\.jsonl is a folder; name the files in it"):
         list(read_file(tmp_path / "folder.jsonl", "data/folder.jsonl"))
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(SnaketuneError, match=r"data/pipe\.jsonl is no regular file"):
+    with pytest.raises(SnaketuneError, match=r"data/pipe\.jsonl is not a regular file"):
         list(read_file(tmp_path / "pipe.jsonl", "data/pipe.jsonl"))
 
 
 @pytest.mark.parametrize("row", [{"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x", "tags": ["a"]}])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_single_row_is_no_wrapper(tmp_path, row, indent):
-    assert [found for _, _, found in read(tmp_path, "one.json", json.dumps(row, indent=indent).encode())] == [row]
+    assert [rows for _, _, rows in read(tmp_path, "one.json", json.dumps(row, indent=indent).encode())] == [row]
 
 
 def test_one_line_of_jsonl_is_a_row_whatever_it_holds(tmp_path):
@@ -139,33 +139,33 @@ def test_csv_with_cells_over_lines(tmp_path):
     assert read(tmp_path, "a.csv.gz", zipped(content)) == expected
 
 
-def test_csv_bad_rows_cost_themselves(tmp_path):
+def test_bad_csv_rows_affect_only_themselves(tmp_path):
     content = b'prompt,response\nfine,row\ntoo,many,cells\nbad \xff,bytes\n"a"b,c\nlong,' + b"x" * 200_000 + b"\n"
-    found = {
+    rows = {
         number: raw.reason if isinstance(raw, Malformed) else "ok"
         for _, number, raw in read(tmp_path, "a.csv", content)
     }
-    assert found == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
+    assert rows == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.parquet.gz", "a.arrow.gz"])
 def test_tables(tmp_path, name):
     content = table(tmp_path / f"plain.{name.split('.')[1]}")
-    found = read(tmp_path, name, zipped(content) if name.endswith(".gz") else content)
-    assert found == [("row", number, row) for number, row in enumerate(FULL, start=1)]
+    rows = read(tmp_path, name, zipped(content) if name.endswith(".gz") else content)
+    assert rows == [("row", number, row) for number, row in enumerate(FULL, start=1)]
 
 
 def test_arrow_streams_as_datasets_writes_them(tmp_path):
     assert [row for _, _, row in read(tmp_path, "a.arrow", stream())] == FULL
 
 
-def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
+def test_invalid_text_in_a_table_makes_its_row_malformed(tmp_path):
     raw = pa.array([b"fine", b"\xff\xfe", b"fine too"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     write_table(tmp_path / "made.arrow", pa.table({"prompt": texts}))
-    found = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
-    assert found[0] == {"prompt": "fine"} and found[2] == {"prompt": "fine too"}
-    assert found[1].reason == "not_utf8"
+    rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert rows[0] == {"prompt": "fine"} and rows[2] == {"prompt": "fine too"}
+    assert rows[1].reason == "not_utf8"
 
 
 @pytest.mark.parametrize(
@@ -187,21 +187,21 @@ def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
         (b'"' + b"x" * 1000 + b'"', "not_an_object"),
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("position", [0, 1, 2])
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-def test_bad_lines_cost_themselves(tmp_path, line, reason, place, suffix):
+def test_bad_lines_affect_only_themselves(tmp_path, line, reason, position, suffix):
     parts = [lines([row]) for row in FULL]
-    parts.insert(place, line + b"\n\n")
-    found = read(tmp_path, f"a{suffix}", b"".join(parts))
-    good = [raw for _, _, raw in found if not isinstance(raw, Malformed)]
-    (bad,) = [(number, raw) for _, number, raw in found if isinstance(raw, Malformed)]
+    parts.insert(position, line + b"\n\n")
+    rows = read(tmp_path, f"a{suffix}", b"".join(parts))
+    good = [raw for _, _, raw in rows if not isinstance(raw, Malformed)]
+    (bad,) = [(number, raw) for _, number, raw in rows if isinstance(raw, Malformed)]
     assert good == FULL
-    assert bad[0] == place + 1 and bad[1].reason == reason and 0 < len(bad[1].excerpt) <= 201
+    assert bad[0] == position + 1 and bad[1].reason == reason and 0 < len(bad[1].excerpt) <= 201
 
 
 def test_elements_of_an_array_that_are_no_objects(tmp_path):
-    found = read(tmp_path, "a.json", b'[{"prompt": "x"}, 3, "y"]')
-    assert [getattr(raw, "reason", raw) for _, _, raw in found] == [{"prompt": "x"}, "not_an_object", "not_an_object"]
+    rows = read(tmp_path, "a.json", b'[{"prompt": "x"}, 3, "y"]')
+    assert [getattr(raw, "reason", raw) for _, _, raw in rows] == [{"prompt": "x"}, "not_an_object", "not_an_object"]
 
 
 @pytest.mark.parametrize(
@@ -221,19 +221,19 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.parquet", b"\0" * 3 + b"PAR1", "can't be read"),
         ("a.arrow", b"ARROW1\0\0", "can't be read"),
         ("a.arrow", b"\xff\xff\xff\xff\x10\0\0\0", "can't be read"),
-        ("a.json", json.dumps(FULL).encode()[:-9], "isn't whole JSON"),
-        ("a.json", json.dumps(FULL, indent=1).encode()[:-9], "isn't whole JSON"),
-        ("a.json", b"Not found", "isn't whole JSON"),
+        ("a.json", json.dumps(FULL).encode()[:-9], "isn't valid JSON"),
+        ("a.json", json.dumps(FULL, indent=1).encode()[:-9], "isn't valid JSON"),
+        ("a.json", b"Not found", "isn't valid JSON"),
         ("a.jsonl.gz", zipped(lines(FULL * 999))[:-200], "cut off"),
         ("a.json.gz", zipped(json.dumps(FULL).encode())[:-9], "cut off"),
         ("a.csv.gz", zipped(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
         ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 opens a quote"),
         ("a.csv", b"prompt,prompt\n1,2\n", "column 'prompt' twice"),
-        ("a.csv", b'"prompt\n1,2\n', "header.*mend its quotes"),
-        ("a.txt", b"x", r"none of the formats.*JSON lines.*Parquet.*\.zst"),
-        ("a", b"Dear reader,\n\nhello, all,\n", "none of the formats"),
-        ("a.md", b"# Title\n\nText.\n", "none of the formats"),
-        ("a.txt.gz", zipped(b"x"), "none of the formats"),
+        ("a.csv", b'"prompt\n1,2\n', "header.*fix its quotes"),
+        ("a.txt", b"x", r"none of the supported formats.*JSON lines.*Parquet.*\.zst"),
+        ("a", b"Dear reader,\n\nhello, all,\n", "none of the supported formats"),
+        ("a.md", b"# Title\n\nText.\n", "none of the supported formats"),
+        ("a.txt.gz", zipped(b"x"), "none of the supported formats"),
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16"), "UTF-16.*iconv"),
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16-le"), "UTF-16.*iconv"),
         ("a.csv", "prompt,response\nx,y\n".encode("utf-16-be"), "UTF-16.*iconv"),
@@ -246,7 +246,7 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
     ],
     ids=count(),
 )
-def test_a_broken_file_ends_the_stage(tmp_path, name, content, says):
+def test_a_broken_file_fails_the_stage(tmp_path, name, content, says):
     with pytest.raises(SnaketuneError, match=says) as error:
         read(tmp_path, name, content)
     assert f"as/written/{name}" in str(error.value)
@@ -254,7 +254,7 @@ def test_a_broken_file_ends_the_stage(tmp_path, name, content, says):
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.99])
-def test_half_a_table(tmp_path, suffix, share):
+def test_a_truncated_table(tmp_path, suffix, share):
     content = table(tmp_path / f"whole{suffix}")
     with pytest.raises(SnaketuneError, match="fetch it again"):
         read(tmp_path, f"half{suffix}", content[: int(len(content) * share)])
@@ -262,14 +262,14 @@ def test_half_a_table(tmp_path, suffix, share):
 
 @pytest.mark.parametrize("packed", [".gz", ".zst"])
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.999])
-def test_half_a_packed_file(tmp_path, packed, share):
+def test_a_truncated_compressed_file(tmp_path, packed, share):
     rows = [{"prompt": f"{i * i}?", "response": str(i)} for i in range(5000)]
     content = PACK[packed](lines(rows))
     with pytest.raises(SnaketuneError, match=r"half\.jsonl\S* can't be read.*cut off; fetch it again"):
         read(tmp_path, f"half.jsonl{packed}", content[: int(len(content) * share)])
 
 
-def test_offsets_that_point_nowhere_are_not_followed(tmp_path):
+def test_invalid_offsets_are_not_followed(tmp_path):
     offsets = pa.py_buffer(np.array([0, 5, 2**30, 8], np.int32).tobytes())
     texts = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdefgh")])
     write_table(tmp_path / "made.arrow", pa.table({"prompt": texts}))
@@ -277,8 +277,8 @@ def test_offsets_that_point_nowhere_are_not_followed(tmp_path):
         read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
 
 
-def test_a_text_that_is_none_hides_no_offset_that_points_nowhere(tmp_path):
-    """Two faults in one table: the harmless one mustn't keep the other from being found."""
+def test_an_invalid_text_does_not_hide_an_invalid_offset(tmp_path):
+    """Two faults in one table: the harmless one must not hide the other."""
     offsets = pa.py_buffer(np.array([0, 6, 2, 8], np.int32).tobytes())
     texts = [
         pa.Array.from_buffers(pa.string(), 3, pa.array([b"\xff", b"fine", b"x"], pa.binary()).buffers()),
@@ -303,10 +303,10 @@ def test_a_table_with_a_column_twice_names_the_file(tmp_path):
         read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
 
 
-def test_a_key_twice_in_an_array_costs_its_row(tmp_path):
+def test_a_duplicate_key_in_an_array_makes_its_row_malformed(tmp_path):
     content = b'[{"prompt": "x"},\n {"messages": [{"role": "user", "role": "x"}]},\n {"prompt": "y"}]'
-    found = [getattr(raw, "reason", raw) for _, _, raw in read(tmp_path, "a.json", content)]
-    assert found == [{"prompt": "x"}, "duplicate_key", {"prompt": "y"}]
+    rows = [getattr(raw, "reason", raw) for _, _, raw in read(tmp_path, "a.json", content)]
+    assert rows == [{"prompt": "x"}, "duplicate_key", {"prompt": "y"}]
 
 
 def test_a_missing_file(tmp_path):
@@ -315,23 +315,23 @@ def test_a_missing_file(tmp_path):
 
 
 def test_hub(monkeypatch):
-    asked = {}
+    arguments = {}
 
     def load_dataset(path, name, **rest):
-        asked.update(path=path, name=name, **rest)
+        arguments.update(path=path, name=name, **rest)
         return FULL
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     hub = HubDataset(path="openai/gsm8k", name="main", split="test", revision="abc")
     assert [raw[:3] for raw in read_hub(hub)] == [("row", n, row) for n, row in enumerate(FULL, start=1)]
-    assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test", "revision": "abc"}
+    assert arguments == {"path": "openai/gsm8k", "name": "main", "split": "test", "revision": "abc"}
 
 
 def test_rows_of_the_hub_have_no_nulls_inside(monkeypatch):
     rows = [{"messages": [{"role": "user", "tool_calls": None, "arguments": {"a": "1", "b": None}}], "label": None}]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     (raw,) = read_hub(HubDataset(path="openai/gsm8k", revision="abc"))
-    assert raw.found == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
+    assert raw.value == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
 
 
 def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
@@ -342,7 +342,7 @@ def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
     ]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     raws = list(read_hub(HubDataset(path="openai/gsm8k", revision="abc")))
-    assert [raw.found for raw in raws] == [
+    assert [raw.value for raw in raws] == [
         {"score": 0.5, "turns": [{"y": 1}]},
         {"score": None, "turns": []},
         {"score": 1.0},
@@ -350,7 +350,7 @@ def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
     assert [raw.notes for raw in raws] == [("nan_as_null",), ("nan_as_null",), ()]
 
 
-def test_hub_that_cannot_be_had(monkeypatch):
+def test_hub_dataset_that_cannot_be_loaded(monkeypatch):
     def load_dataset(*_, **__):
         raise ConnectionError("no route to host")
 

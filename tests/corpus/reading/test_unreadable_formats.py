@@ -1,4 +1,4 @@
-"""Files that hold no rows: each is named for what it is, with what to do about it."""
+"""Files without rows: each error names what the file is, and what to do about it."""
 
 import io
 import pickle
@@ -34,34 +34,34 @@ def workbook(inside: str) -> bytes:
 @pytest.mark.parametrize("mark", ["\ufeff", ""])
 @pytest.mark.parametrize("text", [JSON * 20, "prompt,response\nx,y\n"])
 def test_other_unicode_names_its_encoding(tmp_path, encoding, mark, text):
-    said = refused(tmp_path, "a.jsonl", (mark + text).encode(encoding))
+    message = refused(tmp_path, "a.jsonl", (mark + text).encode(encoding))
     named = encoding[:6] if mark else encoding
-    assert f"`encoding: {named}`" in said and f"iconv -f {named.upper()} -t UTF-8" in said
+    assert f"`encoding: {named}`" in message and f"iconv -f {named.upper()} -t UTF-8" in message
 
 
 def test_zero_bytes_are_no_text(tmp_path):
-    said = refused(tmp_path, "a.jsonl", bytes(5000))
-    assert "nothing but zero bytes" in said and "fetch it again" in said and "UTF-16" not in said
+    message = refused(tmp_path, "a.jsonl", bytes(5000))
+    assert "nothing but zero bytes" in message and "fetch it again" in message and "UTF-16" not in message
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["a.pkl", "a.jsonl", "a.parquet"])
 def test_a_pickle(tmp_path, protocol, name):
-    said = refused(tmp_path, name, pickle.dumps([{"prompt": "x"}] * 3, protocol))
-    assert "is a Python pickle" in said and "to_parquet" in said
+    message = refused(tmp_path, name, pickle.dumps([{"prompt": "x"}] * 3, protocol))
+    assert "is a Python pickle" in message and "to_parquet" in message
 
 
 def test_a_database(tmp_path):
     with sqlite3.connect(tmp_path / "made.db") as database:
         database.execute("create table rows (prompt text)")
-    said = refused(tmp_path, "a.db", (tmp_path / "made.db").read_bytes())
-    assert "is an SQLite database" in said and "sqlite3 -csv -header" in said
+    message = refused(tmp_path, "a.db", (tmp_path / "made.db").read_bytes())
+    assert "is an SQLite database" in message and "sqlite3 -csv -header" in message
 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_pdf(tmp_path, plain):
-    said = refused(tmp_path, "a.txt", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", plain=plain)
-    assert "is a PDF" in said and "pdftotext" in said
+    message = refused(tmp_path, "a.txt", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", plain=plain)
+    assert "is a PDF" in message and "pdftotext" in message
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,20 @@ def test_a_pdf(tmp_path, plain):
     ],
 )
 def test_a_web_page(tmp_path, content):
-    assert "is a web page and not the data" in (said := refused(tmp_path, "a.jsonl", content)) and "log in" in said
+    assert (
+        "is a web page and not the data" in (message := refused(tmp_path, "a.jsonl", content)) and "log in" in message
+    )
 
 
 def test_workbooks(tmp_path):
-    said = refused(tmp_path, "a.xlsx", workbook("xl/workbook.xml"))
-    assert "is an Excel workbook" in said and "CSV" in said and "read_excel(...).to_parquet(...)" in said
-    assert "unpack" not in said
+    message = refused(tmp_path, "a.xlsx", workbook("xl/workbook.xml"))
+    assert "is an Excel workbook" in message and "CSV" in message and "read_excel(...).to_parquet(...)" in message
+    assert "unpack" not in message
     assert "is a Word document" in refused(tmp_path, "a.docx", workbook("word/document.xml"))
     old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(5000)
     assert "read_excel(...).to_parquet(...)" in refused(tmp_path, "a.xls", old)
 
 
 def test_a_pointer_of_git_lfs(tmp_path):
-    said = refused(tmp_path, "a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
-    assert "Git LFS pointer" in said and "git lfs pull" in said
+    message = refused(tmp_path, "a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    assert "Git LFS pointer" in message and "git lfs pull" in message

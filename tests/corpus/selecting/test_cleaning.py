@@ -1,4 +1,4 @@
-"""Cleaning: each step does what it says, is counted, and leaves alone what it isn't asked for."""
+"""Cleaning: each step changes what it should, is counted, and does nothing unless configured."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def cleaned(text, **steps):
     return Cleaner(Cleaning(**steps)).clean(chat(text)).messages[0]["content"]
 
 
-def test_nothing_is_done_unless_asked_for(make, chat):
+def test_the_default_changes_nothing(make, chat):
     assert not Cleaner(Cleaning()).active
     text = "schÃ¶n ﬁne me@example.com e\u0301"
     built = make([chat(text)])
@@ -67,7 +67,7 @@ def test_personal_data(text, masked):
     assert only_email == (masked if "EMAIL" in masked else text)
 
 
-def test_numbers_that_belong_to_nobody_stay():
+def test_numbers_that_are_not_personal_stay():
     kinds = ("email", "phone", "credit_card", "ip_address", "ssn")
     for text in (
         "a population of 123456789 in 2020",
@@ -96,7 +96,7 @@ assert cleaner.counts["email"] == cleaner.counts["phone"] == 1
 assert not seen, seen
 assert not {"spacy", "torch"} & set(sys.modules)
 """
-    # It would send what is done with it, were it asked to; we ask it not to, whatever the environment says.
+    # datafog would send telemetry if it were enabled; it must be off whatever the environment says.
     environment = {"DATAFOG_TELEMETRY": "1", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_counts_are_of_rows_changed_and_of_data_masked(make, chat):
     assert built.prompts() == ["schön [EMAIL] [EMAIL]", "plain", "[EMAIL]"]
 
 
-def test_the_answer_is_cleaned_like_the_text_that_it_is_found_in():
+def test_the_answer_is_cleaned_like_its_text():
     cleaner = Cleaner(Cleaning(normalization="NFKC"))
     row = chat("q", "ﬁve", answer="ﬁve", task="ﬁ")
     made = cleaner.clean(row)
@@ -138,7 +138,7 @@ def test_rows_are_dropped_by_reason(make, chat, cleaning, reason):
     assert built.prompts() == [other]
 
 
-def test_all_turns_together_are_as_long_as_a_row_is():
+def test_the_length_of_a_row_is_that_of_all_turns():
     cleaner = Cleaner(Cleaning(min_characters=7, max_characters=7))
     assert cleaner.clean(chat("Hi", "Hello"))
     for row, reason in ((chat("Hi", "Hell"), "too_short"), (chat("Hi!", "Hello"), "too_long")):
@@ -152,12 +152,12 @@ def test_lengths_are_those_after_masking():
     assert cleaned("somebody.with.a.long.name@example.org", **steps) == "[EMAIL]"
 
 
-def test_a_language_that_nobody_can_tell():
-    with pytest.raises(SnaketuneError, match=r"can't tell xx, zzz; it knows .*\ben\b"):
+def test_an_unknown_language():
+    with pytest.raises(SnaketuneError, match=r"can't detect xx, zzz; it knows .*\ben\b"):
         Cleaner(Cleaning(languages=("zzz", "en", "xx")))
 
 
-def test_a_turn_that_cleaning_leaves_nothing_of():
+def test_a_turn_without_text_after_cleaning():
     cleaner = Cleaner(Cleaning(normalization="NFC"))
     cleaner.steps = {"normalization": lambda text: text.replace("x", " ")}
     with pytest.raises(Malformed) as error:
@@ -193,7 +193,7 @@ def test_rows_made_the_same_are_duplicates(make, chat):
     assert built.counts["dropped"] == {"duplicate": 1}
 
 
-def test_a_pattern_that_never_ends_stops_the_stage_with_pattern_and_place(make, monkeypatch):
+def test_a_slow_pattern_fails_the_stage_with_pattern_and_location(make, monkeypatch):
     monkeypatch.setattr(patterns, "SECONDS", 0.2)
     endless = "a" * 60 + "!"
     rows = [{"prompt": "fine", "response": "yes"}, {"prompt": endless, "response": endless}]

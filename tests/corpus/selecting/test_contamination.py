@@ -1,4 +1,4 @@
-"""Decontamination: rows that hold an n-gram of what is evaluated on are dropped, and it is said which and why."""
+"""Decontamination: rows with an n-gram of evaluation data are dropped, and the record names the evaluation and the n-gram."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from snaketune.corpus.selecting.contamination import OWN
+from snaketune.corpus.selecting.contamination import OWN_HELD_OUT
 from snaketune.errors import SnaketuneError
 
 RNG = random.Random(0)
@@ -20,7 +20,7 @@ def words(n):
 
 @pytest.fixture
 def evaluated(make, chat):
-    """A corpus that is evaluated on: one question, one long answer."""
+    """A corpus used as evaluation data: one question, one long answer."""
     question, answer = words(20), words(30)
     corpus = make([chat(question, answer), chat("Something that isn't held out " + words(20))], held_out=1.0)
     return question, answer, corpus
@@ -52,7 +52,7 @@ def test_a_row_that_quotes_an_evaluation_is_dropped(make, chat, evaluated):
     assert found["id"] not in [row["id"] for row in built.train]
 
 
-def test_only_what_is_held_out_counts(make, chat):
+def test_only_held_out_rows_count(make, chat):
     rows = [chat(words(30)) for _ in range(40)]
     exam = make(rows, held_out=0.5)
     built = make(
@@ -89,7 +89,7 @@ def test_a_short_evaluation_text_counts_as_a_whole(make, chat):
     built = make(rows, decontamination={}, against=[exam.artifact("exam")])
     assert built.counts["dropped"]["contaminated"] == 1
     assert built.record("contamination")[0]["ngram"] == "what is the capital of peru"
-    # With shorter n-grams, what was short is long.
+    # With shorter n-grams, the text is long enough.
     built = make(rows, decontamination={"ngram": 5}, against=[exam.artifact("exam")])
     assert [hit["line"] for hit in built.record("contamination")] == [1, 2, 3]
 
@@ -157,7 +157,7 @@ def test_nothing_to_compare_with(make, chat):
     assert plain.outcome.about == {} and not (plain.folder / "contamination.jsonl").exists()
 
 
-def test_nothing_left(make, chat, evaluated):
+def test_all_rows_contaminated(make, chat, evaluated):
     question, _, corpus = evaluated
     with pytest.raises(SnaketuneError, match=r"none of the 1 rows is left; dropped:\n  1 × contaminated"):
         make([chat(question)], decontamination={}, against=[corpus.artifact("exam")])
@@ -172,18 +172,18 @@ def test_hits_beyond_the_first_batch(make, chat, evaluated):
 
 
 def test_held_out_rows_of_the_same_prompts_stay(make, chat):
-    """Corpora with prompts in common hold out the same ones: none of them may vanish as contaminated."""
+    """Corpora with the same prompts hold out the same ones: none of them may be dropped as contaminated."""
     texts = [words(20) for _ in range(60)]
     exam = make([{"prompt": text, "chosen": "a", "rejected": "b"} for text in texts], kind="preferences", held_out=0.3)
     built = make([chat(text) for text in texts], held_out=0.3, decontamination={}, against=[exam.artifact("exam")])
     assert len(built.held_out) == len(exam.held_out) > 5
     assert built.prompts("held_out") == exam.prompts("held_out")
     assert built.counts["dropped"] == {"duplicate": 0} and built.record("contamination") == []
-    assert built.outcome.about["contamination"]["hits"] == {"exam": 0, OWN: 0}
+    assert built.outcome.about["contamination"]["hits"] == {"exam": 0, OWN_HELD_OUT: 0}
 
 
 def held_out_and_train(make, rows, **spec):
-    """The rows, told apart by the side that each is on when nothing is dropped."""
+    """Return the rows by their side of the split when nothing is dropped."""
     held = set(make(rows, held_out=0.5, **spec).prompts("held_out"))
     return [[row for row in rows if (row["messages"][0]["content"] in held) == side] for side in (True, False)]
 
@@ -195,38 +195,40 @@ def test_train_rows_that_quote_held_out_rows_are_dropped(make, chat, near):
     question, answer = (turn["content"] for turn in held[3]["messages"])
     train[0]["messages"][1]["content"] = f"You ask me: {question.upper()}"
     train[2]["messages"][1]["content"] += " " + answer
-    # The other way round is the same passage: a held-out row that quotes a train row. Thirteen words of it are enough.
+    # Conversely, a held-out row that quotes a train row shares the same passage. Thirteen words of it are enough.
     held[5]["messages"][1]["content"] = " ".join(train[4]["messages"][0]["content"].split()[:13])
     train[6]["messages"][1]["content"] = " ".join(question.split()[:12])
     built = make([*train, *held], held_out=0.5, decontamination={}, near_duplicates=near)
     assert built.counts["dropped"]["contaminated"] == 3
-    assert built.outcome.about["contamination"]["hits"] == {OWN: 3}
+    assert built.outcome.about["contamination"]["hits"] == {OWN_HELD_OUT: 3}
     assert len(built.held_out) == len(held) and len(built.train) == len(train) - 3
     hits = built.record("contamination")
     ids = {row["messages"][0]["content"]: row["id"] for row in built.held_out}
     assert [(hit["line"], hit["evaluated"], hit["evaluated_row"]) for hit in hits] == [
-        (1, OWN, ids[question]),
-        (3, OWN, ids[question]),
-        (5, OWN, ids[held[5]["messages"][0]["content"]]),
+        (1, OWN_HELD_OUT, ids[question]),
+        (3, OWN_HELD_OUT, ids[question]),
+        (5, OWN_HELD_OUT, ids[held[5]["messages"][0]["content"]]),
     ]
     assert hits[0]["ngram"] == " ".join(question.split()[:13]) and hits[0]["file"] == "data/0.jsonl"
 
 
-def test_templates_and_sayings_of_a_corpus_give_nothing_away(make, chat):
+def test_templates_and_phrases_of_a_corpus_do_not_count(make, chat):
     template, saying, thanks = words(30), words(30), words(7)
     rows = [
         {"messages": [*chat(f"{template} {i}", f"{saying} {i}")["messages"], *chat(thanks, "Bye")["messages"]]}
         for i in range(40)
     ]
     built = make(rows, held_out=0.5, decontamination={})
-    assert built.counts["dropped"] == {"duplicate": 0} and built.outcome.about["contamination"]["hits"] == {OWN: 0}
-    # Two answers to one held-out prompt are no template: the prompt is.
+    assert built.counts["dropped"] == {"duplicate": 0} and built.outcome.about["contamination"]["hits"] == {
+        OWN_HELD_OUT: 0
+    }
+    # Two answers to one held-out prompt are no template; the prompt counts.
     rows = [chat(words(20), str(i)) for i in range(40)]
     held, train = held_out_and_train(make, rows)
     question = held[0]["messages"][0]["content"]
     train[0]["messages"][1]["content"] = question
     built = make([*train, *held, chat(question, "another")], held_out=0.5, decontamination={})
-    assert built.outcome.about["contamination"]["hits"] == {OWN: 1}
+    assert built.outcome.about["contamination"]["hits"] == {OWN_HELD_OUT: 1}
 
 
 def test_a_short_turn_counts_only_as_the_prompt(make, chat):

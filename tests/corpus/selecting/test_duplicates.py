@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.corpus.selecting.duplicates import Groups, first_of
+from snaketune.corpus.selecting.duplicates import Groups, first_occurrence
 
 
 @given(st.lists(st.integers(0, 5)))
-def test_first_of(hashes):
-    assert first_of(np.array(hashes, np.uint64)).tolist() == [hashes.index(found) for found in hashes]
+def test_first_occurrence(hashes):
+    assert first_occurrence(np.array(hashes, np.uint64)).tolist() == [hashes.index(found) for found in hashes]
 
 
 @given(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19))))
@@ -22,5 +22,7 @@ def test_groups_are_those_that_pairs_connect(pairs):
         together |= dict.fromkeys(both, both)
     first = groups.first()
     assert first.tolist() == [min(together[row]) for row in range(20)]
-    apart = groups.apart(np.array([(a, b) for a in range(20) for b in range(20)]))
-    assert {(a, b) for a, b in apart.tolist()} >= {(a, b) for a in range(20) for b in range(20) if first[a] != first[b]}
+    not_joined = groups.not_joined(np.array([(a, b) for a in range(20) for b in range(20)]))
+    assert {(a, b) for a, b in not_joined.tolist()} >= {
+        (a, b) for a in range(20) for b in range(20) if first[a] != first[b]
+    }

@@ -1,4 +1,4 @@
-"""How much of each source is taken: caps and weights, drawn by the rows themselves."""
+"""Caps and weights of sources, by hashes of their rows."""
 
 import json
 
@@ -37,15 +37,15 @@ def test_a_cap_counts_neither_duplicates_nor_other_sources(tmp_path, chat):
 
 
 @pytest.mark.parametrize("weight", [0.25, 0.5, 1.5, 2, 3.25])
-def test_a_weight_is_how_often_rows_are_used(make, chat, weight):
+def test_a_weight_is_the_mean_number_of_copies(make, chat, weight):
     rows = [chat(f"q{i}") for i in range(4000)]
     built = make(rows, source={"weight": weight}, held_out=0.25)
     once = make(rows, held_out=0.25)
     assert built.held_out == once.held_out
     assert len(built.train) == pytest.approx(weight * len(once.train), rel=0.08)
     prompts = built.prompts()
-    times = {prompts.count(prompt) for prompt in set(prompts[:200])}
-    assert times <= {int(weight), int(weight) + 1}
+    copies = {prompts.count(prompt) for prompt in set(prompts[:200])}
+    assert copies <= {int(weight), int(weight) + 1}
     if weight < 1:
         assert built.counts["dropped"]["under_weight"] == len(once.train) - len(built.train)
         assert built.counts["repeated"] == 0
@@ -68,14 +68,14 @@ def test_a_larger_weight_keeps_what_a_smaller_one_kept(make, chat):
     assert less < more
 
 
-def test_a_weight_chooses_again_among_what_a_cap_has_chosen(make, chat):
+def test_a_weight_selects_independently_of_a_cap(make, chat):
     rows = [chat(f"q{i}") for i in range(4000)]
     built = make(rows, source={"weight": 0.5, "max_rows": 1000})
     assert built.counts["kept"]["train"] == pytest.approx(500, rel=0.1)
 
 
 def test_batches_are_full_whatever_was_dropped(make, chat):
-    """The same rows are the same bytes, whether others were between them or not."""
+    """The same rows give the same bytes, whether or not dropped rows were between them."""
     rows = [chat(f"q{i}", task=("t" if i % 3 else None)) for i in range(5000)]
     some = make([row for i, row in enumerate(rows) for row in [row] * (1 + i % 2)], held_out=0.3)
     plain = make(rows, held_out=0.3)

@@ -1,4 +1,4 @@
-"""Near duplicates: what is found, which row stays, and that groups stay on one side of the split."""
+"""Near duplicates: which rows are grouped, which one stays, and that groups are on one side of the split."""
 
 import random
 
@@ -30,7 +30,7 @@ def jaccard(a, b, n):
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8, 0.95])
-def test_what_is_similar_is_found(tmp_path, threshold):
+def test_similar_texts_are_grouped(tmp_path, threshold):
     rng = random.Random(0)
     texts = []
     for i in range(600):
@@ -53,7 +53,7 @@ def test_what_is_similar_is_found(tmp_path, threshold):
 
 
 def test_rows_that_differ_in_symbols_alone_are_different(make, chat):
-    """As in BIG-Bench Hard's dyck_languages."""
+    """As in dyck_languages of BIG-Bench Hard."""
     rng = random.Random(5)
     question = "Complete the rest of the sequence, making sure that the parentheses are closed properly. Input:"
     rows = [chat(f"{question} {' '.join(rng.choices('<>[](){}', k=30))}", rng.choice(">])}")) for _ in range(100)]
@@ -90,7 +90,7 @@ def test_the_first_of_each_group_stays(make, near_rows):
     assert "duplicates.jsonl" in built.outcome.records
 
 
-def test_kept_groups_are_on_one_side(make, near_rows):
+def test_groups_that_are_not_dropped_are_on_one_side(make, near_rows):
     built = make(near_rows, near_duplicates={"threshold": 0.8, "drop": False}, held_out=0.3)
     assert built.counts["dropped"] == {"duplicate": 0}
     train, held = set(built.prompts()), set(built.prompts("held_out"))
@@ -106,7 +106,7 @@ def test_similar_prompts_are_on_one_side_though_their_answers_differ(make, chat)
     questions = [text(rng) for _ in range(100)]
     rows = [chat(question, text(rng)) for question in questions]
     rows += [chat(changed(rng, question, 1), text(rng)) for question in questions]
-    # What is said before isn't the prompt, and doesn't make all of them alike.
+    # Earlier turns aren't the prompt, and don't make all of them similar.
     for row in rows:
         row["messages"].insert(0, {"role": "system", "content": " ".join(VOCABULARY)})
     built = make(rows, near_duplicates={"threshold": 0.75}, held_out=0.5)
@@ -124,13 +124,13 @@ def test_similar_prompts_are_on_one_side_though_their_answers_differ(make, chat)
 
 
 def test_rows_linked_by_a_prompt_and_a_group_are_on_one_side(make, chat):
-    """a and b say nearly the same under different prompts; c has b's prompt."""
+    """a and b are near duplicates with different prompts; c has b's prompt."""
     rng = random.Random(3)
     rows = []
     for _ in range(60):
         answer = text(rng, 200)
-        asked = text(rng, 6), text(rng, 6)
-        rows += [chat(asked[0], answer), chat(asked[1], answer), chat(asked[1], text(rng))]
+        prompts = text(rng, 6), text(rng, 6)
+        rows += [chat(prompts[0], answer), chat(prompts[1], answer), chat(prompts[1], text(rng))]
     built = make(rows, near_duplicates={"threshold": 0.8, "drop": False}, held_out=0.5)
     assert built.counts["near_duplicates"] == {"groups": 60, "largest": 2}
     held = set(built.prompts("held_out"))
@@ -140,7 +140,7 @@ def test_rows_linked_by_a_prompt_and_a_group_are_on_one_side(make, chat):
     assert not held & set(built.prompts())
 
 
-def test_preferences_are_compared_by_all_that_they_say(make):
+def test_preferences_are_compared_by_all_their_texts(make):
     rng = random.Random(4)
     prompt, chosen, rejected = text(rng), text(rng), text(rng)
     rows = [
@@ -152,7 +152,7 @@ def test_preferences_are_compared_by_all_that_they_say(make):
     assert built.counts["dropped"]["near_duplicate"] == 1 and built.counts["kept"]["train"] == 2
 
 
-def test_the_same_from_run_to_run(make, near_rows):
+def test_repeated_runs_give_the_same_groups(make, near_rows):
     first, second = (make(near_rows, near_duplicates={}, held_out=0.2) for _ in range(2))
     for name in ("train.arrow", "held_out.arrow", "duplicates.jsonl"):
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()

@@ -1,15 +1,15 @@
-"""Texts as words, and runs of words."""
+"""Words of texts, and n-grams of words."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.selecting.words import Runs, split_words, windows, words_of
+from snaketune.corpus.selecting.words import TextHashes, split_words, windows, words_of
 
 
 @settings(deadline=None)
 @given(st.lists(st.text("ab .", max_size=20), max_size=5), st.integers(1, 4))
-def test_windows_are_all_runs_of_words(texts, n):
+def test_windows_are_all_ngrams(texts, n):
     runs = windows(words_of(texts), n)
     expected = []
     for text in texts:
@@ -24,4 +24,4 @@ def test_windows_are_all_runs_of_words(texts, n):
 
 def test_a_batch_without_texts_has_no_windows():
     assert windows(words_of([]), 3).lengths.tolist() == []
-    assert windows(Runs(np.empty(0, np.uint64), np.array([0, 0])), 3).lengths.tolist() == [0]
+    assert windows(TextHashes(np.empty(0, np.uint64), np.array([0, 0])), 3).lengths.tolist() == [0]

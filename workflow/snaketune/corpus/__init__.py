@@ -1,4 +1,5 @@
-"""Raw rows to canonical conversations and preference pairs: read (`reading`), made canonical (`layouts`), chosen (`selecting`).
+"""Raw rows to canonical conversations, preference pairs and documents.
 
-What runs the stage stands above these, in the order of its work: corpus, scan, decisions, writing.
+`reading` reads files, `layouts` makes rows canonical, and `selecting` cleans, deduplicates and splits them. The modules
+beside these run the stage: corpus, assembly, first_pass, decisions, last_pass.
 """

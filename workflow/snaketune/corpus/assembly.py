@@ -1,13 +1,13 @@
-"""What the `corpus` stage makes: raw rows from every source, cleaned, without duplicates, split by prompt.
+"""The work of the `corpus` stage: raw rows from every source, cleaned, without duplicates, split by prompt.
 
-    scan      raw → canonical → cleaned → spool on disk, and 24 bytes per row in memory
-    decide    duplicates, near duplicates, contamination, caps, split and weights, over these bytes
-    write     spool → train.arrow and held_out.arrow
+    first pass   raw → canonical → cleaned → spool on disk, and 24 bytes per row in memory
+    decide       duplicates, near duplicates, contamination, caps, split and weights, from these 24 bytes
+    last pass    spool → train.arrow and held_out.arrow
 
-The order of the rows is kept, so that a source spelled in another way but with the same rows gives the same files byte
-for byte. Nothing vanishes: read + extra + repeated = joined + quarantined + dropped + kept. Memory doesn't grow
-with the text, but with the number of rows: 600 MB for ten million. Short rows go through at 60,000 a second on one core
-when nothing optional is asked for, at 18,000 when near duplicates are looked for.
+Rows stay in order, so a source in another format with the same rows gives the same files byte for byte. Every row is
+counted: read + extra + repeated = joined + quarantined + dropped + kept. Memory grows with the number of rows, not with the
+length of the text: 600 MB for ten million rows. One core processes 60,000 short rows a second without optional steps, and
+18,000 with near duplicates.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
-from snaketune.corpus.selecting.evaluation_ngrams import all_evaluated
+from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
 from snaketune.corpus.selecting.near_duplicates import NearDuplicates
 from snaketune.corpus.selecting.spool import Spool
 from snaketune.errors import SnaketuneError
@@ -42,16 +42,16 @@ CONTAMINATION = "contamination.jsonl"
 def assemble(
     spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
 ) -> Outcome:
-    """Fill the payload with train.arrow and held_out.arrow, and the records of what was left out.
+    """Write train.arrow and held_out.arrow to the payload, and the records of quarantined and dropped rows.
 
     Args:
         files: the local files of all sources, in order.
-        against: corpora whose held-out rows no row may hold an n-gram of, where `decontamination` is asked for.
-        against_files: task data of which the same is true.
+        against: corpora whose held-out rows train rows are compared with, where `decontamination` is configured.
+        against_files: data files of evaluation tasks that train rows are compared with likewise.
     Raises:
-        SnaketuneError: a file that can't be read, too many malformed rows, or none that is left.
+        SnaketuneError: a file can't be read, too many rows are malformed, or no row is left.
     """
-    # An earlier attempt's.
+    # Left by an earlier attempt.
     for name in (QUARANTINE, CONTAMINATION):
         (work.folder / name).unlink(missing_ok=True)
     with ExitStack() as stack:
@@ -66,9 +66,9 @@ def assemble(
                 NearDuplicates(work.state, threshold=near.threshold, shingle=near.shingle)
             )
         if spec.decontamination:
-            evaluated = all_evaluated(against, against_files, spec.decontamination.ngram)
+            evaluations = load_evaluations(against, against_files, spec.decontamination.ngram)
             contamination = stack.enter_context(
-                Contamination(work.state, evaluated, n=spec.decontamination.ngram, own=0 < spec.held_out < 1)
+                Contamination(work.state, evaluations, n=spec.decontamination.ngram, own_held_out=0 < spec.held_out < 1)
             )
         scan = Scan(
             spec,
@@ -80,19 +80,19 @@ def assemble(
         )
         sources = [scan.read(source, paths) for source, paths in _with_files(spec, files)]
         scan.finish()
-    found = sum(source.read + source.extra for source in sources)
-    quarantine.judge(found, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
+    total_rows = sum(source.read + source.extra for source in sources)
+    quarantine.check_limit(total_rows, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
     decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
     counts = counts_of(spec, scan, sources, decisions, quarantine)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         raise SnaketuneError(
-            f"none of the {found} rows is left; dropped:{dropped}\n{_put_aside(work)}Ask for less, or add rows"
+            f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}Relax the conditions, or add rows"
         )
     hashes = np.frombuffer(scan.hashes, np.uint64)
     rows_of = [source.rows.stop - source.rows.start for source in sources]
     from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
-    write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.times, decisions.held_out)
+    write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.copies, decisions.held_out)
     if decisions.group is not None:
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
     about = {}
@@ -109,25 +109,27 @@ def assemble(
     )
 
 
-def _put_aside(work: WorkFolder) -> str:
-    """Move the records that hold anything out of the payload, which the next attempt empties; say where they are."""
-    said = ""
+def _save_records(work: WorkFolder) -> str:
+    """Move non-empty records out of the payload, which the next attempt empties, and return where they are."""
+    message = ""
     for name in (QUARANTINE, CONTAMINATION):
         record = work.payload / name
         if record.is_file() and record.stat().st_size:
-            said += f"See {record.replace(work.folder / name)}\n"
-    return said
+            message += f"See {record.replace(work.folder / name)}\n"
+    return message
 
 
 def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
-    """Each source with its files.
+    """Yield each source with its files.
 
     Raises:
-        SnaketuneError: not as many files as the sources name.
+        SnaketuneError: the number of files isn't the number that the sources name.
     """
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:
-        raise SnaketuneError(f"the corpus names {expected} files, --files gives {len(files)}; give the same, in order")
+        raise SnaketuneError(
+            f"the sources name {expected} files, --files has {len(files)}; pass the same files, in the same order"
+        )
     paths = iter(files)
     for source in spec.sources:
         yield source, [next(paths) for _ in source.files]

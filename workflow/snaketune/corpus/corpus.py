@@ -16,7 +16,7 @@ STAGE = Stage(
     inputs={"against": any_number("corpus")},
     files=("files", "against_files"),
     libraries=libraries.of_corpus,
-    # Completions of one prompt, and rows that resemble each other, are found with the whole corpus in memory.
+    # Pairing completions and comparing near duplicates need the whole corpus in memory.
     cost=lambda spec: Cost(
         mb_per_gb=5000 if spec.kind == "unpaired" or spec.near_duplicates else 1000, minutes_per_gb=30
     ),
@@ -28,7 +28,7 @@ STAGE = Stage(
 def build(
     spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
 ) -> Outcome:
-    """Fill the payload with train.arrow and held_out.arrow, and the records of what was left out; see `assemble`."""
+    """Write train.arrow and held_out.arrow, and the records of quarantined and dropped rows; see `assemble`."""
     from snaketune.corpus.assembly import assemble
 
     return assemble(spec, work, files=files, against=against, against_files=against_files)

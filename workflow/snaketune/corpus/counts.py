@@ -1,4 +1,4 @@
-"""What the manifest counts: the rows of each source and of all, where they went, and what there is to note about them."""
+"""The counts in the corpus manifest: rows read, dropped and written, in all and by source, and notes on them."""
 
 from collections import Counter
 from typing import Any
@@ -15,32 +15,32 @@ from snaketune.stages.specs import CorpusSpec
 def counts_of(
     spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], decisions: Decisions, quarantine: Quarantine
 ) -> dict[str, Any]:
-    """All counts of the manifest: in all, by source, and how long the rows are that were kept."""
+    """Return all counts of the manifest: in all, by source, and a histogram of the lengths of the rows written."""
     by_source = [_of_source(decisions, scan, source) for source in sources]
     dropped: Counter[str] = Counter()
     for source in by_source:
         dropped.update(source["dropped"])
-    times, held_out = decisions.times, decisions.held_out
+    copies, held_out = decisions.copies, decisions.held_out
     return {
         **{name: sum(source[name] for source in by_source) for name in ("read", "extra", "joined", "repeated")},
         "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
         "dropped": dict(dropped),
-        "kept": {"train": int(times[~held_out].sum()), "held_out": int(times[held_out].sum())},
-        "sources": [_origin(source) | found for source, found in zip(spec.sources, by_source)],
-        "notes": _notes(spec, scan, times > 0),
+        "kept": {"train": int(copies[~held_out].sum()), "held_out": int(copies[held_out].sum())},
+        "sources": [_origin(source) | source_counts for source, source_counts in zip(spec.sources, by_source)],
+        "notes": _notes(spec, scan, copies > 0),
         "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
-        "characters": _histogram(np.frombuffer(scan.characters, np.uint32), times),
+        "characters": _histogram(np.frombuffer(scan.characters, np.uint32), copies),
         **({} if decisions.group is None else {"near_duplicates": _near_duplicates(decisions.group)}),
     }
 
 
 def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:
-    """What became of the rows of a source, all counts but those of where they came from."""
+    """Count the rows of one source by outcome."""
     rows = source.rows
-    dropped, times = decisions.dropped[rows], decisions.times[rows]
+    dropped, copies = decisions.dropped[rows], decisions.copies[rows]
     by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
     reasons = {reason: n for reason, n in zip(REASONS[1:], by_reason[1:]) if n or reason == "duplicate"}
-    used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], times, len(scan.known_origins))
+    used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], copies, len(scan.known_origins))
     layouts: dict[str, int] = {}
     for (layout, _), n in zip(scan.known_origins, used.tolist()):
         if n:
@@ -51,8 +51,8 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
         "joined": source.joined,
         "quarantined": source.quarantined,
         "dropped": reasons | source.dropped,
-        "repeated": int((times - (times > 0)).sum()),
-        "kept": int(times.sum()),
+        "repeated": int((copies - (copies > 0)).sum()),
+        "kept": int(copies.sum()),
         "layouts": layouts,
         "ignored": dict(source.ignored),
         "marked": dict(source.marked),
@@ -60,32 +60,32 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
 
 
 def _near_duplicates(group: np.ndarray) -> dict[str, int]:
-    """How many groups of two rows and more there are, and how many rows are in the largest."""
+    """Count the groups of at least two rows, and the rows of the largest."""
     sizes = np.bincount(group)
     return {"groups": int((sizes > 1).sum()), "largest": int(sizes.max()) if (sizes > 1).any() else 0}
 
 
-def _notes(spec: CorpusSpec, scan: Scan, kept: np.ndarray) -> dict[str, int]:
-    """What happened to kept rows on the way, and how many of them have a prompt that another has before them."""
+def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
+    """Count what happened to the rows written, and those whose prompt an earlier row has."""
     notes: Counter[str] = Counter()
-    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[kept], minlength=len(scan.known_origins))
-    for (_, found), rows in zip(scan.known_origins, rows_by_origin.tolist()):
-        notes.update(dict.fromkeys(found, rows))
+    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[written], minlength=len(scan.known_origins))
+    for (_, source_counts), rows in zip(scan.known_origins, rows_by_origin.tolist()):
+        notes.update(dict.fromkeys(source_counts, rows))
     if spec.kind == "conversations":
-        prompts = np.sort(np.frombuffer(scan.drawn, np.uint64)[kept])
+        prompts = np.sort(np.frombuffer(scan.prompt_hashes, np.uint64)[written])
         notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
     return {note: n for note, n in notes.items() if n}
 
 
-def _histogram(characters: np.ndarray, times: np.ndarray) -> dict[str, list[int]]:
-    """Rows kept, by length: `rows[i]` of them have fewer characters than `bounds[i]`, and no fewer than the bound before.
+def _histogram(characters: np.ndarray, copies: np.ndarray) -> dict[str, list[int]]:
+    """Count rows by length: `rows[i]` rows have fewer than `bounds[i]` characters, and at least as many as the bound before.
 
     >>> _histogram(np.array([1, 2, 3, 9]), np.array([1, 1, 1, 1]))
     {'bounds': [1, 2, 4, 8, 16], 'rows': [0, 1, 2, 0, 1]}
     """
     # A number below 2^k has k binary digits at most.
     digits = np.frexp(characters.astype(np.float64))[1]
-    rows = np.bincount(digits, times).astype(np.int64).tolist()
+    rows = np.bincount(digits, copies).astype(np.int64).tolist()
     return {"bounds": [2**k for k in range(len(rows))], "rows": rows}
 
 

@@ -1,8 +1,8 @@
-"""What becomes of each sound row, decided by numbers about all of them: dropped and why, held out, or used how often.
+"""The outcome of each valid row: dropped and why, held out, or written how many times.
 
-In this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one step drops is out of sight
-of the next. A held-out row is never contaminated: corpora with prompts in common hold out the same ones, and there is no
-harm in a test that two corpora share. Costs some 80 bytes of memory per row at its peak, and 2 µs.
+Steps run in this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one step drops is
+ignored by the next. Held-out rows are never contaminated: corpora with the same prompts hold out the same ones, and two
+corpora may share a test. Takes about 80 bytes of memory per row at its peak, and 2 µs.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.corpus.first_pass import Scan, SourceCounts
-from snaketune.corpus.selecting.duplicates import but_first, first_of
-from snaketune.corpus.selecting.mixing import over_cap, times_used
+from snaketune.corpus.selecting.duplicates import first_occurrence, not_first
+from snaketune.corpus.selecting.mixing import copies_by_weight, over_cap
 from snaketune.corpus.selecting.splits import is_held_out
 from snaketune.stages.specs import CorpusSpec
 
@@ -21,53 +21,58 @@ REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """For each sound row:
+    """Arrays with one element per valid row.
 
     Attributes:
-        dropped: why it is dropped, as a place in `REASONS`; 0 if it is kept.
-        held_out: whether it is on the side of the split that is held out.
-        times: how often it is written; 0 if it is dropped.
-        group: the first row of its group of near duplicates, where they are looked for.
-        evaluations: train rows that each evaluation hits, where contamination is looked for.
+        dropped: uint8, why the row is dropped, as an index into `REASONS`; 0 if it isn't dropped.
+        held_out: bool, True if the row is on the held-out side of the split.
+        copies: uint8, how many times the row is written; 0 if it is dropped.
+        group: the first row of its group of near duplicates; None unless near duplicates are configured.
+        evaluations: by evaluation, the number of train rows that share an n-gram with it.
     """
 
     dropped: np.ndarray
     held_out: np.ndarray
-    times: np.ndarray
+    copies: np.ndarray
     group: np.ndarray | None
     evaluations: dict[str, int]
 
 
 def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
-    """All decisions about the rows of a scan.
+    """Decide about all rows of a scan.
 
     Args:
-        contamination_record: the file for the hits of what is dropped as contaminated.
+        contamination_record: the file to which the n-grams of contaminated rows are written.
     """
-    hashes, drawn = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.drawn, np.uint64)
+    hashes, prompt_hashes = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.prompt_hashes, np.uint64)
     dropped = np.zeros(len(hashes), np.uint8)
-    dropped[but_first(first_of(hashes))] = REASONS.index("duplicate")
+    dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")
     group = None
     if scan.near_duplicates:
         group = scan.near_duplicates.groups(dropped == 0)
-        drawn = drawn[scan.near_duplicates.sides(drawn, group, dropped == 0)]
+        prompt_hashes = prompt_hashes[scan.near_duplicates.split_groups(prompt_hashes, group, dropped == 0)]
         if spec.near_duplicates.drop:
-            dropped[but_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
-    held_out = is_held_out(drawn, spec.held_out)
+            dropped[not_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
+    held_out = is_held_out(prompt_hashes, spec.held_out)
     evaluations: dict[str, int] = {}
     if scan.contamination:
         contaminated, evaluations = scan.contamination.confirm(
-            dropped == 0, held_out, spool=scan.spool, hashes=hashes, drawn=drawn, record=contamination_record
+            dropped == 0,
+            held_out,
+            spool=scan.spool,
+            hashes=hashes,
+            prompt_hashes=prompt_hashes,
+            record=contamination_record,
         )
         dropped[contaminated] = REASONS.index("contaminated")
     for source, counts in zip(spec.sources, sources):
         if source.max_rows:
-            kept = np.flatnonzero(dropped[counts.rows] == 0) + counts.rows.start
-            dropped[kept[over_cap(hashes[kept], source.max_rows)]] = REASONS.index("over_cap")
-    times = (dropped == 0).astype(np.uint8)
+            remaining = np.flatnonzero(dropped[counts.rows] == 0) + counts.rows.start
+            dropped[remaining[over_cap(hashes[remaining], source.max_rows)]] = REASONS.index("over_cap")
+    copies = (dropped == 0).astype(np.uint8)
     for source, counts in zip(spec.sources, sources):
         if source.weight != 1:
             train = np.flatnonzero((dropped[counts.rows] == 0) & ~held_out[counts.rows]) + counts.rows.start
-            times[train] = times_used(hashes[train], source.weight)
-    dropped[(dropped == 0) & (times == 0)] = REASONS.index("under_weight")
-    return Decisions(dropped=dropped, held_out=held_out, times=times, group=group, evaluations=evaluations)
+            copies[train] = copies_by_weight(hashes[train], source.weight)
+    dropped[(dropped == 0) & (copies == 0)] = REASONS.index("under_weight")
+    return Decisions(dropped=dropped, held_out=held_out, copies=copies, group=group, evaluations=evaluations)

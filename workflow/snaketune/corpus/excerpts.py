@@ -1,4 +1,4 @@
-"""What messages and records quote of the data: cut short, and without what a terminal would obey."""
+"""Excerpts of data for messages and records: cut short, with control characters escaped."""
 
 import json
 import sys
@@ -8,18 +8,16 @@ EXCERPT_LENGTH = 200
 
 
 def excerpt(value: Any) -> str:
-    """The beginning of any value as JSON, for people."""
+    """Return the beginning of a value as JSON."""
     try:
-        spelled = json.dumps(value, ensure_ascii=False, default=str)
+        serialized = json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, TypeError, RecursionError):
         return "…"
-    return spelled if len(spelled) <= EXCERPT_LENGTH else spelled[:EXCERPT_LENGTH] + "…"
+    return serialized if len(serialized) <= EXCERPT_LENGTH else serialized[:EXCERPT_LENGTH] + "…"
 
 
 def printable(text: str) -> str:
-    r"""Control characters and all else that doesn't show, as the escapes that JSON has for them.
-
-    A terminal would obey some of them, wherever they came from.
+    r"""Escape control characters and other unprintable ones as JSON does, because terminals interpret some of them.
 
     >>> printable("a\x1b[31m\x9b")
     'a\\u001b[31m\\u009b'
@@ -27,7 +25,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def say(line: str) -> None:
-    """Print a line that quotes the data, on whatever standard output there is."""
+def print_line(line: str) -> None:
+    """Print a line that quotes data, with what standard output can't encode as escapes."""
     encoding = sys.stdout.encoding or "utf-8"
     print(printable(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)

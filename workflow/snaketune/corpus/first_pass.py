@@ -1,7 +1,7 @@
-"""The first pass: raw rows to sound, cleaned rows in the spool, and a few numbers about each in memory.
+"""The first pass: raw rows to valid, cleaned rows in the spool, and a few numbers about each in memory.
 
-24 bytes of memory per row: the hash of what it says, the number drawn for its prompt, its length, and how it came to be.
-All that is decided about rows is decided by these, after the last one is read.
+24 bytes of memory per row: the hash of its content, the hash of its prompt, its length, and the number of its origin. All
+decisions are made from these after the last row is read.
 """
 
 import gc
@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.excerpts import say
+from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.raw_rows import Made, RawRow
+from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
 from snaketune.corpus.selecting.near_duplicates import NearDuplicates
-from snaketune.corpus.selecting.splits import draw, split_key
+from snaketune.corpus.selecting.splits import prompt_hash, split_key
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts
 from snaketune.errors import SnaketuneError
@@ -33,24 +33,23 @@ from snaketune.patterns import TooSlow, search
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import CorpusSpec
 
-LONGEST = 2**32 - 1
-MOST_NAMES = 200
+MAX_CHARACTERS = 2**32 - 1
+MAX_NAMES = 200
 OTHER_NAMES = "…"
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 @dataclass
 class SourceCounts:
-    """What became of the raw rows of one source.
+    """Counts of the raw rows of one source, by outcome.
 
     Attributes:
         read: raw rows.
-        extra: rows that a raw row made besides its first.
-        joined: raw rows that became part of another.
-        ignored: what of raw rows isn't read though it holds something (a column, or `messages[].name`), and how many
-            of those used have it.
-        marked: marks of bad rows among those used, such as `is_correct: false`, and how many have each.
-        rows: numbers of the sound rows, first and one past the last.
+        extra: rows that a raw row gave after its first.
+        joined: raw rows that became part of another row.
+        ignored: by column or key (such as `messages[].name`), the used raw rows in which it holds something and isn't read.
+        marked: by mark of a bad row, such as `is_correct: false`, the used raw rows that have it.
+        rows: the range of its valid rows.
     """
 
     read: int = 0
@@ -64,12 +63,12 @@ class SourceCounts:
 
 
 class Scan:
-    """Give it every source in turn, then `finish`.
+    """Reads every source in turn; call `finish` after the last.
 
     Attributes:
-        hashes, drawn, characters, origins: for each sound row the hash of its content, the number drawn for its prompt,
-            its length, and the number of its origin.
-        known_origins: layout and notes of each origin.
+        hashes, prompt_hashes, characters, origins: for each valid row, the hash of its content, the hash of its prompt, its
+            length, and the number of its origin.
+        known_origins: layout and notes of each origin, with its number.
     """
 
     def __init__(
@@ -82,20 +81,20 @@ class Scan:
         near_duplicates: NearDuplicates | None = None,
         contamination: Contamination | None = None,
     ):
-        """Args: near_duplicates, contamination: what looks at the words of rows, where it is asked for."""
+        """Args: near_duplicates, contamination: compare the words of rows, where they are configured."""
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
         self.near_duplicates, self.contamination = near_duplicates, contamination
-        self.hashes, self.drawn = array("Q"), array("Q")
+        self.hashes, self.prompt_hashes = array("Q"), array("Q")
         self.characters, self.origins = array("I"), array("I")
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
         self.batch: list[Row] = []
-        self.places: list[tuple[str, RawRow]] = []
+        self.locations: list[tuple[str, RawRow]] = []
 
     def read(self, source: Source, paths: list[Path]) -> SourceCounts:
-        """Scan all rows of a source.
+        """Read all rows of a source.
 
         Raises:
-            SnaketuneError: a file that can't be read.
+            SnaketuneError: a file can't be read.
         """
         counts = SourceCounts()
         first = len(self.hashes)
@@ -108,9 +107,9 @@ class Scan:
                     self._read(name, raws, source, counts)
         counts.rows = slice(first, len(self.hashes))
         if counts.ignored:
-            say(_ignored_line(source, counts.ignored))
+            print_line(_ignored_line(source, counts.ignored))
         if counts.marked:
-            say(_marked_line(source, counts.marked))
+            print_line(_marked_line(source, counts.marked))
         return counts
 
     def finish(self) -> None:
@@ -121,68 +120,70 @@ class Scan:
     def _read(self, name: str, raws: Iterable[RawRow], source: Source, counts: SourceCounts) -> None:
         seed, pattern = self.spec.split_seed, self.spec.answer_pattern
         clean = self.cleaner.clean if self.cleaner.active else None
-        hashes, drawn, origins, known = self.hashes, self.drawn, self.origins, self.known_origins
-        made_rows, read = 0, counts.read
-        counted = _counted(progress(raws, name, "rows"), counts)
-        for made in _named(name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)):
-            made_rows += 1
-            row = made.row
+        hashes, prompt_hashes, origins, known = self.hashes, self.prompt_hashes, self.origins, self.known_origins
+        results, read = 0, counts.read
+        counted = _count_raws(progress(raws, name, "rows"), counts)
+        for result in _with_file_name(
+            name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)
+        ):
+            results += 1
+            row = result.row
             if row is None:
                 counts.joined += 1
-                _count(made.ignored, counts.ignored)
+                _count(result.ignored, counts.ignored)
                 continue
             try:
                 if isinstance(row, Malformed | Dropped):
                     raise row
-                if made.raw.notes:
-                    row.notes += made.raw.notes
+                if result.raw.notes:
+                    row.notes += result.raw.notes
                 if clean:
                     row = clean(row)
                 if pattern and row.answer is None:
                     _find_answer(row, pattern)
                 content = content_hash(row)
             except TooSlow as error:
-                raise SnaketuneError(f"{name}, {made.raw.unit} {made.raw.number}: {error}") from None
+                raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
             except Malformed as error:
-                self.quarantine.add(name, made.raw, error)
+                self.quarantine.add(name, result.raw, error)
                 counts.quarantined += 1
                 continue
             except Dropped as error:
                 counts.dropped[error.reason] += 1
                 continue
-            _count(made.ignored, counts.ignored)
-            _count(made.marks, counts.marked)
+            _count(result.ignored, counts.ignored)
+            _count(result.marks, counts.marked)
             hashes.append(content)
-            drawn.append(draw(split_key(row.opening), seed))
-            origin = made.layout, row.notes
+            prompt_hashes.append(prompt_hash(split_key(row.opening), seed))
+            origin = result.layout, row.notes
             origins.append(known[origin] if origin in known else known.setdefault(origin, len(known)))
             self.batch.append(row)
-            self.places.append((name, made.raw))
+            self.locations.append((name, result.raw))
             if len(self.batch) == ROWS_PER_BATCH:
                 self._flush()
-        counts.extra += made_rows - (counts.read - read)
+        counts.extra += results - (counts.read - read)
 
     def _flush(self) -> None:
         characters = self.spool.append(self.batch)
-        self.characters.frombytes(np.minimum(characters, LONGEST).astype(np.uint32).tobytes())
+        self.characters.frombytes(np.minimum(characters, MAX_CHARACTERS).astype(np.uint32).tobytes())
         if self.near_duplicates:
             self.near_duplicates.append(self.batch)
         if self.contamination:
             turns = [compared_texts(row.turns) for row in self.batch]
-            places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
+            locations = [{"file": name, raw.unit: raw.number} for name, raw in self.locations]
             first = len(self.hashes) - len(self.batch)
-            self.contamination.append(turns, places, np.array(self.hashes[first:], np.uint64), first)
-        # New ones: the old are shared with nobody, but a cleared list would keep its memory.
-        self.batch, self.places = [], []
+            self.contamination.append(turns, locations, np.array(self.hashes[first:], np.uint64), first)
+        # New lists, because a cleared list would keep its memory.
+        self.batch, self.locations = [], []
 
 
 def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
     for name in names:
-        # Where keys are data (an id each), there are as many as rows.
-        ignored[name if name in ignored or len(ignored) < MOST_NAMES else OTHER_NAMES] += 1
+        # Where keys are ids, there may be as many as rows.
+        ignored[name if name in ignored or len(ignored) < MAX_NAMES else OTHER_NAMES] += 1
 
 
-def _name(source: Source) -> str:
+def _source_name(source: Source) -> str:
     more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
     return hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
 
@@ -192,25 +193,25 @@ def _rows_of_each(names: Counter[str]) -> str:
 
 
 def _ignored_line(source: Source, ignored: Counter[str]) -> str:
-    """What of a source isn't read."""
+    """Describe the columns and keys of a source that aren't read."""
     return (
-        f"{_name(source)}: ignored, as its layout doesn't read them: {_rows_of_each(ignored)}; if one matters, map columns "
-        "with `fields`"
+        f"{_source_name(source)}: ignored, because its layout doesn't read them: {_rows_of_each(ignored)}; to use one, "
+        "map columns with `fields`"
     )
 
 
 def _marked_line(source: Source, marked: Counter[str]) -> str:
-    """Which rows of a source are used though they are marked as bad ones, and what leaves them out."""
+    """Describe the rows of a source that are used although a column marks them as bad, and how to drop them."""
     column, _, value = marked.most_common(1)[0][0].partition(": ")
     return (
-        f"{_name(source)}: used, though marked: {_rows_of_each(marked)}; the source's `where` leaves such rows out, for "
-        f"instance `where: {column} != {value}`"
+        f"{_source_name(source)}: used although a column marks them as bad: {_rows_of_each(marked)}; to drop them, "
+        f"set the source's `where`, for instance `where: {column} != {value}`"
     )
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for reference cycles less often: rows hold none, and looking through each batch costs a tenth."""
+    """Run the garbage collector less often: rows hold no reference cycles, and a collection per batch costs a tenth."""
     usual = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     try:
@@ -219,15 +220,15 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _named(name: str, rows: Iterable[Made]) -> Iterator[Made]:
-    """`rows`; what is wrong with the file as a whole names it."""
+def _with_file_name(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
+    """Yield `rows`; add the name of the file to errors about the file as a whole."""
     try:
         yield from rows
     except Malformed as error:
         raise SnaketuneError(f"{name}: {error.detail}") from None
 
 
-def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
+def _count_raws(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
     for raw in raws:
         counts.read += 1
         yield raw

@@ -1,4 +1,4 @@
-"""The last pass: what is kept of the spool to the files of the result, batch by batch."""
+"""The last pass: the selected rows of the spool, written to the files of the result batch by batch."""
 
 import json
 from pathlib import Path
@@ -22,39 +22,39 @@ def write_rows(
     schema: pa.Schema,
     hashes: np.ndarray,
     sources: np.ndarray,
-    times: np.ndarray,
+    copies: np.ndarray,
     held_out: np.ndarray,
 ) -> None:
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
 
     Args:
-        schema: of the files, what the spool has and `id`, and `source` if it is asked for.
-        hashes: for each row, what its id is made of.
-        sources: int16, the number of its source.
-        times: how often it is written; from the second time on its id ends on `-2`, `-3` and so on.
-        held_out: where.
+        schema: schema of the files: the columns of the spool, `id`, and for some kinds `source`.
+        hashes: uint64, for each row the hash that its id is made of.
+        sources: int16, for each row the number of its source.
+        copies: for each row how many times it is written; the ids of further copies end in `-2`, `-3` and so on.
+        held_out: for each row whether it goes to `held_out.arrow`.
     """
-    with Split(folder / "train.arrow", schema) as train, Split(folder / "held_out.arrow", schema) as held:
+    with SplitFile(folder / "train.arrow", schema) as train, SplitFile(folder / "held_out.arrow", schema) as held:
         start = 0
         for batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
             rows = slice(start, start + batch.num_rows)
-            for split, here in ((train, ~held_out[rows]), (held, held_out[rows])):
-                taken = np.repeat(np.arange(batch.num_rows), times[rows] * here)
+            for split, in_split in ((train, ~held_out[rows]), (held, held_out[rows])):
+                taken = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
                 if len(taken):
-                    told = {"id": _ids(hashes[rows], taken), "source": sources[rows][taken]}
-                    split.append(batch.take(pa.array(taken)), told)
+                    extra_columns = {"id": _ids(hashes[rows], taken), "source": sources[rows][taken]}
+                    split.append(batch.take(pa.array(taken)), extra_columns)
             start += batch.num_rows
 
 
 def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:
-    """List the first groups of near duplicates: size, ids of the first rows, and how the first row begins.
+    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row.
 
     Args:
         group: for each row, the first row of its group.
     """
     sizes = np.bincount(group)
     shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
-    # Rows by group: a stable order keeps those of a group as they came.
+    # Rows by group, stable, so that the rows of a group stay in order.
     members = np.flatnonzero(np.isin(group, shown))
     members = members[np.argsort(group[members], kind="stable")]
     ends = np.cumsum(sizes[shown])
@@ -69,16 +69,16 @@ def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.nda
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-class Split:
-    """One file of the result. Its batches are full, wherever the rows came from, so that the same rows are the same bytes."""
+class SplitFile:
+    """One file of the result. All batches but the last are full, so the same rows always give the same bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema):
         self.schema = schema
         self.writer = pa.ipc.new_file(str(path), schema)
-        self.waiting: list[pa.RecordBatch] = []
+        self.pending: list[pa.RecordBatch] = []
         self.rows = 0
 
-    def __enter__(self) -> "Split":
+    def __enter__(self) -> "SplitFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,26 +86,34 @@ class Split:
             self._write(self.rows)
         self.writer.close()
 
-    def append(self, batch: pa.RecordBatch, told: dict[str, Any]) -> None:
-        """Args: told: by name, the columns that the spool doesn't have."""
-        columns = {field.name: pa.array(told[field.name], field.type) for field in self.schema if field.name in told}
+    def append(self, batch: pa.RecordBatch, extra_columns: dict[str, Any]) -> None:
+        """Append a batch of the spool.
+
+        Args:
+            extra_columns: by name, the columns that the spool doesn't have.
+        """
+        columns = {
+            field.name: pa.array(extra_columns[field.name], field.type)
+            for field in self.schema
+            if field.name in extra_columns
+        }
         columns |= dict(zip(batch.schema.names, batch.columns, strict=True))
-        self.waiting.append(pa.record_batch([columns[name] for name in self.schema.names], schema=self.schema))
+        self.pending.append(pa.record_batch([columns[name] for name in self.schema.names], schema=self.schema))
         self.rows += batch.num_rows
         while self.rows >= ROWS_PER_BATCH:
             self._write(ROWS_PER_BATCH)
 
     def _write(self, rows: int) -> None:
-        together = pa.concat_batches(self.waiting)
+        together = pa.concat_batches(self.pending)
         self.writer.write_batch(together.slice(0, rows))
-        self.waiting = [together.slice(rows)]
+        self.pending = [together.slice(rows)]
         self.rows -= rows
 
 
 def _ids(hashes: np.ndarray, taken: np.ndarray) -> list[str]:
     ids = [id_of(content) for content in hashes[taken].tolist()]
     copy = 1
-    for place in (np.flatnonzero(taken[1:] == taken[:-1]) + 1).tolist():
-        copy = copy + 1 if "-" in ids[place - 1] else 2
-        ids[place] += f"-{copy}"
+    for position in (np.flatnonzero(taken[1:] == taken[:-1]) + 1).tolist():
+        copy = copy + 1 if "-" in ids[position - 1] else 2
+        ids[position] += f"-{copy}"
     return ids

@@ -1,4 +1,4 @@
-"""Where malformed rows go, and when they are too many."""
+"""The list of malformed rows, and the limit on their share."""
 
 import json
 import re
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt, printable, say
+from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt, print_line, printable
 from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROWS_SHOWN = 10
 COMMONEST_REASONS_SHOWN = 3
-# What is left of personal data where a text was cut short: nobody can tell what kind it was any more.
+# Parts of personal data at a cut: what is left of an address or a number matches no pattern any more.
 HALF_AN_ADDRESS = re.compile(r"""[^\s"'@]*@[^\s"']*""")
 LAST_WORD_OR_NUMBER = re.compile(r"""[\d\s().+-]*[^\s"']*$""")
 
 
 @dataclass
 class Quarantine:
-    """The file that bad rows are listed in, and what of them a message needs.
+    """The file of malformed rows, and their counts and examples for messages.
 
     Attributes:
-        mask: what masks personal data, here as in the rows, where it is masked at all.
+        mask: masks personal data in the record as in the rows; None where nothing is masked.
     """
 
     file: TextIO
@@ -45,13 +45,13 @@ class Quarantine:
         line = printable(json.dumps(record, ensure_ascii=False))
         self.file.write(line + "\n")
         self.reasons[error.reason] += 1
-        place = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
-        self.examples.setdefault(error.reason, printable(f"{place}: {record['detail']}"))
+        location = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
+        self.examples.setdefault(error.reason, printable(f"{location}: {record['detail']}"))
         if len(self.first) < ROWS_SHOWN:
             self.first.append(line)
 
     def _excerpt(self, raw: RawRow, error: Malformed) -> str:
-        if isinstance(raw.found, Malformed):
+        if isinstance(raw.value, Malformed):
             text = self._masked_text(error.excerpt)
             return (
                 LAST_WORD_OR_NUMBER.sub("…", text, count=1)
@@ -59,10 +59,10 @@ class Quarantine:
                 else text
             )
         if not self.mask:
-            return excerpt(raw.found)
+            return excerpt(raw.value)
         try:
-            # Before it is cut, while all is still whole.
-            return excerpt(self._masked(raw.found))
+            # Masked before it is cut, while all personal data is whole.
+            return excerpt(self._masked(raw.value))
         except RecursionError:
             return "…"
 
@@ -76,28 +76,28 @@ class Quarantine:
             case list():
                 return [self._masked(part) for part in value]
             case _:
-                spelled = str(value)
-                masked = self.mask(spelled)
-                return value if masked == spelled else masked
+                text = str(value)
+                masked = self.mask(text)
+                return value if masked == text else masked
 
-    def judge(self, rows: int, sound: int, limit: float, kept_at: Path) -> None:
-        """End the stage if too many of the rows are here.
+    def check_limit(self, rows: int, sound: int, limit: float, saved_path: Path) -> None:
+        """Raise if too many of the rows are malformed.
 
         Args:
-            rows: all that was found.
-            sound: how many of them can be used.
-            limit: the share that may be malformed.
-            kept_at: where the file, closed by now, is moved then.
+            rows: number of all rows.
+            sound: number of rows that can be used.
+            limit: the largest share of malformed rows that is allowed.
+            saved_path: the path that the file, which must be closed, is moved to before raising.
         Raises:
-            SnaketuneError: a larger share is, or no row is sound.
+            SnaketuneError: the share is larger than the limit, or no row can be used.
         """
         bad = self.reasons.total()
         if not bad or (sound and bad / rows <= limit):
             return
-        # The next attempt begins with an empty payload. The first rows are in the log too, wherever that is read.
-        Path(self.file.name).replace(kept_at)
+        # The next attempt empties the payload. The first rows are logged, too, for readers who have only the log.
+        Path(self.file.name).replace(saved_path)
         for line in self.first:
-            say(f"quarantined: {line}")
+            print_line(f"quarantined: {line}")
         reasons = "".join(
             f"\n  {count} × {reason}, for instance {self.examples[reason]}"
             for reason, count in self.reasons.most_common(COMMONEST_REASONS_SHOWN)
@@ -105,9 +105,10 @@ class Quarantine:
         if not sound:
             raise SnaketuneError(
                 f"none of the {rows} rows can be used:{reasons}\n"
-                f"All are listed in {kept_at}\nCheck `layout` and `fields` of the source"
+                f"All are listed in {saved_path}\nCheck `layout` and `fields` of the source"
             )
         raise SnaketuneError(
             f"{bad} of {rows} rows ({bad / rows:.2%}) are malformed, more than the {limit:.2%} "
-            f"allowed:{reasons}\nAll are listed in {kept_at}\nFix these rows, or raise corpora.<name>.max_quarantined_fraction"
+            f"allowed:{reasons}\nAll are listed in {saved_path}\n"
+            "Fix these rows, or raise corpora.<name>.max_quarantined_fraction"
         )

@@ -1,4 +1,4 @@
-"""A row as it was found in a file, and what became of it."""
+"""Raw rows as read from a file, and the results of making them canonical."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -8,34 +8,35 @@ NAN_AS_NULL = ("nan_as_null",)
 
 
 class RawRow(NamedTuple):
-    """A row as it was found, or why there is none, and where: the line of a text file, else the number of the row.
+    """A row as read, or the reason why it can't be, with its number: the line of a text file, else the index of the row from 1.
 
-    `notes` name what was changed on reading; the canonical rows that are made of it have them too.
+    `notes` name what was changed on reading; canonical rows made of it inherit them.
     """
 
     unit: Literal["line", "row"]
     number: int
-    found: dict[str, Any] | Malformed
+    value: dict[str, Any] | Malformed
     notes: tuple[str, ...] = ()
 
 
 class Noted(NamedTuple):
-    """A value that was changed on reading, and the notes of its row."""
+    """A value that was changed on reading, with the notes for its row."""
 
-    found: Any
+    value: Any
     notes: tuple[str, ...] = NAN_AS_NULL
 
 
-class Made(NamedTuple):
-    """What became of a raw row.
+class RowResult(NamedTuple):
+    """The result for one raw row, or one of several.
 
     Attributes:
-        raw: where it came from. One raw row can make several rows, and is then named with each.
-        layout: the name of the layout that it has.
-        row: the canonical row; or why there is none; or None if the raw row became part of another (a message of a tree).
-        ignored: what of the raw row holds something and isn't read: columns, and keys of turns such as
-            `messages[].name`. Of several rows that one raw row makes, the first has them.
-        marks: which of the ignored columns mark the row as a bad one, such as `is_correct: false`.
+        raw: the raw row. One raw row can give several rows, and is then in the result of each.
+        layout: the name of its layout.
+        row: the canonical row; or the reason why there is none; or None if the raw row became part of another row (a message
+            of a tree).
+        ignored: columns, and keys of turns such as `messages[].name`, that hold something and aren't read. Of several
+            results of one raw row, only the first has them.
+        marks: those ignored columns that mark the row as a bad one, such as `is_correct: false`.
     """
 
     raw: RawRow
@@ -46,21 +47,21 @@ class Made(NamedTuple):
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of a table without the keys that are null: every struct there has the keys of all of them.
+    """Remove the null keys of a value from a table, where every struct has the keys of all structs.
 
     >>> without_nulls([{"a": 1, "b": None}, {"a": None, "b": {"c": None}}])
     [{'a': 1}, {'b': {}}]
     """
     match value:
         case dict():
-            return {key: without_nulls(part) for key, part in value.items() if part is not None}
+            return {key: without_nulls(item) for key, item in value.items() if item is not None}
         case list():
-            return [without_nulls(part) for part in value]
+            return [without_nulls(item) for item in value]
     return value
 
 
 def nan_as_null(value: Any) -> Any:
-    """A value with null for each NaN, which is how pandas spells a missing one; the same object where there is none.
+    """Replace each NaN, which is how pandas writes a missing value, with null; return the same object if there is none.
 
     >>> nan_as_null({"a": [float("nan"), 1.5]})
     {'a': [None, 1.5]}
@@ -69,15 +70,15 @@ def nan_as_null(value: Any) -> Any:
         case float():
             return value if value == value else None
         case dict():
-            made = {key: nan_as_null(part) for key, part in value.items()}
-            return made if any(made[key] is not part for key, part in value.items()) else value
+            cleaned = {key: nan_as_null(item) for key, item in value.items()}
+            return cleaned if any(cleaned[key] is not item for key, item in value.items()) else value
         case list():
-            parts = [nan_as_null(part) for part in value]
-            return parts if any(part is not old for part, old in zip(parts, value)) else value
+            items = [nan_as_null(item) for item in value]
+            return items if any(item is not old for item, old in zip(items, value)) else value
     return value
 
 
-def noted(row: Any) -> Any:
-    """`row`, or what it is without the NaN in it."""
-    made = nan_as_null(row)
-    return row if made is row else Noted(made)
+def without_nan(row: Any) -> Any:
+    """Return `row`; if it holds a NaN, a Noted with nulls instead."""
+    cleaned = nan_as_null(row)
+    return row if cleaned is row else Noted(cleaned)

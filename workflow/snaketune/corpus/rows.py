@@ -1,12 +1,12 @@
-"""Canonical rows: what every layout is turned into, its id, and its Arrow schema.
+"""Canonical rows, which every layout is converted to; their ids and Arrow schemas.
 
-A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
-is to speak, and two different completions of it; what is unpaired has one, and whether that is good. Text is kept exactly as it
-came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
+A conversation is a list of turns that alternate and end on the assistant. A preference is a prompt that ends before the
+assistant's turn, and two different completions of it. An unpaired row has one completion and a label, good or bad. Text isn't
+changed, NUL characters included; only a lone surrogate is refused, because UTF-8 can't encode it. An id takes 2 µs per row.
 
-A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised says `supervised: False`; in
-memory the key is left out elsewhere, on disk it is always there. On disk a preference, and what is unpaired, also tells which
-of the corpus' sources it is from, so that what is measured of pairs can be told by source.
+A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised has `supervised: False`; in
+memory the key is absent otherwise, on disk it is always present. On disk, preferences and unpaired rows have the number of
+their source, so that preference metrics can be reported by source.
 """
 
 import json
@@ -20,16 +20,23 @@ import xxhash
 Message = dict[str, Any]
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("supervised", pa.bool_())]))
-# What a row knows besides its turns: the tools that its prompt offers (see `tools`), and the checkable answer.
-BESIDE = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
+# Fields besides the turns: the tools that the prompt offers (see `tools`), and the checkable answer.
+LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
 SCHEMAS = {
-    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *BESIDE]),
+    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *LABEL_FIELDS]),
     "preferences": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE, SOURCE]
+        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *LABEL_FIELDS, SOURCE]
     ),
     "unpaired": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), *BESIDE, SOURCE]
+        [
+            ("id", pa.string()),
+            ("prompt", MESSAGES),
+            ("completion", MESSAGES),
+            ("label", pa.bool_()),
+            *LABEL_FIELDS,
+            SOURCE,
+        ]
     ),
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]
@@ -37,12 +44,12 @@ TEXT = "text"
 
 
 class Malformed(Exception):
-    """A row that can't be used.
+    """Raised for a row that can't be used.
 
     Attributes:
         reason: a short stable name, counted in the manifest.
-        detail: what exactly is wrong, for a person.
-        excerpt: the beginning of what was found, where no row came of it that it could be taken from.
+        detail: what exactly is wrong.
+        excerpt: the beginning of the raw text, where it gave no row that an excerpt could be taken from.
     """
 
     def __init__(self, reason: str, detail: str, excerpt: str = ""):
@@ -51,7 +58,7 @@ class Malformed(Exception):
 
 
 class Dropped(Exception):
-    """A row that is sound, and left out all the same: a tie between two answers, say.
+    """Raised for a valid row that isn't used, for instance a tie between two answers.
 
     Attributes:
         reason: a short stable name, counted in the manifest.
@@ -64,8 +71,7 @@ class Dropped(Exception):
 
 @dataclass(kw_only=True, slots=True)
 class Conversation:
-    """Turns, the tools offered, and what is known about the last turn. `notes` name things worth counting that happened on
-    the way."""
+    """Turns, the tools offered, and labels of the last turn. `notes` name what was changed on the way, for the counts."""
 
     messages: list[Message]
     tools: str | None = None
@@ -78,7 +84,7 @@ class Conversation:
 
     @property
     def opening(self) -> list[Message]:
-        """The turns that the split goes by."""
+        """The turns that the split is decided by."""
         return self.messages
 
     @property
@@ -88,7 +94,7 @@ class Conversation:
 
     @property
     def reply(self) -> str:
-        """The text that an answer pattern searches."""
+        """The text that an answer pattern is searched in."""
         return self.messages[-1]["content"]
 
 
@@ -109,7 +115,7 @@ class Preference:
 
     @property
     def opening(self) -> list[Message]:
-        """The turns that the split goes by."""
+        """The turns that the split is decided by."""
         return self.prompt
 
     @property
@@ -119,13 +125,13 @@ class Preference:
 
     @property
     def reply(self) -> str:
-        """The text that an answer pattern searches."""
+        """The text that an answer pattern is searched in."""
         return self.chosen[-1]["content"]
 
 
 @dataclass(kw_only=True, slots=True)
 class Unpaired:
-    """A prompt, a completion, and whether that is good. `answer` is its checkable answer."""
+    """A prompt, a completion, and whether it is good. `answer` is the checkable answer of the completion."""
 
     prompt: list[Message]
     completion: list[Message]
@@ -140,7 +146,7 @@ class Unpaired:
 
     @property
     def opening(self) -> list[Message]:
-        """The turns that the split goes by."""
+        """The turns that the split is decided by."""
         return self.prompt
 
     @property
@@ -150,7 +156,7 @@ class Unpaired:
 
     @property
     def reply(self) -> str:
-        """The text that an answer pattern searches."""
+        """The text that an answer pattern is searched in."""
         return self.completion[-1]["content"]
 
 
@@ -158,51 +164,49 @@ Row = Conversation | Preference | Unpaired
 
 
 def content_hash(row: Row) -> int:
-    """64-bit XXH3 of what the row says and who says it, which tools it offers, and what isn't supervised; answer and task don't
-    count.
+    """Return the 64-bit XXH3 of a row's turns, roles, tools and unsupervised turns; answer and task don't count.
 
-    Each text follows its role and length, so that no text can be taken for the end of one turn and the beginning of
-    another.
+    Each text follows its role and length, so that different turns never give the same hashed text.
 
     Raises:
-        Malformed: a text that UTF-8 can't hold.
+        Malformed: a text that UTF-8 can't encode.
     """
-    spelled = "".join(
+    serialized = "".join(
         [
             f"{turn['role']}{'' if turn.get('supervised', True) else '!'}:{len(content := turn['content'])}:{content}"
             for turn in row.turns
         ]
     )
     if isinstance(row, Preference):
-        spelled = f"{len(row.prompt)}:{len(row.chosen)}:{spelled}"
+        serialized = f"{len(row.prompt)}:{len(row.chosen)}:{serialized}"
     elif isinstance(row, Unpaired):
-        spelled = f"{len(row.prompt)}:{'good' if row.label else 'bad'}:{spelled}"
+        serialized = f"{len(row.prompt)}:{'good' if row.label else 'bad'}:{serialized}"
     if row.tools:
-        tools = _sorted(row.tools)
-        spelled = f"tools:{len(tools)}:{tools}{spelled}"
+        tools = _sorted_json(row.tools)
+        serialized = f"tools:{len(tools)}:{tools}{serialized}"
     try:
         if row.answer is not None:
             row.answer.encode()
         if row.task is not None:
             row.task.encode()
-        return xxhash.xxh3_64_intdigest(spelled.encode())
+        return xxhash.xxh3_64_intdigest(serialized.encode())
     except UnicodeEncodeError as error:
         raise Malformed(
-            "lone_surrogate", f"holds {error.object[error.start]!a}, half of a character, which UTF-8 can't spell"
+            "lone_surrogate", f"holds {error.object[error.start]!a}, a lone surrogate, which UTF-8 can't encode"
         ) from None
 
 
 @lru_cache(maxsize=256)
-def _sorted(spelled: str) -> str:
-    """JSON with its keys in order, so that their order makes no other row."""
-    return json.dumps(json.loads(spelled), sort_keys=True, ensure_ascii=False)
+def _sorted_json(serialized: str) -> str:
+    """Return JSON with sorted keys, so that rows that differ only in the order of keys are the same."""
+    return json.dumps(json.loads(serialized), sort_keys=True, ensure_ascii=False)
 
 
-def spoken(turns: list[Message]) -> list[tuple[str, str]]:
-    """Who says what, whether or not it is supervised."""
+def roles_and_texts(turns: list[Message]) -> list[tuple[str, str]]:
+    """Return role and content of each turn, supervised or not."""
     return [(turn["role"], turn["content"]) for turn in turns]
 
 
 def id_of(content: int) -> str:
-    """The id of a row with this `content_hash`: 16 hex digits."""
+    """Return the id of a row with this `content_hash`: 16 hex digits."""
     return f"{content:016x}"

@@ -1,1 +1,1 @@
-"""What files hold, as the model would see it, before anything is made of them."""
+"""Previews: the rows of files as the model would see them, before any result is computed."""

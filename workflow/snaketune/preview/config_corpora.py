@@ -1,6 +1,6 @@
-"""The corpora of a config that a preview looks at, with what their rows will be written and packed by.
+"""The corpora of a config for the preview, with the tokenizers and row lengths that they are used with.
 
-As one text, in which the rule hands them to the command. Imported while planning, so that nothing here takes its time.
+Passed from the rule to the command as one text. Imported by planning, so it imports nothing slow.
 """
 
 import json
@@ -17,10 +17,10 @@ class PreviewedCorpus(Model):
 
     Attributes:
         train_on: where loss is taken in conversations.
-        chat_template: a file; none where the tokenizer's own is used.
-        tokenizer: where it is, or will be.
-        adopt: what it is adopted from.
-        lengths: tokens per row, of all that is packed of the corpus.
+        chat_template: path of a file; None if the tokenizer's own is used.
+        tokenizer: path where it is, or will be.
+        adopt: the model or folder that it is adopted from.
+        lengths: tokens per row of all packings of the corpus.
     """
 
     corpus: str
@@ -33,7 +33,7 @@ class PreviewedCorpus(Model):
 
 
 def corpora_of(graph: JobGraph) -> str:
-    """All corpora of a config, each once for every tokenizer that reads it."""
+    """Return all corpora of a config as JSON, each once per tokenizer that reads it."""
     tokens: dict[str, dict[str, Job]] = {}
     lengths: dict[str, set[int]] = {}
     for job in graph.stage("tokenize"):
@@ -41,13 +41,13 @@ def corpora_of(graph: JobGraph) -> str:
     for job in graph.stage("plan"):
         corpus = job.artifacts["tokens"][0].artifacts["corpus"][0].name
         lengths.setdefault(corpus, set()).update(job.spec.lengths)
-    found = []
+    entries = []
     for job in graph.stage("corpus"):
         entry = {"corpus": job.name, "content": job.spec.model_dump(mode="json", exclude_defaults=True)}
         read_by = tokens.get(job.name, {})
         for tokenized in read_by.values():
             (tokenizer,) = tokenized.artifacts["tokenizer"]
-            found.append(
+            entries.append(
                 entry
                 | {
                     "corpus": job.name if len(read_by) == 1 else f"{job.name}, by tokenizer {tokenizer.name}",
@@ -59,5 +59,5 @@ def corpora_of(graph: JobGraph) -> str:
                 }
             )
         if not read_by:
-            found.append(entry)
-    return json.dumps(found, ensure_ascii=False, sort_keys=True)
+            entries.append(entry)
+    return json.dumps(entries, ensure_ascii=False, sort_keys=True)

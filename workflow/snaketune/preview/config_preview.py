@@ -1,4 +1,4 @@
-"""A look at the sources of a config's corpora."""
+"""Previews of the sources of a config's corpora."""
 
 import json
 from collections.abc import Iterator
@@ -6,25 +6,25 @@ from functools import cache
 from pathlib import Path
 
 from snaketune.preview.config_corpora import PreviewedCorpus
-from snaketune.preview.rendered_rows import writer_of
-from snaketune.preview.source_preview import Look, look_at_source
+from snaketune.preview.rendered_rows import load_renderer
+from snaketune.preview.source_preview import SourcePreview, preview_source
 
 
-def look_at_config(content: str) -> Iterator[Look]:
-    """A look at each source of what `corpora_of` gives.
+def preview_config(content: str) -> Iterator[SourcePreview]:
+    """Yield a preview of each source in the text from `corpora_of`.
 
     Raises:
-        SnaketuneError: a template or tokenizer that can't be read.
+        SnaketuneError: a template or tokenizer can't be read.
     """
-    known_writer = cache(writer_of)
+    known_writer = cache(load_renderer)
     for one in json.loads(content):
         corpus = PreviewedCorpus.model_validate(one)
         template = Path(corpus.chat_template) if corpus.chat_template else None
-        # Made already; or as it will be adopted, where that is a folder.
+        # The tokenizer if it exists, or the folder that it will be adopted from.
         folders = (Path(folder) for folder in (corpus.tokenizer, corpus.adopt) if folder)
         tokenizer = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
-        writer = known_writer(template, tokenizer)
+        renderer = known_writer(template, tokenizer)
         if template is None and tokenizer is None and corpus.adopt:
-            writer = writer.in_place_of(corpus.adopt)
+            renderer = renderer.as_substitute_for(corpus.adopt)
         for number in range(1, len(corpus.content.sources) + 1):
-            yield look_at_source(corpus.corpus, number, corpus.content, writer, corpus.train_on, corpus.lengths)
+            yield preview_source(corpus.corpus, number, corpus.content, renderer, corpus.train_on, corpus.lengths)

@@ -1,7 +1,7 @@
-"""Raw rows as one kind of corpus reads them: which become rows, what is left out and why, and what isn't read of them.
+"""Raw rows read as one kind of corpus: canonical rows, what is quarantined or dropped and why, and what isn't read.
 
-Of a file that no config names, each kind is tried, and the one that reads most rows is taken; of kinds that read as many, the
-first of KINDS. Documents only where no other kind reads half of the rows, since conversations often have a column `text` too.
+For a file that isn't in a config, each kind is tried, and the one that reads most rows is used; of several, the first of KINDS.
+Documents are used only if no other kind reads half of the rows, because conversations often have a column `text`, too.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from snaketune.config.corpus_sources import Cleaning, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw_rows import Made, RawRow
+from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow
@@ -24,26 +24,29 @@ UNKNOWN_LAYOUT = "unknown_layout"
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One row that stands for others: where it is, and what is to be said of it."""
+    """An example of several rows: its location, and a detail."""
 
-    place: str
+    location: str
     detail: str = ""
 
 
 @dataclass(kw_only=True)
 class Reading:
-    """What became of the rows that were looked at.
+    """Outcome of the rows read.
 
     Attributes:
-        rows: the rows to train on, each with its place; of those that say the same, the first.
-        layouts: how many rows have each layout.
-        used: raw rows that rows were made of, or that are part of one.
-        quarantined, dropped: by reason, how many rows, and one of them.
-        ignored: by column, or key of a turn, in how many of the rows it holds something that isn't read; with a value.
-        marked: marks of bad rows, such as `is_correct: false`, and how many rows have each.
-        repeated: rows that say what an earlier one says, and one of them.
-        repairs: what was mended, and in how many rows.
-        trouble: what is wrong with a file as a whole.
+        rows: canonical rows, each with its location; of duplicates, only the first.
+        layouts: number of rows by layout.
+        used: raw rows that gave a row or are part of one.
+        quarantined, dropped: number of rows by reason.
+        examples: by reason, an example of these rows.
+        ignored: by column or key of a turn, the number of rows in which it holds something and isn't read.
+        values: an example value of each of these columns and keys.
+        marked: by mark of a bad row, such as `is_correct: false`, the number of rows that have it.
+        repeated: number of rows that are duplicates of an earlier one.
+        repeats: an example of these.
+        repairs: by repair, the number of rows that it changed.
+        trouble: errors about a file as a whole.
     """
 
     kind: str
@@ -62,8 +65,8 @@ class Reading:
     trouble: list[str] = field(default_factory=list)
 
     @property
-    def suits(self) -> tuple[int, int]:
-        """How many rows are read, and how few aren't even of this kind."""
+    def score(self) -> tuple[int, int]:
+        """Sort key of how well the kind suits: rows used, and negated, rows that aren't of this kind."""
         return self.used, -self.quarantined[UNKNOWN_LAYOUT] - self.quarantined["wrong_kind"]
 
 
@@ -74,17 +77,17 @@ def read_as(
     repair: tuple[Repair, ...] = (),
     cleaning: Cleaning | None = None,
 ) -> Reading:
-    """All rows of a source, as a corpus of this kind reads them."""
+    """Read all rows of a source as a corpus of this kind."""
     cleaner = Cleaner(cleaning or Cleaning())
     reading = Reading(kind=kind)
     first: dict[int, str] = {}
     for sample in samples:
         used: set[int] = set()
         try:
-            for made in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
+            for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
                 name = sample.name if len(samples) > 1 else ""
-                if _add(reading, made, place_of(made.raw, name), cleaner, first):
-                    used.add(made.raw.number)
+                if _add(reading, result, location_of(result.raw, name), cleaner, first):
+                    used.add(result.raw.number)
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
         reading.used += len(used)
@@ -92,23 +95,23 @@ def read_as(
 
 
 def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[str, int]]:
-    """The rows as the kind reads them that suits; and how many rows each kind reads."""
+    """Return the reading with the kind that suits best, and the number of rows that each kind reads."""
     documents = read_as(TEXT, source, samples)
-    # One by one, so that the reading of a large file isn't held four times.
+    # One at a time, so that at most two readings of a large file are in memory.
     best, counts = documents, {TEXT: documents.used}
     if all(sample.format.startswith(FORMATS[TEXT]) for sample in samples if sample.raws):
         return best, counts
     for kind in reversed(KINDS):
         reading = read_as(kind, source, samples)
         counts[kind] = reading.used
-        if best is documents or reading.suits >= best.suits:
+        if best is documents or reading.score >= best.score:
             best = reading
     rows = sum(len(sample.raws) for sample in samples)
     return documents if 2 * best.used < rows and documents.used > best.used else best, counts
 
 
 def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Reading | None:
-    """Rows from the rest of the files, read as the first ones were; None where there are none to read by themselves."""
+    """Read rows from the rest of the files like the first ones; None if there are none, or rows depend on other rows."""
     further = [replace(sample, raws=sample.further) for sample in samples if sample.further]
     if not further or "message-tree" in reading.layouts:
         return None
@@ -116,22 +119,21 @@ def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Rea
 
 
 def repairs_that_help(reading: Reading, source: Source, samples: list[Sample]) -> tuple[dict[str, int], int]:
-    """The repairs that mend rows which are quarantined now, with how many rows each changes; and how many rows more can be
-    used."""
+    """Return repairs that fix quarantined rows, with the rows that each changes; and how many more rows could be used."""
     if not reading.quarantined or reading.kind == TEXT:
         return {}, 0
-    mended = read_as(reading.kind, source, samples, REPAIRS)
-    return dict(mended.repairs), max(0, mended.used - reading.used)
+    repaired = read_as(reading.kind, source, samples, REPAIRS)
+    return dict(repaired.repairs), max(0, repaired.used - reading.used)
 
 
-def place_of(raw: RawRow, name: str) -> str:
-    """Where a row is, for people; Args: name: of its file, where there are several."""
+def location_of(raw: RawRow, name: str) -> str:
+    """Return the location of a row for messages; `name` is that of its file, "" if there is only one."""
     return f"{name}, {raw.unit} {raw.number}" if name else f"{raw.unit} {raw.number}"
 
 
-def _add(reading: Reading, made: Made, place: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
-    """Count a row; whether it is used."""
-    row = made.row
+def _add(reading: Reading, result: RowResult, location: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
+    """Count a row; return True if it is used."""
+    row = result.row
     try:
         if isinstance(row, Malformed | Dropped):
             raise row
@@ -140,42 +142,42 @@ def _add(reading: Reading, made: Made, place: str, cleaner: Cleaner, first: dict
             content = content_hash(row)
     except Malformed as error:
         reading.quarantined[error.reason] += 1
-        reading.examples.setdefault(error.reason, Example(place=place, detail=error.detail))
+        reading.examples.setdefault(error.reason, Example(location=location, detail=error.detail))
         return False
     except TooSlow as error:
-        reading.trouble.append(f"{place}: {error}")
+        reading.trouble.append(f"{location}: {error}")
         return False
     except Dropped as error:
         reading.dropped[error.reason] += 1
-        reading.examples.setdefault(error.reason, Example(place=place))
+        reading.examples.setdefault(error.reason, Example(location=location))
         return False
-    for name in made.ignored:
+    for name in result.ignored:
         reading.ignored[name] += 1
-        if name not in reading.values and isinstance(made.raw.found, dict):
-            reading.values[name] = value_at(made.raw.found, name)
-    reading.marked.update(made.marks)
+        if name not in reading.values and isinstance(result.raw.value, dict):
+            reading.values[name] = value_at(result.raw.value, name)
+    reading.marked.update(result.marks)
     if row is None:
         return True
-    reading.layouts[made.layout] += 1
+    reading.layouts[result.layout] += 1
     reading.repairs.update(
         note.removeprefix(REPAIRED).replace("_", "-") for note in row.notes if note.startswith(REPAIRED)
     )
     if content in first:
         reading.repeated += 1
-        reading.repeats = reading.repeats or Example(place=place, detail=first[content])
+        reading.repeats = reading.repeats or Example(location=location, detail=first[content])
     else:
-        first[content] = place
-        reading.rows.append((place, row))
+        first[content] = location
+        reading.rows.append((location, row))
     return True
 
 
-def value_at(found: Any, name: str) -> Any:
-    """The first value of a column, or of a key within it.
+def value_at(row: Any, name: str) -> Any:
+    """Return the first value of a column, or of a key within it, that isn't empty.
 
     >>> value_at({"messages": [{"role": "user"}, {"name": "Ann"}]}, "messages[].name")
     'Ann'
     """
-    values = [found]
+    values = [row]
     for part in name.split("."):
         key, lists = part.rstrip("[]"), part.count("[]")
         values = [value[key] for value in values if isinstance(value, dict) and key in value] or [

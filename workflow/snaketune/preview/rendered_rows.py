@@ -1,6 +1,6 @@
-"""Rows as a chat template writes them: what is supervised of the first, how long all are, and which it refuses and why.
+"""Rows rendered by a chat template: the first ones with their supervision, the lengths of all, and those that it refuses.
 
-By the tokenizer that is there, or else by one of bytes, for the same code that tokenizes corpora.
+Rendered by the tokenizer if there is one, else by a byte tokenizer, with the code that tokenizes corpora.
 """
 
 import json
@@ -26,55 +26,56 @@ from snaketune.tokenization.template_errors import Refused
 from snaketune.tokenization.token_rows import completion_rows, conversation_rows, pair_rows
 from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 
-ROWS_AT_ONCE = 64
-# As long as rows are commonly packed.
+ROWS_PER_BATCH = 64
+# Common row lengths.
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 BYTES_PER_TOKEN = 4
-# What is shown of a long text; fewer characters than LEAST_LEFT_OUT aren't worth a cut.
-TEXT_BEGINS, TEXT_ENDS, LEAST_LEFT_OUT = 300, 150, 100
-FIRST_PIECES, LAST_PIECES = 50, 25
+# Characters shown of a long text; a cut of fewer than MIN_OMITTED characters isn't made.
+TEXT_BEGINS, TEXT_ENDS, MIN_OMITTED = 300, 150, 100
+FIRST_SPANS, LAST_SPANS = 50, 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Text of a row, supervised or not; a control token is a piece of its own.
+class TextSpan:
+    """A span of a row's text, supervised or not; a control token is a span of its own.
 
     Attributes:
-        left_out: instead of a text, how many characters aren't shown here.
+        omitted: number of characters not shown, if the span stands for them.
     """
 
     text: str
     supervised: bool
     control: bool = False
-    left_out: int = 0
+    omitted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A row to look at: its prompt, where it has completions, and what follows, by name."""
+class RenderedRow:
+    """A row to be shown: its prompt, if it has completions, and the named parts after it."""
 
-    place: str
-    prompt: list[Piece]
-    parts: list[tuple[str, list[Piece]]]
+    location: str
+    prompt: list[TextSpan]
+    parts: list[tuple[str, list[TextSpan]]]
 
 
 @dataclass(kw_only=True)
-class Written:
-    """All rows through the template.
+class RenderedRows:
+    """The rendered rows of a source.
 
     Attributes:
-        template: where the chat template is from.
-        exact: whether a tokenizer counted; else tokens are estimated by bytes.
+        template: name of the chat template.
+        exact: whether a tokenizer counted tokens; else they are estimated from bytes.
+        rows: a few rows to be shown.
         lengths: int64[n], in tokens.
-        supervised: what share of all tokens is supervised.
-        unsupervised: rows of which nothing is.
-        refused: rows that the template can't write: where, and why.
-        control_text: rows in which somebody wrote a control token, which stays text.
+        supervised: share of all tokens that is supervised.
+        unsupervised: number of rows without supervised tokens.
+        refused: rows that the template refuses: location and reason.
+        control_text: number of rows with text that looks like a control token, which stays text.
     """
 
     template: str
     exact: bool
-    shown: list[Shown] = field(default_factory=list)
+    rows: list[RenderedRow] = field(default_factory=list)
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     supervised: float = 0.0
     unsupervised: int = 0
@@ -82,116 +83,126 @@ class Written:
     control_text: int = 0
 
     def longer(self, lengths: tuple[int, ...] = LENGTHS) -> dict[int, int]:
-        """Of common row lengths how many rows are longer, up to the first that holds all."""
-        found = {}
+        """Return the number of rows longer than each of these lengths, up to the first that no row exceeds."""
+        counts = {}
         for length in lengths:
-            found[length] = int((self.lengths > length).sum())
-            if not found[length]:
+            counts[length] = int((self.lengths > length).sum())
+            if not counts[length]:
                 break
-        return found
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer:
-    """What writes rows: a tokenizer with its chat template, and whether it is more than a stand-in."""
+class Renderer:
+    """A tokenizer with its chat template.
+
+    Attributes:
+        exact: whether it is a real tokenizer; else a byte tokenizer.
+    """
 
     chat: ChatTokenizer
     template: str
     exact: bool
 
-    def in_place_of(self, model: str) -> "Writer":
-        """This one, said to stand for a model's own template, which isn't here yet."""
-        return replace(self, template=f"{self.template}, in the place of {model}'s own, which isn't here yet")
+    def as_substitute_for(self, model: str) -> "Renderer":
+        """Return this renderer, named as the substitute for a model's own template, which isn't available yet."""
+        return replace(self, template=f"{self.template}, instead of {model}'s own, which isn't available yet")
 
 
-def writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
-    """From a template's file, ChatML where none is named, and a tokenizer's folder, whose own template comes before ChatML.
+def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
+    """Load a renderer from a template file and a tokenizer folder, each optional.
+
+    Without a template file, the tokenizer's own template is used, else ChatML.
 
     Raises:
         SnaketuneError: one of them can't be read, or the `tokenizer` stage would refuse the template.
     """
-    writer = _writer_of(template, tokenizer)
+    renderer = _load_renderer(template, tokenizer)
     try:
-        check(writer.chat, [])
+        check(renderer.chat, [])
     except SnaketuneError as error:
-        raise SnaketuneError(f"{writer.template}: {error}") from None
-    return writer
+        raise SnaketuneError(f"{renderer.template}: {error}") from None
+    return renderer
 
 
-def _writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
+def _load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
     if tokenizer is None:
         text = _text_of(template or DEFAULT_CHAT_TEMPLATE)
         chat = ChatTokenizer(*bytes_tokenizer(text), text)
-        return Writer(chat=chat, template=_named(template), exact=False)
+        return Renderer(chat=chat, template=_named(template), exact=False)
     try:
         description = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
         config = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
         path = tokenizer / "chat_template.jinja"
-        own = path.read_text(encoding="utf-8") if path.exists() else config.get("chat_template")
+        own_template = path.read_text(encoding="utf-8") if path.exists() else config.get("chat_template")
     except (OSError, ValueError) as error:
         raise SnaketuneError(
             f"--tokenizer {tokenizer}: {error}; name a folder with tokenizer.json and tokenizer_config.json"
         ) from None
     if config.get("pad_token") is None:
         config["pad_token"] = config.get("unk_token") or config.get("eos_token")
-    if template is None and isinstance(own, str):
-        return Writer(chat=ChatTokenizer(description, config, own), template=f"{tokenizer}'s own", exact=True)
+    if template is None and isinstance(own_template, str):
+        return Renderer(
+            chat=ChatTokenizer(description, config, own_template), template=f"{tokenizer}'s own", exact=True
+        )
     chat = ChatTokenizer(description, config, _text_of(template or DEFAULT_CHAT_TEMPLATE))
-    return Writer(chat=chat, template=_named(template), exact=True)
+    return Renderer(chat=chat, template=_named(template), exact=True)
 
 
-def write(writer: Writer, kind: str, rows: list[tuple[str, Row]], train_on: str = "assistant") -> Written:
-    """Rows through the template; of those that it takes the first, the last and one between them to look at."""
-    written = Written(template=writer.template, exact=writer.exact)
-    chat = writer.chat.for_documents() if kind == TEXT else writer.chat
+def render(renderer: Renderer, kind: str, rows: list[tuple[str, Row]], train_on: str = "assistant") -> RenderedRows:
+    """Render rows; the first, the last and one between of those that the template accepts are kept to be shown."""
+    rendered = RenderedRows(template=renderer.template, exact=renderer.exact)
+    chat = renderer.chat.for_documents() if kind == TEXT else renderer.chat
     taken: list[tuple[str, Row]] = []
     lengths = [np.zeros(0, np.int64)]
     total = supervised = 0
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        for own, encoded in _encoded(chat, kind, rows[start : start + ROWS_AT_ONCE], train_on, written.refused):
-            sequences, by_row, control = _sequences(chat, kind, [row for _, row in own], encoded, train_on)
-            taken += own
-            lengths.append(_tokens(writer, chat, sequences))
+    for start in range(0, len(rows), ROWS_PER_BATCH):
+        for batch_rows, encoded in _encoded(
+            chat, kind, rows[start : start + ROWS_PER_BATCH], train_on, rendered.refused
+        ):
+            sequences, by_row, control = _sequences(chat, kind, [row for _, row in batch_rows], encoded, train_on)
+            taken += batch_rows
+            lengths.append(_tokens(renderer, chat, sequences))
             total += len(sequences.ids)
             supervised += int(by_row.sum())
-            written.unsupervised += int((by_row == 0).sum())
-            written.control_text += int(control.sum())
-    written.lengths = np.concatenate(lengths)
-    written.supervised = supervised / total if total else 0.0
+            rendered.unsupervised += int((by_row == 0).sum())
+            rendered.control_text += int(control.sum())
+    rendered.lengths = np.concatenate(lengths)
+    rendered.supervised = supervised / total if total else 0.0
     for number in sorted({0, len(taken) // 2, len(taken) - 1} if taken else ()):
         for _, encoded in _encoded(chat, kind, [taken[number]], train_on, []):
-            written.shown.append(_shown(chat, kind, *taken[number], encoded))
-    return written
+            rendered.rows.append(_rendered_row(chat, kind, *taken[number], encoded))
+    return rendered
 
 
-def shortened(pieces: list[Piece]) -> list[Piece]:
-    """Long texts without their middle, and of very many pieces the first and the last.
+def shortened(spans: list[TextSpan]) -> list[TextSpan]:
+    """Cut the middle of long texts, and the middle of very many spans.
 
-    >>> [(piece.text[:1], piece.left_out) for piece in shortened([Piece(text="a" * 1000, supervised=True)])]
+    >>> [(span.text[:1], span.omitted) for span in shortened([TextSpan(text="a" * 1000, supervised=True)])]
     [('a', 0), ('', 550), ('a', 0)]
     """
-    found: list[Piece] = []
-    for piece in pieces:
-        left_out = len(piece.text) - TEXT_BEGINS - TEXT_ENDS
-        if piece.control or left_out < LEAST_LEFT_OUT:
-            found.append(piece)
+    result: list[TextSpan] = []
+    for span in spans:
+        omitted = len(span.text) - TEXT_BEGINS - TEXT_ENDS
+        if span.control or omitted < MIN_OMITTED:
+            result.append(span)
             continue
-        found += [
-            replace(piece, text=piece.text[:TEXT_BEGINS]),
-            Piece(text="", supervised=piece.supervised, left_out=left_out),
-            replace(piece, text=piece.text[-TEXT_ENDS:]),
+        result += [
+            replace(span, text=span.text[:TEXT_BEGINS]),
+            TextSpan(text="", supervised=span.supervised, omitted=omitted),
+            replace(span, text=span.text[-TEXT_ENDS:]),
         ]
-    if len(found) <= FIRST_PIECES + LAST_PIECES:
-        return found
-    middle = found[FIRST_PIECES:-LAST_PIECES]
-    characters = sum(len(piece.text) + piece.left_out for piece in middle)
-    return [*found[:FIRST_PIECES], Piece(text="", supervised=False, left_out=characters), *found[-LAST_PIECES:]]
+    if len(result) <= FIRST_SPANS + LAST_SPANS:
+        return result
+    middle = result[FIRST_SPANS:-LAST_SPANS]
+    characters = sum(len(span.text) + span.omitted for span in middle)
+    return [*result[:FIRST_SPANS], TextSpan(text="", supervised=False, omitted=characters), *result[-LAST_SPANS:]]
 
 
 def _encoded(
     chat: ChatTokenizer, kind: str, rows: list[tuple[str, Row]], train_on: str, refused: list[tuple[str, str]]
 ) -> Iterator[tuple[list[tuple[str, Row]], EncodedBatch]]:
-    """The rows that the template takes, and their conversations encoded; the others are added to `refused`."""
+    """Yield the rows that the template accepts, with their conversations encoded; append the others to `refused`."""
     try:
         yield rows, encode_turns(chat, _turns(kind, _table(kind, [row for _, row in rows]), train_on))
         return
@@ -222,59 +233,60 @@ def _value(row: Row, column: str) -> Any:
 
 def _turns(kind: str, table: pa.Table, train_on: str) -> Turns:
     by_kind = {"preferences": pair_turns, "unpaired": completion_turns}
-    # Documents are supervised as a whole.
+    # Documents are supervised entirely.
     return by_kind[kind](table) if kind in by_kind else conversation_turns(table, "all" if kind == TEXT else train_on)
 
 
 def _sequences(
     chat: ChatTokenizer, kind: str, rows: list[Row], encoded: EncodedBatch, train_on: str
 ) -> tuple[EncodedBatch, np.ndarray, np.ndarray]:
-    """The sequences that rows become, a pair's prompt once; how many tokens of each are supervised; and whether a text of
-    theirs holds a control token."""
+    """Return the sequences of rows, a pair's prompt once; their supervised tokens; and whether a text holds a control token."""
     table = _table(kind, rows)
     names = table["id"].combine_chunks()
     control = holds_control(chat, _turns(kind, table, train_on)).reshape(len(rows), -1).any(1)
     if kind == "preferences":
-        found = pair_rows(names, encoded, control)
+        token_rows = pair_rows(names, encoded, control)
     elif kind == "unpaired":
-        found = completion_rows(names, encoded, table["label"].combine_chunks(), control)
+        token_rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
     else:
-        found = conversation_rows(names, encoded, control)
-    return found.sequences, found.supervised_tokens, control
+        token_rows = conversation_rows(names, encoded, control)
+    return token_rows.sequences, token_rows.supervised_tokens, control
 
 
-def _tokens(writer: Writer, chat: ChatTokenizer, sequences: EncodedBatch) -> np.ndarray:
-    """int64[n]: their lengths; where tokens are bytes, a control token counts as one and four bytes as another."""
-    if writer.exact:
+def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) -> np.ndarray:
+    """Return int64[n], the lengths of sequences in tokens; a byte tokenizer's are estimated, control tokens one each."""
+    if renderer.exact:
         return sequences.lengths
     control = np.add.reduceat(chat.is_control(sequences.ids).astype(np.int64), sequences.starts)
     return control + -(-(sequences.lengths - control) // BYTES_PER_TOKEN)
 
 
-def _shown(chat: ChatTokenizer, kind: str, place: str, row: Row, encoded: EncodedBatch) -> Shown:
-    """A row's tokens as text: a pair's prompt once, up to where its completions part or are supervised."""
+def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encoded: EncodedBatch) -> RenderedRow:
+    """Return a row's tokens as text, with a pair's prompt once: up to where its completions differ or are supervised."""
     if kind == "preferences":
-        chosen, rejected = (_pieces(chat, encoded, side) for side in (0, 1))
-        alike = next((at for at, (a, b) in enumerate(zip(chosen, rejected)) if a != b or a.supervised), 0)
-        parts = [("chosen", shortened(chosen[alike:])), ("rejected", shortened(rejected[alike:]))]
-        return Shown(place=place, prompt=shortened(chosen[:alike]), parts=parts)
-    pieces = _pieces(chat, encoded, 0)
+        chosen, rejected = (_spans(chat, encoded, side) for side in (0, 1))
+        first_difference = next(
+            (index for index, (a, b) in enumerate(zip(chosen, rejected)) if a != b or a.supervised), 0
+        )
+        parts = [("chosen", shortened(chosen[first_difference:])), ("rejected", shortened(rejected[first_difference:]))]
+        return RenderedRow(location=location, prompt=shortened(chosen[:first_difference]), parts=parts)
+    spans = _spans(chat, encoded, 0)
     if kind == "unpaired":
-        begins = next((at for at, piece in enumerate(pieces) if piece.supervised), len(pieces))
+        start = next((index for index, span in enumerate(spans) if span.supervised), len(spans))
         label = "good" if getattr(row, "label", False) else "bad"
-        completion = f"completion, labelled {label}", shortened(pieces[begins:])
-        return Shown(place=place, prompt=shortened(pieces[:begins]), parts=[completion])
-    return Shown(place=place, prompt=[], parts=[("", shortened(pieces))])
+        completion = f"completion, labelled {label}", shortened(spans[start:])
+        return RenderedRow(location=location, prompt=shortened(spans[:start]), parts=[completion])
+    return RenderedRow(location=location, prompt=[], parts=[("", shortened(spans))])
 
 
-def _pieces(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[Piece]:
-    """The tokens of a conversation as text."""
+def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[TextSpan]:
+    """Return the tokens of a conversation as spans of text."""
     start, end = encoded.offsets[number : number + 2]
     ids, supervised = encoded.ids[start:end], encoded.supervised[start:end]
     control = chat.is_control(ids)
     edges = np.flatnonzero((np.diff(supervised) != 0) | control[1:] | control[:-1]) + 1
     return [
-        Piece(text=chat.text(ids[a:b]), supervised=bool(supervised[a]), control=bool(control[a]))
+        TextSpan(text=chat.text(ids[a:b]), supervised=bool(supervised[a]), control=bool(control[a]))
         for a, b in pairwise([0, *edges.tolist(), len(ids)])
         if a < b
     ]

@@ -1,8 +1,8 @@
-"""The first rows of a source's files, and what is known of the files without reading them whole.
+"""The first rows of a source's files, and what is known of the files without reading them completely.
 
-At most MOST_ROWS rows and MOST_CHARACTERS characters of a source are read, so that a file of any size takes as long as a small
-one. Of unpacked JSON lines, where a line is found wherever one looks, some rows further on are read too: a file put together of
-several begins with the first.
+At most MAX_ROWS rows and MAX_CHARACTERS characters of a source are read, so that large files take no longer than small ones. Of
+uncompressed JSON lines, where a line can be found at any offset, some later rows are read, too: a file that concatenates
+several begins with rows of the first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,19 +15,19 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.raw_rows import Noted, RawRow
 from snaketune.corpus.reading.archives import is_tar, is_zip
-from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_unpacked
+from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
 from snaketune.corpus.reading.json_values import parse
-from snaketune.corpus.reading.sources import NOT_THERE_OR_BROKEN, hub_name, read_files, read_hub
+from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Malformed
 from snaketune.errors import SnaketuneError
 
-MOST_ROWS = 2000
-MOST_CHARACTERS = 2_500_000
-# Of one file in an archive, so that others are seen too.
-MOST_ROWS_OF_A_MEMBER = 500
-FURTHER_ROWS, LONGEST_FURTHER = 50, 100_000
+MAX_ROWS = 2000
+MAX_CHARACTERS = 2_500_000
+# Limit per file in an archive, so that several files are read.
+MAX_ROWS_PER_MEMBER = 500
+FURTHER_ROWS, MAX_LINE = 50, 100_000
 COMPRESSION = {GZIP_MAGIC: "gzip", XZ_MAGIC: "xz", ZSTD_MAGIC: "zstd"}
 FORMATS = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", TEXT: "plain text"}
 
@@ -37,13 +37,13 @@ class Sample:
     """The first rows of one file, or of one Hub dataset.
 
     Attributes:
-        format: how the rows are written down, compression included.
+        format: format of the file, and its compression.
         bytes: size on disk; None for a Hub dataset.
         whole: whether these are all rows.
-        rows: how many there are in all, as far as that is known without reading them.
-        estimated: whether `rows` is an estimate, by the length of the first lines.
-        further: some rows from the rest of the file, by the numbers that their lines are likely to have.
-        trouble: why it can't be read, or not further.
+        rows: number of all rows; None if it isn't known without reading them.
+        estimated: whether `rows` is estimated from the length of the first lines.
+        further: some rows from the rest of the file, with estimated line numbers.
+        trouble: the error that ended reading.
     """
 
     name: str
@@ -58,27 +58,27 @@ class Sample:
 
 
 def samples_of(source: Source, kind: str | None) -> list[Sample]:
-    """The first rows of every file of a source, all together at most MOST_ROWS; of an archive, of the files in it.
+    """Read the first rows of every file of a source, together at most MAX_ROWS; of an archive, of the files in it.
 
     Args:
-        kind: what the corpus holds, where that is known.
+        kind: the kind of the corpus, if it is known.
     """
     if source.hub:
-        raws, whole, trouble = _taken(read_hub(source.hub), MOST_ROWS, MOST_CHARACTERS)
+        raws, whole, trouble = _first_rows(read_hub(source.hub), MAX_ROWS, MAX_CHARACTERS)
         name = hub_name(source.hub)
         rows = len(raws) if whole else None
         return [Sample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
     keys = TextKeys(source.encoding, source.delimiter, source.header)
-    limits = (max(1, whole // len(source.files)) for whole in (MOST_ROWS, MOST_CHARACTERS))
+    limits = (max(1, whole // len(source.files)) for whole in (MAX_ROWS, MAX_CHARACTERS))
     most_rows, most_characters = limits
     return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, most_rows, most_characters)]
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding that a text file is in, as far as its first bytes give it away."""
+    """Return the encoding of a text file, as far as its first bytes show it."""
     try:
         head = _head(path)
-    except NOT_THERE_OR_BROKEN:
+    except READ_ERRORS:
         return UTF_8
     if encoding := other_unicode(head):
         return encoding
@@ -91,22 +91,22 @@ def encoding_of(path: Path) -> str:
 
 
 def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_characters: int) -> Iterator[Sample]:
-    """One sample, or of an archive one for each file in it, until there are enough rows."""
+    """Yield one sample, or of an archive one for each file in it, until there are enough rows."""
     name, archive = str(path), _archive(path)
-    form = None if archive else _format(path, kind, keys)
-    members = read_files(path, name, plain=TEXT in (kind, form), keys=keys)
+    format_ = None if archive else _format(path, kind, keys)
+    members = read_files(path, name, plain=TEXT in (kind, format_), keys=keys)
     try:
         with closing(members):  # type: ignore[type-var]
             for member, rows in members:
                 if not archive:
-                    yield _sample(path, form, keys, *_taken(rows, most_rows, most_characters))
+                    yield _sample(path, format_, keys, *_first_rows(rows, most_rows, most_characters))
                     continue
-                raws, whole, trouble = _taken(rows, min(most_rows, MOST_ROWS_OF_A_MEMBER), most_characters)
-                shown = f"{suffix_of(member)[1:] or 'file'} in a {archive}"
+                raws, whole, trouble = _first_rows(rows, min(most_rows, MAX_ROWS_PER_MEMBER), most_characters)
+                format_name = f"{suffix_of(member)[1:] or 'file'} in a {archive}"
                 count = len(raws) if whole else None
-                yield Sample(name=member, format=shown, raws=raws, whole=whole, rows=count, trouble=trouble)
+                yield Sample(name=member, format=format_name, raws=raws, whole=whole, rows=count, trouble=trouble)
                 most_rows -= len(raws)
-                most_characters -= sum(_length(raw.found) for raw in raws)
+                most_characters -= sum(_length(raw.value) for raw in raws)
                 if most_rows <= 0 or most_characters <= 0:
                     return
     except SnaketuneError as error:
@@ -114,19 +114,19 @@ def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_
 
 
 def _sample(
-    path: Path, form: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
+    path: Path, format_: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
 ) -> Sample:
-    """Of a file that is no archive; Args: form: its format, None where there is none that is read here."""
-    if form is None:
+    """Return the sample of a file that isn't an archive; `form` is its format, None if it isn't supported."""
+    if format_ is None:
         return Sample(name=str(path), raws=[], whole=True, trouble=trouble)
     compression = _compression(path)
-    rows, estimated = (len(raws), False) if whole else _rows_in_all(path, form, compression, raws)
-    lines = form == "json" and any(raw.unit == "line" for raw in raws)
-    shown = FORMATS.get(form) or ("JSON lines" if lines else "JSON")
+    rows, estimated = (len(raws), False) if whole else _rows_in_all(path, format_, compression, raws)
+    lines = format_ == "json" and any(raw.unit == "line" for raw in raws)
+    format_name = FORMATS.get(format_) or ("JSON lines" if lines else "JSON")
     cheap = lines and rows and not (whole or compression) and keys.encoding == UTF_8
     return Sample(
         name=str(path),
-        format=f"{shown}, {compression}" if compression else shown,
+        format=f"{format_name}, {compression}" if compression else format_name,
         bytes=path.stat().st_size,
         raws=raws,
         whole=whole,
@@ -138,22 +138,22 @@ def _sample(
 
 
 def _archive(path: Path) -> str | None:
-    """What kind of archive a file is, if it is one."""
+    """Return the type of an archive; None if the file isn't one."""
     try:
         return "zip" if is_zip(path) else "tar" if is_tar(_head(path)) else None
-    except NOT_THERE_OR_BROKEN:
+    except READ_ERRORS:
         return None
 
 
 def _format(path: Path, kind: str | None, keys: TextKeys) -> str | None:
-    """The format; None where there is none that is read here, of which reading it says more."""
+    """Return the format; None if it isn't supported, for which the error of reading has the reason."""
     try:
         head = _head(path)
         if keys.encoding != UTF_8:
             head = head.decode(keys.encoding, "ignore").encode()
-    except NOT_THERE_OR_BROKEN:
+    except READ_ERRORS:
         return None
-    # A text in no other format is a document, of a corpus of kind text.
+    # A text in no other format is a document if the corpus may be of kind text.
     for plain in (kind == TEXT, kind in (None, TEXT) and b"\x00" not in head):
         try:
             return format_of(head, str(path), plain=plain, keys=keys) if head else None
@@ -163,7 +163,7 @@ def _format(path: Path, kind: str | None, keys: TextKeys) -> str | None:
 
 
 def _head(path: Path) -> bytes:
-    with open_unpacked(path) as file:
+    with open_decompressed(path) as file:
         return file.read(HEAD_LENGTH)
 
 
@@ -173,8 +173,8 @@ def _compression(path: Path) -> str | None:
     return next((name for magic, name in COMPRESSION.items() if head.startswith(magic)), None)
 
 
-def _taken(rows: Iterable[RawRow], most_rows: int, most_characters: int) -> tuple[list[RawRow], bool, str | None]:
-    """The first rows; whether these are all; and what ended them, where that is an error."""
+def _first_rows(rows: Iterable[RawRow], most_rows: int, most_characters: int) -> tuple[list[RawRow], bool, str | None]:
+    """Return the first rows; whether these are all; and the error that ended them, if any."""
     taken: list[RawRow] = []
     characters = 0
     reading = iter(rows)
@@ -184,51 +184,51 @@ def _taken(rows: Iterable[RawRow], most_rows: int, most_characters: int) -> tupl
                 if len(taken) == most_rows or characters > most_characters:
                     return taken, False, None
                 taken.append(raw)
-                characters += _length(raw.found)
+                characters += _length(raw.value)
     except SnaketuneError as error:
         return taken, False, str(error)
     return taken, True, None
 
 
 def _length(value: Any) -> int:
-    """Characters of all texts in a value."""
+    """Count the characters of all texts in a value."""
     return sum(len(text) for text in _texts(value))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        match waiting.pop():
+    pending = [value]
+    while pending:
+        match pending.pop():
             case str() as text:
                 yield text
             case dict() as some:
-                waiting += some.values()
+                pending += some.values()
             case list() as some:
-                waiting += some
+                pending += some
 
 
-def _rows_in_all(path: Path, form: str, compression: str | None, raws: list[RawRow]) -> tuple[int | None, bool]:
-    """How many rows a file has that wasn't read whole, and whether that is an estimate."""
-    if compression is None and form == "parquet":
+def _rows_in_all(path: Path, format_: str, compression: str | None, raws: list[RawRow]) -> tuple[int | None, bool]:
+    """Return the number of rows of a file that wasn't read completely, if known, and whether it is an estimate."""
+    if compression is None and format_ == "parquet":
         from pyarrow.parquet import read_metadata
 
-        with suppress(*NOT_THERE_OR_BROKEN):
+        with suppress(*READ_ERRORS):
             return read_metadata(path).num_rows, False
         return None, False
-    if compression is None and raws and raws[-1].unit == "line" and form != TEXT:
+    if compression is None and raws and raws[-1].unit == "line" and format_ != TEXT:
         with path.open("rb") as file:
-            head = file.read(MOST_CHARACTERS)
+            head = file.read(MAX_CHARACTERS)
         lines = head.count(b"\n")
         return (max(raws[-1].number, round(path.stat().st_size / len(head) * lines)), True) if lines else (None, False)
     return None, False
 
 
 def _further(path: Path, rows: int, read: int) -> list[RawRow]:
-    """Lines at even distances, of those that weren't read, and the last one.
+    """Return rows at even distances of those that weren't read, and the last one.
 
     Args:
-        rows: how many lines the file is thought to have.
-        read: how many of them were read.
+        rows: estimated number of lines in the file.
+        read: number of lines read.
     """
     size = path.stat().st_size
     numbers = sorted({read + (rows - read) * part // FURTHER_ROWS for part in range(1, FURTHER_ROWS)})
@@ -236,13 +236,13 @@ def _further(path: Path, rows: int, read: int) -> list[RawRow]:
     with path.open("rb") as file:
         for number in numbers:
             file.seek(size * number // rows)
-            # Where the line begins that is met first isn't known.
-            if file.readline(LONGEST_FURTHER).endswith(b"\n"):
-                lines[number] = file.readline(LONGEST_FURTHER)
-        file.seek(max(0, size - LONGEST_FURTHER))
-        *before, last = file.read(LONGEST_FURTHER).rstrip().split(b"\n")
-    found = [_row(number, line) for number, line in lines.items() if line.endswith(b"\n")]
-    return [*found, _row(rows, last)] if before else found
+            # The first line is cut, so the second is taken.
+            if file.readline(MAX_LINE).endswith(b"\n"):
+                lines[number] = file.readline(MAX_LINE)
+        file.seek(max(0, size - MAX_LINE))
+        *before, last = file.read(MAX_LINE).rstrip().split(b"\n")
+    further = [_row(number, line) for number, line in lines.items() if line.endswith(b"\n")]
+    return [*further, _row(rows, last)] if before else further
 
 
 def _row(number: int, line: bytes) -> RawRow:
@@ -250,7 +250,7 @@ def _row(number: int, line: bytes) -> RawRow:
         value = parse(line)
     except Malformed as error:
         value = error
-    found, notes = (value.found, value.notes) if isinstance(value, Noted) else (value, ())
-    if not isinstance(found, dict | Malformed):
-        found = Malformed("not_an_object", f"found {excerpt(found)}")
-    return RawRow("line", number, found, notes)
+    row, notes = (value.value, value.notes) if isinstance(value, Noted) else (value, ())
+    if not isinstance(row, dict | Malformed):
+        row = Malformed("not_an_object", f"expected an object, found {excerpt(row)}")
+    return RawRow("line", number, row, notes)

@@ -1,7 +1,6 @@
-"""A look as text for a terminal: facts first, then rows, then lines for a config.
+"""A preview as text for a terminal: facts, rows, then lines for a config.
 
-What is supervised is green where the terminal has colours, else in brackets. Whatever a terminal would obey in the data is
-spelled out.
+Supervised text is green if the terminal has colours, else in brackets. Control characters in the data are escaped.
 """
 
 import os
@@ -16,8 +15,8 @@ from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import conditions
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading
-from snaketune.preview.rendered_rows import Piece, Shown, Written
-from snaketune.preview.source_preview import Look
+from snaketune.preview.rendered_rows import RenderedRow, RenderedRows, TextSpan
+from snaketune.preview.source_preview import SourcePreview
 
 BOLD, DIM, GREEN, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 WIDTH, LABEL = 108, 12
@@ -26,25 +25,25 @@ VALUE_LENGTH, DETAIL_LENGTH, REFUSAL_LENGTH = 60, 300, 160
 
 
 def has_colours(output: TextIO) -> bool:
-    """Whether colours are shown there, and wanted (https://no-color.org)."""
+    """Return True if the output shows colours, and the user hasn't turned them off (https://no-color.org)."""
     return output.isatty() and not os.environ.get("NO_COLOR")
 
 
-def as_text(look: Look, *, colour: bool) -> Iterator[str]:
-    """Lines."""
+def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
+    """Yield the lines of a preview."""
     paint = _Paint(colour)
-    yield paint(BOLD, printable(look.name))
-    yield from (f"  {line}" if line else "" for line in _facts(look, paint))
-    if look.written and look.written.shown:
+    yield paint(BOLD, printable(preview.name))
+    yield from (f"  {line}" if line else "" for line in _facts(preview, paint))
+    if preview.rendered and preview.rendered.rows:
         yield ""
         yield f"  {paint(BOLD, 'As the model sees it')}, {paint.legend}"
-        for shown in look.written.shown:
-            yield from _row(shown, paint)
-    if look.entry:
+        for row in preview.rendered.rows:
+            yield from _row(row, paint)
+    if preview.entry:
         yield ""
         yield f"  {paint(BOLD, 'For the config')}"
         yield ""
-        yield from (f"    {printable(line)}" for line in look.entry.splitlines())
+        yield from (f"    {printable(line)}" for line in preview.entry.splitlines())
     yield ""
 
 
@@ -60,36 +59,36 @@ class _Paint:
     def __call__(self, code: str, text: str) -> str:
         return f"{code}{text}{RESET}" if self.colour and text else text
 
-    def pieces(self, pieces: list[Piece]) -> str:
-        """A row's text, several lines."""
-        said = ""
+    def spans(self, spans: list[TextSpan]) -> str:
+        """Return a row's text, of several lines."""
+        output = ""
         supervised = False
-        for piece in pieces:
-            text = f"[… {piece.left_out:,} characters …]" if piece.left_out else _shown_text(piece.text)
+        for span in spans:
+            text = f"[… {span.omitted:,} characters …]" if span.omitted else _escaped(span.text)
             if not self.colour:
-                said += "⟧" * (supervised and not piece.supervised) + "⟦" * (piece.supervised and not supervised) + text
+                output += "⟧" * (supervised and not span.supervised) + "⟦" * (span.supervised and not supervised) + text
             else:
-                code = (GREEN if piece.supervised else "") + (DIM if piece.control or piece.left_out else "")
-                # Line by line, for pagers.
-                said += "\n".join(self(code, line) if code else line for line in text.split("\n"))
-            supervised = piece.supervised
-        return said + "⟧" * (supervised and not self.colour)
+                code = (GREEN if span.supervised else "") + (DIM if span.control or span.omitted else "")
+                # Colour codes per line, for pagers.
+                output += "\n".join(self(code, line) if code else line for line in text.split("\n"))
+            supervised = span.supervised
+        return output + "⟧" * (supervised and not self.colour)
 
 
-def _facts(look: Look, paint: _Paint) -> Iterator[str]:
-    reading, rows = look.reading, look.looked_at
-    yield from _files(look, paint)
-    for trouble in look.trouble:
+def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
+    reading, rows = preview.reading, preview.rows_read
+    yield from _files(preview, paint)
+    for trouble in preview.trouble:
         yield from _fact(paint(RED, "trouble"), trouble, "trouble")
     if not rows:
         return
     yield ""
     yield from _fact(
-        "kind", f"{reading.kind}: {look.why}" if reading.used else "none: no kind of corpus can read these rows"
+        "kind", f"{reading.kind}: {preview.why}" if reading.used else "none: no kind of corpus can read these rows"
     )
-    if look.columns:
-        yield from _fact("columns", _listed({name: excerpt(value) for name, value in look.columns.items()}))
-        yield from _fact("layout", f"none is known; {look.nearest}")
+    if preview.columns:
+        yield from _fact("columns", _listed({name: excerpt(value) for name, value in preview.columns.items()}))
+        yield from _fact("layout", f"none is known; {preview.nearest}")
     elif layouts := reading.layouts.most_common():
         summary = ", ".join(f"{name} ({_rows(count)})" if len(layouts) > 1 else name for name, count in layouts)
         yield from _fact("layout", summary)
@@ -100,31 +99,30 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
     if reading.marked:
         marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
         where = conditions(reading)[0][0]
-        yield from _fact("marked", f"{marks}; `where: {where}` leaves such rows out")
-    yield from _left_out(look)
+        yield from _fact("marked", f"{marks}; `where: {where}` drops such rows")
+    yield from _unused_rows(preview)
     if reading.repeated and reading.repeats:
         example = reading.repeats
-        what = f"what an earlier one says ({example.place} as {example.detail})"
-        summary = f"{_rows(reading.repeated)} with {what}; the first is used"
-        yield from _fact("repeated", summary)
-    if look.written:
-        yield from _tokens(look.written, look.lengths, look.estimated)
-        yield from _template(look.written, reading)
+        what = f"such as {example.location}, which repeats {example.detail}; the first is used"
+        yield from _fact("repeated", f"{_rows(reading.repeated)}, {what}")
+    if preview.rendered:
+        yield from _tokens(preview.rendered, preview.lengths, preview.estimated)
+        yield from _template(preview.rendered, reading)
 
 
-def _left_out(look: Look) -> Iterator[str]:
-    reading = look.reading
+def _unused_rows(preview: SourcePreview) -> Iterator[str]:
+    reading = preview.reading
     for name, counts in (("quarantined", reading.quarantined), ("dropped", reading.dropped)):
-        # Of which layout is nearest, there is a line already.
+        # The nearest layout has a line already.
         counts = Counter(
-            {reason: count for reason, count in counts.items() if reason != UNKNOWN_LAYOUT or not look.columns}
+            {reason: count for reason, count in counts.items() if reason != UNKNOWN_LAYOUT or not preview.columns}
         )
         yield from _reasons(name, reading, counts)
-        if name == "quarantined" and look.repaired:
-            yield from _fact("", f"`repair: [{', '.join(look.repairs)}]` mends {look.repaired:,} of them")
-    if look.further is None:
+        if name == "quarantined" and preview.repaired:
+            yield from _fact("", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them")
+    if preview.further is None:
         return
-    further = look.further
+    further = preview.further
     if lost := further.quarantined.total() + further.dropped.total():
         summary = f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
         yield from _fact("further on", summary)
@@ -135,86 +133,86 @@ def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = ""
     for reason, count in counts.most_common(REASONS_SHOWN):
         example = reading.examples[reason]
         detail = f": {_cut(example.detail, DETAIL_LENGTH)}" if example.detail else ""
-        # The condition of a `where` names a column.
+        # The reason is a condition of `where`, which may have underscores.
         what = reason if reason.startswith("where ") else reason.replace("_", " ")
-        yield from _fact(label, f"{_rows(count)}, {what}; {about}{example.place}{detail}")
+        yield from _fact(label, f"{_rows(count)}, {what}; {about}{example.location}{detail}")
         label = ""
     if len(counts) > REASONS_SHOWN:
-        yield from _fact("", f"and {len(counts) - REASONS_SHOWN} reasons more")
+        yield from _fact("", f"and {len(counts) - REASONS_SHOWN} more reasons")
 
 
-def _files(look: Look, paint: _Paint) -> Iterator[str]:
-    several = len(look.samples) > 1
-    for sample in look.samples[:COLUMNS_SHOWN]:
+def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
+    several = len(preview.samples) > 1
+    for sample in preview.samples[:COLUMNS_SHOWN]:
         size = [] if sample.bytes is None else [_size(sample.bytes)]
         summary = ", ".join([part for part in (sample.format, *size) if part])
         if sample.raws:
-            looked_at = len(sample.raws)
+            rows_read = len(sample.raws)
             if sample.whole:
-                summary += f"; {_rows(looked_at)}"
+                summary += f"; {_rows(rows_read)}"
             elif sample.rows:
                 about = "about " if sample.estimated else ""
                 rows = _round(sample.rows, sample.estimated)
-                summary += f"; {about}{rows:,} rows, of which the first {looked_at:,} are looked at"
+                summary += f"; {about}{rows:,} rows, of which the first {rows_read:,} are read"
             else:
-                summary += f"; the first {_rows(looked_at)} are looked at"
+                summary += f"; the first {_rows(rows_read)} are read"
         if several:
             summary = f"{sample.name}: {summary}"
         if summary:
             yield paint(DIM, printable(summary))
-    if len(look.samples) > COLUMNS_SHOWN:
-        yield paint(DIM, f"and {len(look.samples) - COLUMNS_SHOWN} files more")
+    if len(preview.samples) > COLUMNS_SHOWN:
+        yield paint(DIM, f"and {len(preview.samples) - COLUMNS_SHOWN} more files")
 
 
-def _listed(found: dict[str, str]) -> str:
-    """Names, each with what there is to say of it, as many as people read."""
-    summary = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(found.items())[:COLUMNS_SHOWN]]
-    return ", ".join(summary) + (f" and {len(found) - COLUMNS_SHOWN} more" if len(found) > COLUMNS_SHOWN else "")
+def _listed(details: dict[str, str]) -> str:
+    """Return names with their details, as many as are readable."""
+    summary = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(details.items())[:COLUMNS_SHOWN]]
+    return ", ".join(summary) + (f" and {len(details) - COLUMNS_SHOWN} more" if len(details) > COLUMNS_SHOWN else "")
 
 
-def _tokens(written: Written, lengths: tuple[int, ...], estimated: str) -> Iterator[str]:
-    if not len(written.lengths):
+def _tokens(rendered: RenderedRows, lengths: tuple[int, ...], estimated: str) -> Iterator[str]:
+    if not len(rendered.lengths):
         return
-    median, most = (int(np.quantile(written.lengths, share)) for share in (0.5, 0.9))
-    about = "" if written.exact else "about "
-    supervised = f"{written.supervised:.0%} of all tokens supervised"
+    median, most = (int(np.quantile(rendered.lengths, share)) for share in (0.5, 0.9))
+    about = "" if rendered.exact else "about "
+    supervised = f"{rendered.supervised:.0%} of all tokens supervised"
     yield from _fact(
         "tokens",
-        f"{about}{median:,} per row in the median, 90% of rows at most {most:,}, the longest {int(written.lengths.max()):,}; "
+        f"{about}{median:,} per row in the median, 90% of rows at most {most:,}, the longest {int(rendered.lengths.max()):,}; "
         f"{supervised}",
     )
-    longer = written.longer(lengths)
+    longer = rendered.longer(lengths)
     summary = ", ".join(f"{length:,}: {_rows(count)}" for length, count in longer.items() if count)
     first = next(iter(longer))
     yield from _fact("", f"longer than {summary}" if summary else f"no row longer than {first:,}")
-    if written.unsupervised:
-        yield from _fact("", f"{_rows(written.unsupervised)} with nothing supervised")
+    if rendered.unsupervised:
+        yield from _fact("", f"{_rows(rendered.unsupervised)} with nothing supervised")
     if estimated:
         yield from _fact("", estimated)
 
 
-def _template(written: Written, reading: Reading) -> Iterator[str]:
+def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
     if reading.kind != TEXT:
-        yield from _fact("template", written.template)
-    if written.control_text:
-        rows = _rows(written.control_text)
-        yield from _fact("", f"{rows} in which a text holds what looks like a control token; there it stays text")
-    if written.refused:
-        summary = f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
-        yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is left out")
-    for place, why in written.refused[:REFUSALS_SHOWN]:
-        yield from _fact("", f"{place}: {_cut(why, REFUSAL_LENGTH)}")
+        yield from _fact("template", rendered.template)
+    if rendered.control_text:
+        rows = _rows(rendered.control_text)
+        yield from _fact("", f"{rows} with text that looks like a control token; it stays text")
+    if rendered.refused:
+        summary = f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
+        yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is dropped")
+    for location, why in rendered.refused[:REFUSALS_SHOWN]:
+        yield from _fact("", f"{location}: {_cut(why, REFUSAL_LENGTH)}")
 
 
-def _row(shown: Shown, paint: _Paint) -> Iterator[str]:
+def _row(row: RenderedRow, paint: _Paint) -> Iterator[str]:
     yield ""
-    yield f"  {paint(BOLD, printable(shown.place))}"
-    if shown.prompt:
-        yield from _indented(paint.pieces(shown.prompt), "    ")
-    for title, pieces in shown.parts:
+    yield f"  {paint(BOLD, printable(row.location))}"
+    if row.prompt:
+        yield from _indented(paint.spans(row.prompt), "    ")
+    for title, spans in row.parts:
         if title:
             yield f"  {paint(DIM, '·')} {paint(BOLD, title)}"
-        yield from _indented(paint.pieces(pieces), "    ")
+        yield from _indented(paint.spans(spans), "    ")
 
 
 def _indented(text: str, indent: str) -> Iterator[str]:
@@ -222,14 +220,14 @@ def _indented(text: str, indent: str) -> Iterator[str]:
 
 
 def _fact(label: str, summary: str, plain: str = "") -> Iterator[str]:
-    """A label, and beside it what there is to say, on as many lines as that takes."""
+    """Yield a label and its text beside it, wrapped."""
     lines = textwrap.wrap(printable(summary), WIDTH - LABEL, break_on_hyphens=False) or [""]
     padding = " " * (LABEL - len(plain or label))
     yield f"{label}{padding}{lines[0]}"
     yield from (" " * LABEL + line for line in lines[1:])
 
 
-def _shown_text(text: str) -> str:
+def _escaped(text: str) -> str:
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
@@ -242,7 +240,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _round(count: int, estimated: bool) -> int:
-    """An estimate to two digits."""
+    """Round an estimate to two digits."""
     digits = len(str(count)) - 2
     return round(count, -digits) if estimated and digits > 0 else count
 

@@ -5,12 +5,12 @@ import numpy as np
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import conditions
-from snaketune.preview.source_preview import Look
+from snaketune.preview.source_preview import SourcePreview
 from snaketune.report.charts.style import COLOURS
 from snaketune.report.html import environment
 
 
-def page(looks: list[Look]) -> str:
+def page(looks: list[SourcePreview]) -> str:
     """Render the previews of all files as one page."""
     return (
         environment()

@@ -120,7 +120,7 @@ def _write(
         quarantine = Quarantine(file)
         counts, samples = _write_splits(spec, work, tables, encoder, quarantine)
     rows = sum(own["rows"] for own in counts.values())
-    quarantine.judge(rows, rows, spec.most_refused, work.folder / QUARANTINE)
+    quarantine.check_limit(rows, rows, spec.most_refused, work.folder / QUARANTINE)
     return counts, samples
 
 

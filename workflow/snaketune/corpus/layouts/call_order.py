@@ -1,4 +1,4 @@
-"""The results of parallel tool calls in the order of the calls: text has no ids, so the order alone says which is whose."""
+"""Results of parallel tool calls in the order of the calls: canonical turns have no ids, so only the order relates them."""
 
 import json
 from contextlib import suppress
@@ -11,12 +11,12 @@ RESULT_KEY = "tool_call_id"
 
 
 def in_call_order(items: list[Any], turns: list[Message], where: str) -> list[Message]:
-    """`turns`, each run of tool results sorted as the calls before it.
+    """Sort each run of tool results in `turns` by the order of the calls before it.
 
     Args:
-        items: what the turns were read from, one each; of items that are two turns, none has an id.
+        items: the raw items of the turns, one each. If the numbers differ, because some items are two turns, none has an id.
     Raises:
-        Malformed: a result of none of several calls.
+        Malformed: one of several results belongs to none of the calls.
     """
     if len(items) != len(turns):
         return turns
@@ -35,7 +35,7 @@ def in_call_order(items: list[Any], turns: list[Message], where: str) -> list[Me
                 if str(result) not in ids:
                     raise Malformed(
                         "unknown_tool_call",
-                        f"{where}, turn {i}: {RESULT_KEY} {str(result)[:40]!r} is of none of the calls before it "
+                        f"{where}, turn {i}: {RESULT_KEY} {str(result)[:40]!r} matches none of the calls before it "
                         f"({', '.join(ids)[:200]})",
                     )
             ordered += [turns[i] for i in sorted(range(number, end), key=lambda i: ids.index(str(results[i - number])))]

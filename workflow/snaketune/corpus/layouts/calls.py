@@ -1,7 +1,7 @@
-"""Responses that are tool calls and nothing else, as sets for function calling have them.
+"""Responses that are only tool calls, as data sets for function calling have them.
 
 query, answers            answers: [{"name": …, "arguments": {…}}, …], mostly as JSON in a text (xlam)
-question, ground_truth    ground_truth: [{"f": {"x": [1, 1.0]}}, …], the values that are right; the first is taken (BFCL)
+question, ground_truth    ground_truth: [{"f": {"x": [1, 1.0]}}, …], lists of correct values; the first is taken (BFCL)
 """
 
 import json
@@ -11,12 +11,12 @@ from snaketune.corpus.layouts.content_parts import ARGUMENTS_KEYS, calls_text, k
 from snaketune.corpus.rows import Malformed
 
 COLUMNS = ("answers", "ground_truth")
-# What a value that may be left out is, among those that count as right.
-LEFT_OUT = ""
+# The correct value of an argument that may be omitted.
+OMITTED = ""
 
 
-def called(value: Any, column: str) -> str:
-    """The calls of a response as text.
+def calls_as_text(value: Any, column: str) -> str:
+    """Return the calls of a response as text.
 
     Raises:
         Malformed: it holds anything but calls.
@@ -29,19 +29,19 @@ def called(value: Any, column: str) -> str:
             calls = None
     if not isinstance(calls, list) or not calls or not all(map(_is_call, calls)):
         raise Malformed(
-            "bad_tool_call", f"{column} holds {kind_of(value)} that is no list of calls; map columns with `fields`"
+            "bad_tool_call", f"{column} holds {kind_of(value)} that isn't a list of calls; map columns with `fields`"
         )
-    return calls_text([call if "name" in call else _of_values(call) for call in calls], column)
+    return calls_text([call if "name" in call else _first_values(call) for call in calls], column)
 
 
 def _is_call(call: Any) -> bool:
     if not isinstance(call, dict):
         return False
-    named = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS_KEYS)
-    return named or (len(call) == 1 and all(isinstance(values, dict) for values in call.values()))
+    has_name = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS_KEYS)
+    return has_name or (len(call) == 1 and all(isinstance(values, dict) for values in call.values()))
 
 
-def _of_values(call: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _first_values(call: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ((name, values),) = call.items()
     first = {key: value[0] if isinstance(value, list) and value else value for key, value in values.items()}
-    return {"name": name, "arguments": {key: value for key, value in first.items() if value != LEFT_OUT}}
+    return {"name": name, "arguments": {key: value for key, value in first.items() if value != OMITTED}}

@@ -1,6 +1,6 @@
-"""The rows of one file to canonical ones: each recognised, read, mended where the config asks for it, and checked.
+"""The raw rows of one file to canonical rows: recognised, read, repaired where the config says so, and checked.
 
-Costs some microseconds per row; flat trees and unpaired completions hold their file in memory.
+Takes some microseconds per row; flat trees and unpaired completions are held in memory, one file at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,47 +12,51 @@ from snaketune.corpus.layouts.exchanges import prompt_and_response
 from snaketune.corpus.layouts.mapped import (
     SYSTEM_COLUMNS,
     TOOLS_COLUMNS,
-    columns_named,
-    mapped,
-    renamed,
+    add_row_labels,
+    map_fields,
+    mapped_columns,
+    rename_columns,
     system_of,
-    take_along,
-    tools_beside,
+    tools_in_row,
 )
 from snaketune.corpus.layouts.media import refuse_media
-from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_messages
-from snaketune.corpus.layouts.quality_flags import marks_against
+from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_flat_tree
+from snaketune.corpus.layouts.quality_flags import bad_row_marks
 from snaketune.corpus.layouts.readers import rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
-from snaketune.corpus.layouts.repair import mend
-from snaketune.corpus.layouts.strip_templates import unframe
+from snaketune.corpus.layouts.repair import repair_row
+from snaketune.corpus.layouts.strip_templates import strip_templates
 from snaketune.corpus.layouts.text_documents import documents
-from snaketune.corpus.layouts.unpaired import Labelled, alone, labelled, paired
-from snaketune.corpus.layouts.unread_columns import unread
+from snaketune.corpus.layouts.unpaired import Labelled, pair_up, read_labelled, unpaired_row
+from snaketune.corpus.layouts.unread_columns import unread_names
 from snaketune.corpus.layouts.validation import check
-from snaketune.corpus.layouts.votes import check_numbers, numbers_of
-from snaketune.corpus.raw_rows import Made, RawRow
-from snaketune.corpus.reading.row_filter import Where
+from snaketune.corpus.layouts.votes import check_numeric_verdicts, numeric_verdicts
+from snaketune.corpus.raw_rows import RawRow, RowResult
+from snaketune.corpus.reading.row_filter import RowFilter
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row
 
 LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))
 
 
-def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]) -> Iterator[Made]:
-    """What becomes of the rows of one file: of each raw row one thing, or several.
+def canonical_rows(
+    raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]
+) -> Iterator[RowResult]:
+    """Make the rows of one file canonical: each raw row gives one result or several.
 
     Args:
-        kind: what the corpus holds: conversations, preferences, unpaired completions or text.
-        repair: what may be done to rows that aren't sound.
+        kind: the kind of the corpus: conversations, preferences, unpaired or text.
+        repair: the configured repairs of rows that aren't valid.
     Yields:
-        Rows; what is of no use, and why; None for a raw row that became part of another.
+        Canonical rows; reasons why a raw row gives none; None for a raw row that became part of another.
+    Raises:
+        Malformed: the file as a whole doesn't fit the config: no row has a column of `where`, or votes are ambiguous.
     """
-    where = Where(source.where)
+    row_filter = RowFilter(source.where)
     if kind == "text":
-        yield from documents(raws, source.fields.text or TEXT, where)
+        yield from documents(raws, source.fields.text or TEXT, row_filter)
         return
     fields, speakers = source.fields, source.speakers
-    named = columns_named(fields)
+    mapped_names = mapped_columns(fields)
     renames = bool(fields.messages or fields.context or fields.reasoning)
     labels = bool(fields.system or fields.tools or fields.answer or fields.task)
     dialogues: dict[tuple[str, ...], str] = {}
@@ -60,41 +64,43 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     completions: list[tuple[RawRow, Columns, Labelled | Malformed]] = []
     verdicts: set[tuple[str, int]] = set()
 
-    def whole(raw: RawRow, present: Columns) -> Columns:
-        # A column that `fields` name may be null, but must be there.
-        return Columns(raw.found, present.read) if labels else present
+    def with_nulls(raw: RawRow, present: Columns) -> Columns:
+        # A column that `fields` name may be null, but must exist.
+        return Columns(raw.value, present.read) if labels else present
 
-    def made(raw: RawRow, present: Columns, layout: str, row: Row | Malformed | Dropped | None, first: bool) -> Made:
+    def result(
+        raw: RawRow, present: Columns, layout: str, row: Row | Malformed | Dropped | None, first: bool
+    ) -> RowResult:
         if isinstance(row, Exception):
-            return Made(raw, layout, row)
+            return RowResult(raw, layout, row)
         if row is not None:
             try:
-                unframe(row)
+                strip_templates(row)
                 if layout != "fields" and (labels or not LABELS.isdisjoint(present)):
                     columns = prompt_and_response(tuple(present)) if layout == "prompt-response" else None
-                    answered = columns is not None and columns[1] == "answer"
-                    take_along(whole(raw, present), row, fields, but_answer=answered)
+                    answer_is_response = columns is not None and columns[1] == "answer"
+                    add_row_labels(with_nulls(raw, present), row, fields, skip_answer=answer_is_response)
                 if repair:
-                    mend(row, repair)
+                    repair_row(row, repair)
                 check(row)
             except Malformed as error:
-                return Made(raw, layout, error)
-        ignored = unread(present, layout, named) if first else ()
-        return Made(raw, layout, row, ignored, marks_against(present, ignored) if ignored else ())
+                return RowResult(raw, layout, error)
+        ignored = unread_names(present, layout, mapped_names) if first else ()
+        return RowResult(raw, layout, row, ignored, bad_row_marks(present, ignored) if ignored else ())
 
     for raw in raws:
-        found, layout = raw.found, source.layout
+        value, layout = raw.value, source.layout
         try:
-            if isinstance(found, Malformed):
-                raise found
-            where.check(found)
+            if isinstance(value, Malformed):
+                raise value
+            row_filter.check(value)
             rows: Iterable[Row | Malformed | Dropped]
             if fields.prompt:
-                layout, present = "fields", Columns(found)
-                check_kind("prompt-response" if fields.response else "pairs", kind, found)
-                rows = (mapped(present, fields, speakers),)
+                layout, present = "fields", Columns(value)
+                check_kind("prompt-response" if fields.response else "pairs", kind, value)
+                rows = (map_fields(present, fields, speakers),)
             else:
-                present = _present(renamed(found, fields) if renames else found)
+                present = _present(rename_columns(value, fields) if renames else value)
                 if fields.messages and layout == "auto" and kind == "conversations":
                     layout = "messages"
                 if layout == "auto":
@@ -102,48 +108,48 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 check_kind(layout, kind, present)
                 refuse_media(present)
                 if layout == "unpaired" and kind != "unpaired":
-                    completions.append((raw, present, _labelled(whole(raw, present), present, source)))
+                    completions.append((raw, present, _labelled(with_nulls(raw, present), present, source)))
                     continue
                 if layout == "message-tree" and not is_nested_tree(present):
                     messages.append((raw, present))
                     continue
                 if layout == "votes":
-                    verdicts |= numbers_of(present)
-                # Looked at, and not read: which columns a layout reads is told by its reader.
+                    verdicts |= numeric_verdicts(present)
+                # Recognition accesses columns without using them: only the reader decides which are read.
                 present.read.clear()
                 if layout == "unpaired":
-                    rows = (alone(_labelled(whole(raw, present), present, source)),)
+                    rows = (unpaired_row(_labelled(with_nulls(raw, present), present, source)),)
                 else:
                     rows = rows_of(layout, present, kind, source, dialogues)
-        except (Malformed, Dropped) as why:
-            yield Made(raw, layout, why)
+        except (Malformed, Dropped) as error:
+            yield RowResult(raw, layout, error)
             continue
         for number, row in enumerate(rows):
-            yield made(raw, present, layout, row, first=number == 0)
-    where.finish()
-    check_numbers(verdicts)
-    for (raw, present, _), row in zip(completions, paired([read for _, _, read in completions])):
-        yield made(raw, present, "unpaired", row, first=True)
+            yield result(raw, present, layout, row, first=number == 0)
+    row_filter.finish()
+    check_numeric_verdicts(verdicts)
+    for (raw, present, _), row in zip(completions, pair_up([read for _, _, read in completions])):
+        yield result(raw, present, "unpaired", row, first=True)
     contents = [dict(present) for _, present in messages]
-    for (raw, present), row in zip(messages, rows_of_messages(contents, kind, speakers)):
-        yield made(raw, present, "message-tree", row, first=True)
+    for (raw, present), row in zip(messages, rows_of_flat_tree(contents, kind, speakers)):
+        yield result(raw, present, "message-tree", row, first=True)
 
 
-def _present(found: dict[str, Any]) -> Columns:
-    """The columns that aren't null; those inside of an `input` that holds messages, too."""
-    inside = found.get("input")
-    if type(inside) is dict and "messages" in inside and inside.keys().isdisjoint(found):
-        found = {column: value for column, value in found.items() if column != "input"} | inside
-    if None in found.values():
-        found = {column: value for column, value in found.items() if value is not None}
-    return Columns(found)
+def _present(row: dict[str, Any]) -> Columns:
+    """Return the columns that aren't null, including those in an `input` that holds messages."""
+    inner = row.get("input")
+    if type(inner) is dict and "messages" in inner and inner.keys().isdisjoint(row):
+        row = {column: value for column, value in row.items() if column != "input"} | inner
+    if None in row.values():
+        row = {column: value for column, value in row.items() if value is not None}
+    return Columns(row)
 
 
 def _labelled(raw: Columns, present: Columns, source: Source) -> Labelled | Malformed:
-    """A completion with its label, and what of other columns belongs to its prompt."""
+    """Return a completion with its label, and the system text and tools that belong to its prompt."""
     try:
         present.read.clear()
-        beside = repr((system_of(raw, source.fields), tools_beside(raw, source.fields)))
-        return labelled(present, source.speakers, beside)
+        context = repr((system_of(raw, source.fields), tools_in_row(raw, source.fields)))
+        return read_labelled(present, source.speakers, context)
     except Malformed as error:
         return error

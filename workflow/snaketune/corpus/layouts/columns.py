@@ -1,4 +1,4 @@
-"""The columns of a row: which there are, which are read, and what a cell says."""
+"""Columns of a row: which exist, which are read, and their values as text."""
 
 import math
 import re
@@ -7,16 +7,16 @@ from typing import Any
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.rows import Malformed
 
-NOTHING = re.compile(
+BLANK = re.compile(
     r"\s*(?:nan|none|null|n/?a|-+|true|false|[-+]?\d[\d.,]*(?:e[-+]?\d+)?|https?://\S+)?\s*", re.IGNORECASE
 )
 
 
 class Columns(dict[str, Any]):
-    """A row that notes which columns are read: by subscript. `get` and `in` only look.
+    """A row that records which columns are read by subscript. `get` and `in` record nothing.
 
     Attributes:
-        read: names of columns, in order, as often as they were read.
+        read: names of the columns read, in order, repeated if read again.
     """
 
     __slots__ = ("read",)
@@ -31,7 +31,7 @@ class Columns(dict[str, Any]):
 
 
 def text_if_number(value: Any) -> Any:
-    """A number as text, where a text is due; anything else as it is.
+    """Return a number as text, anything else unchanged.
 
     >>> text_if_number(3.0), text_if_number(True), text_if_number([3])
     ('3', True, [3])
@@ -40,40 +40,40 @@ def text_if_number(value: Any) -> Any:
     return plain_text(value) if is_number and plain_text(value) is not None else value
 
 
-def note_read(raw: dict[str, Any], column: str) -> None:
-    """Note that a column which was looked at is read."""
+def mark_read(raw: dict[str, Any], column: str) -> None:
+    """Record that a column accessed by `get` is read."""
     if isinstance(raw, Columns):
         raw.read.append(column)
 
 
-def says_nothing(value: Any) -> bool:
-    """Whether a cell holds no text for a prompt: null, nothing, a number also as a text, or a link.
+def is_blank(value: Any) -> bool:
+    """Return True if a cell holds no text for a prompt: null, an empty value, a number (also as text), or a link.
 
-    >>> [says_nothing(value) for value in (None, 4, "4", " nan", [], [1, 2], "https://a.b", "4 cats", ["a"], {"a": 1})]
+    >>> [is_blank(value) for value in (None, 4, "4", " nan", [], [1, 2], "https://a.b", "4 cats", ["a"], {"a": 1})]
     [True, True, True, True, True, True, True, False, False, False]
     """
     if isinstance(value, list):
         return all(item is None or isinstance(item, (bool, int, float)) for item in value)
     if not isinstance(value, str):
         return not value or isinstance(value, (bool, int, float))
-    return NOTHING.fullmatch(value) is not None
+    return BLANK.fullmatch(value) is not None
 
 
 def column_of(raw: dict[str, Any], column: str) -> Any:
-    """The value of a column; Malformed if there is none."""
+    """Return the value of a column. Raises Malformed if there is none."""
     if column not in raw:
         raise Malformed("missing_column", f"no column {column}, or it is null; {columns_of(raw)}")
     return raw[column]
 
 
 def columns_of(raw: dict[str, Any]) -> str:
-    """The columns of a row that aren't null, for messages."""
+    """Describe the columns of a row that aren't null, for messages."""
     columns = [column for column, value in raw.items() if value is not None]
     return f"the row has {', '.join(columns)}"[:EXCERPT_LENGTH] if columns else "the row has no column that isn't null"
 
 
 def plain_text(value: Any) -> str | None:
-    """A text as it is, a number or truth value as one would write it down; None for anything else.
+    """Return a text unchanged, and a number or boolean as text; None for anything else.
 
     >>> plain_text(51.0), plain_text(0.25), plain_text(True), plain_text([1])
     ('51', '0.25', 'true', None)

@@ -1,7 +1,7 @@
-"""A turn's content as one text: typed parts, reasoning and tool calls spelled the way most chat models are trained on.
+"""The content of a turn as one text: typed parts, reasoning and tool calls in the format that most chat models are trained on.
 
-Canonical turns hold plain text, so reasoning stands in front as `<think>\\n…\\n</think>\\n\\n`, and a tool call is
-`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`. What text can't hold (an image, a sound) is refused.
+Canonical turns hold plain text, so reasoning precedes it as `<think>\\n…\\n</think>\\n\\n`, and a tool call is
+`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`. What text can't represent (an image, audio) is refused.
 """
 
 import json
@@ -15,25 +15,26 @@ from snaketune.corpus.rows import Malformed
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 CALLS_KEYS = ("tool_calls", "function_call")
 ARGUMENTS_KEYS = ("arguments", "parameters", "input")
-# Where a part has its text; some data sets call it so whatever its type.
+# Keys of a part's text; some data sets use them for any type.
 TEXT_KEYS = ("text", "value", "content")
 TEXT_TYPES = ("text", "input_text", "output_text")
 CALL_TYPES = ("tool_call", "tool_use", "function_call")
-# What is read of a part and of a call. An id only ties a call to its result, which the order of the turns does as well.
+# Keys of a part and of a call that are read. An id only relates a call to its result, which the order of the turns
+# does, too.
 CALL_KEYS = {"id", "tool_use_id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
 PART_KEYS = {"type", *TEXT_KEYS, *REASONING_KEYS, *CALL_TYPES, *CALLS_KEYS, *CALL_KEYS}
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value, for messages."""
+    """Return the type of a value, for messages."""
     return "null" if value is None else type(value).__name__
 
 
 def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str:
-    """The whole content of a turn: `content`, and the reasoning and calls that stand in keys beside it.
+    """Return the whole content of a turn: `content`, and the reasoning and calls in its other keys.
 
     Raises:
-        Malformed: no text, a part of a type that text can't hold, or a call that can't be spelled.
+        Malformed: no text, a part whose type text can't represent, or a call that can't be serialized.
     """
     reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
     calls = next((turn[key] for key in CALLS_KEYS if turn.get(key)), None)
@@ -43,12 +44,12 @@ def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str
         raise Malformed("unsupported_part", f"{where} ({role}) has reasoning or tool calls, which are the assistant's")
     text = "" if content is None else text_of(content, where)
     if reasoning is not None and not text.lstrip().startswith("<think>"):
-        text = thought(reasoning, where) + text
+        text = think_block(reasoning, where) + text
     return _joined(text, calls_text(calls, where)) if calls else text
 
 
 def text_of(content: Any, where: str) -> str:
-    """A text, or a list of parts as one.
+    """Return a text, or a list of parts as one text.
 
     >>> text_of([{"type": "thinking", "thinking": "1 + 1"}, {"type": "text", "text": "2"}], "turn 2")
     '<think>\\n1 + 1\\n</think>\\n\\n2'
@@ -59,7 +60,7 @@ def text_of(content: Any, where: str) -> str:
     if not isinstance(content, list):
         raise Malformed("non_string_content", f"{where}: content holds {kind_of(content)}, expected a text")
     if content and all(isinstance(part, str) for part in content):
-        # Lines, with their ends or without.
+        # Lines, with line ends or without.
         return "".join(content) if any(line.endswith("\n") for line in content) else "\n".join(content)
     text = ""
     for part in content:
@@ -70,20 +71,22 @@ def text_of(content: Any, where: str) -> str:
         if kind in TEXT_TYPES:
             refuse_media(part, f"{where}: ")
         if kind in TEXT_TYPES:
-            text += _string(part, TEXT_KEYS, where)
+            text += _part_text(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
-            text += thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
+            text += think_block(_part_text(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
         elif kind in CALL_TYPES:
             text = _joined(text, calls_text(part.get(kind) or part.get("value") or part, where))
         elif kind == "tool_calls":
             text = _joined(text, calls_text(part.get("tool_calls") or part.get("value"), where))
         else:
-            raise Malformed("unsupported_part", f"{where}: a part of type {str(kind)[:40]!r}, which no text can hold")
+            raise Malformed(
+                "unsupported_part", f"{where}: a part has the type {str(kind)[:40]!r}, which text can't represent"
+            )
     return text
 
 
 def calls_text(calls: Any, where: str) -> str:
-    """One call or several, as objects or spelled as JSON, in the tags that templates use.
+    """Return one or several calls, as objects or as JSON, in the tags that templates use.
 
     >>> calls_text('{"name": "now", "arguments": {}}', "turn 2")
     '<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>'
@@ -96,41 +99,41 @@ def calls_text(calls: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> str:
-    said = call.get("function") or call if isinstance(call, dict) else None
-    name = said.get("name") if isinstance(said, dict) else None
+    function = call.get("function") or call if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise Malformed("bad_tool_call", f"{where}: a tool call without a name")
-    arguments = next((said[key] for key in ARGUMENTS_KEYS if said.get(key) is not None), {})
+        raise Malformed("bad_tool_call", f"{where}: a tool call has no name")
+    arguments = next((function[key] for key in ARGUMENTS_KEYS if function.get(key) is not None), {})
     if isinstance(arguments, str):
         arguments = _loads(arguments, where)
     try:
-        spelled = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
+        serialized = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Malformed("bad_tool_call", f"{where}: {str(error)[:EXCERPT_LENGTH]}") from None
-    return f"<tool_call>\n{spelled}\n</tool_call>"
+    return f"<tool_call>\n{serialized}\n</tool_call>"
 
 
 def _loads(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Malformed("bad_tool_call", f"{where}: a tool call that is no JSON: {error}") from None
+        raise Malformed("bad_tool_call", f"{where}: a tool call isn't valid JSON: {error}") from None
 
 
-def thought(reasoning: Any, where: str) -> str:
-    """Reasoning in the tags that most chat models are trained on, as it stands before the answer; empty if there is none."""
+def think_block(reasoning: Any, where: str) -> str:
+    """Return reasoning in the tags that most chat models are trained on, to be put before the answer; "" if there is none."""
     if not isinstance(reasoning, str):
         raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
-    bare = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
-    return f"<think>\n{bare}\n</think>\n\n" if bare else ""
+    text = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
+    return f"<think>\n{text}\n</think>\n\n" if text else ""
 
 
 def _joined(text: str, calls: str) -> str:
     return f"{text}\n{calls}" if text and not text.endswith("\n") else text + calls
 
 
-def _string(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
+def _part_text(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
     value = next((part[key] for key in keys if part.get(key) is not None), None)
     if not isinstance(value, str):
-        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}")
+        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}, expected a text")
     return value

@@ -1,13 +1,13 @@
-"""A whole dialogue in one text: who speaks stands at the beginning of a line.
+"""Whole dialogues in one text, where the speaker's name is at the beginning of a line.
 
     User 1: Hi!                     user
     User 2: Hello, how are you?     assistant
-    Fine, I hope.                   (goes on)
+    Fine, I hope.                   (continues)
     User 1: Great.                  user
 
 The first speaker is the user and the second the assistant, unless their names or the config say otherwise. A line of
-asterisks just before a turn belongs to no speaker and is taken out, and so is a remark in brackets (`[The next day]`):
-prose that follows a whole sentence. Other lines in brackets (`[1, 2]`, or what follows a colon) are what the speaker says.
+asterisks just before a turn belongs to no speaker and is removed, and so is a stage direction in brackets (`[The next day]`):
+prose after a complete sentence. Other lines in brackets (`[1, 2]`, or after a colon) are part of the turn.
 """
 
 import re
@@ -15,113 +15,114 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.layouts.roles import IN_DIALOGUES, Speakers, role_of
-from snaketune.corpus.layouts.strip_templates import conversation_in, take_ends_off
-from snaketune.corpus.layouts.transcripts import cut, cut_at_marks
+from snaketune.corpus.layouts.roles import DIALOGUE_SPEAKERS, Speakers, role_of
+from snaketune.corpus.layouts.strip_templates import strip_end_of_turns, templated_conversation
+from snaketune.corpus.layouts.transcripts import split_at_marks, split_at_speakers
 from snaketune.corpus.rows import Malformed, Message
 
-# Lines between turns: a rule of asterisks, or a remark in brackets or in italics.
+# Lines between turns: a rule of asterisks, or a stage direction in brackets or in italics.
 RULE = re.compile(r"\*(?:[ \t]*\*){2,}")
 REMARK = re.compile(r"\[([^\[\]]*)\]|\(([^()]*)\)|\*([^*]+)\*")
-# Begins like a sentence, and has a word that is no name: "The next day", but neither "B" nor "Anna, Ben".
+# Begins like a sentence, and has a word that isn't a name: "The next day", but neither "B" nor "Anna, Ben".
 PROSE = re.compile(r"(?=(?:Later|At|In|On|After|Before)\b|.*\s[a-z]{2})[A-Z][\w\s.,!'’-]*")
-# What may stand before a remark: a whole sentence; in a paragraph before it anything but what announces it.
+# What may precede a stage direction: on the next line, a complete sentence; after a blank line, any text that doesn't
+# announce it.
 BEFORE_REMARK = {False: re.compile(r"[^\w\s:,;=(\[{-]\Z"), True: re.compile(r"[^\s:,;=(\[{-]\Z")}
 
 
 def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Message], tuple[str, ...]]:
-    r"""The turns of a dialogue, and what there is to note.
+    r"""Return the turns of a dialogue, and notes.
 
     >>> dialogue_turns("User 1: Hi\nUser 2: Hello", "chat", {})[0]
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
 
     Args:
-        speakers: roles by name; other names than the usual ones are known only by it.
+        speakers: roles by name, for names that aren't usual ones.
     Raises:
-        Malformed: no dialogue, or a third speaker.
+        Malformed: not a dialogue, or a third speaker.
     """
     if not isinstance(text, str):
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
-    framed = conversation_in(text)
+    framed = templated_conversation(text)
     if framed:
-        return framed, take_ends_off(framed)
-    before, spoken = _cut(text, speakers)
-    if _without_remarks(before) or not spoken:
+        return framed, strip_end_of_turns(framed)
+    before, tagged_texts = _split_dialogue(text, speakers)
+    if _without_remarks(before) or not tagged_texts:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
-    roles = _roles([name for name, _ in spoken], where, speakers)
+    roles = _roles([name for name, _ in tagged_texts], where, speakers)
     turns, notes = [], ()
-    for number, (name, said) in enumerate(spoken, start=1):
-        # After the last turn it may be the last thing said.
-        bare = _without_remarks(said, keep=1) if number < len(spoken) else said
-        if bare != said:
+    for number, (name, content) in enumerate(tagged_texts, start=1):
+        # After the last turn, such a line may be part of it.
+        without_remarks = _without_remarks(content, keep=1) if number < len(tagged_texts) else content
+        if without_remarks != content:
             notes = ("removed_stage_direction",)
-        turns.append({"role": roles[name], "content": bare})
-    return turns, notes + take_ends_off(turns)
+        turns.append({"role": roles[name], "content": without_remarks})
+    return turns, notes + strip_end_of_turns(turns)
 
 
 def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
-    """The first column whose text begins with one speaker and goes on with another."""
+    """Return the first column whose text begins with one speaker and continues with another."""
     for column, value in raw.items():
         if isinstance(value, str):
-            before, spoken = _cut(value, speakers)
-            names = {name for name, _ in spoken if not _is_tool(name)}
-            if (len(names) > 1 and not _without_remarks(before)) or conversation_in(value):
+            before, tagged_texts = _split_dialogue(value, speakers)
+            names = {name for name, _ in tagged_texts if not _is_tool(name)}
+            if (len(names) > 1 and not _without_remarks(before)) or templated_conversation(value):
                 return column
     return None
 
 
-def _cut(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
-    """What stands before the first speaker, and then each speaker, in small letters, with what they say.
+def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text before the first speaker, and then each speaker, in lower case, with their text.
 
-    `Tool:` is a tag between two turns of the same speaker; elsewhere it is a part of what is said.
+    `Tool:` is a tag only between two turns of the same speaker; elsewhere it is part of the text.
     """
     tag = _tag(tuple(speakers))
     if not speakers and any(_is_tool(mark["speaker"]) for mark in tag.finditer(text)):
-        marks = _between_others(list(tag.finditer(text)))
-        before, spoken = cut_at_marks(text, marks)
+        marks = _without_quoted_tools(list(tag.finditer(text)))
+        before, tagged_texts = split_at_marks(text, marks)
     else:
-        before, spoken = cut(text, tag)
-    return before, [(name.casefold(), content.strip()) for name, content in spoken]
+        before, tagged_texts = split_at_speakers(text, tag)
+    return before, [(name.casefold(), content.strip()) for name, content in tagged_texts]
 
 
 def _is_tool(speaker: str) -> bool:
-    """Whether a tag names a tool, or a word that a text may begin a line with: `Tool:` and not `Tool output:`."""
+    """Return True for tags that may also be the first word of a line: `Tool:`, unlike `Tool output:`."""
     return speaker.casefold() in ("tool", "function", "observation")
 
 
-def _between_others(marks: list[re.Match[str]]) -> list[re.Match[str]]:
-    kept: list[re.Match[str]] = []
+def _without_quoted_tools(marks: list[re.Match[str]]) -> list[re.Match[str]]:
+    tags: list[re.Match[str]] = []
     for number, mark in enumerate(marks):
         if _is_tool(mark["speaker"]):
             after = next((other["speaker"] for other in marks[number:] if role_of(other["speaker"]) != "tool"), None)
-            before = next((other["speaker"] for other in reversed(kept) if role_of(other["speaker"]) != "tool"), None)
+            before = next((other["speaker"] for other in reversed(tags) if role_of(other["speaker"]) != "tool"), None)
             if before is None or after is None or before.casefold() != after.casefold():
                 continue
-        kept.append(mark)
-    return kept
+        tags.append(mark)
+    return tags
 
 
 def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
-    given = {name.casefold(): role for name, role in speakers.items()}
+    roles_by_name = {name.casefold(): role for name, role in speakers.items()}
     roles: dict[str, str] = {}
     for name in dict.fromkeys(names):
         free = [role for role in ("user", "assistant") if role not in roles.values()]
-        role = given.get(name) or role_of(name) or (free[0] if free else None)
+        role = roles_by_name.get(name) or role_of(name) or (free[0] if free else None)
         if role is None:
             raise Malformed("unknown_role", f"{where} has a third speaker, {name[:40]!r}; map it with `speakers`")
         roles[name] = role
     return roles
 
 
-def _without_remarks(said: str, *, keep: int = 0) -> str:
-    """`said` without the lines at its end that belong to no speaker; the first `keep` lines are what somebody says."""
-    lines = said.split("\n")
+def _without_remarks(text: str, *, keep: int = 0) -> str:
+    """Remove the lines at the end of `text` that belong to no speaker; the first `keep` lines are never removed."""
+    lines = text.split("\n")
     end = len(lines)
     while end > keep and (not lines[end - 1].strip() or _is_between_turns(lines[end - 1].strip())):
         end -= 1
     before, after = "\n".join(lines[:end]), [line.strip() for line in lines[end:]]
     if before.strip() and any(line and not RULE.fullmatch(line) for line in after):
-        return before if BEFORE_REMARK[after[0] == ""].search(before.rstrip()) else said
+        return before if BEFORE_REMARK[after[0] == ""].search(before.rstrip()) else text
     return before
 
 
@@ -134,8 +135,8 @@ def _is_between_turns(line: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
-    """A speaker at the beginning of a line, also in bold or italics, and in bold as it looks with spaces put in."""
-    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), IN_DIALOGUES])
+    """Return the pattern of a speaker at the beginning of a line: plain, in bold, in italics, or in bold with spaces."""
+    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), DIALOGUE_SPEAKERS])
     stars = r"(\* \* |\*\*?)?"
     return re.compile(
         rf"^[ \t]*{stars}(?P<speaker>{known})(?(1)(?::\*\*?|\*\*?:|: \* \*)|:)", re.MULTILINE | re.IGNORECASE

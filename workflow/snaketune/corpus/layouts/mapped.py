@@ -1,4 +1,4 @@
-"""Rows by the `fields` that the config maps, and the labels that go along with every row."""
+"""Rows read by the `fields` of the config, and the labels of rows in any layout."""
 
 import re
 from typing import Any
@@ -7,10 +7,10 @@ from snaketune.config.corpus_sources import Fields
 from snaketune.corpus.layouts.columns import column_of, plain_text
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.content_parts import kind_of, text_of
-from snaketune.corpus.layouts.context_columns import NAMED_CONTEXT, NAMED_REASONING, add_to_prompt, add_to_response
+from snaketune.corpus.layouts.context_columns import MAPPED_CONTEXT, MAPPED_REASONING, add_to_prompt, add_to_response
 from snaketune.corpus.layouts.preference_pairs import pair
 from snaketune.corpus.layouts.tools import are_offered_in, may_be_functions, tools_of
-from snaketune.corpus.layouts.vendor_turns import loose_turns
+from snaketune.corpus.layouts.vendor_turns import messages_of_field
 from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
@@ -18,68 +18,72 @@ TOOLS_COLUMNS = ("tools", "functions", "function")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
-def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row:
-    """A row by `fields` alone: what they don't name isn't read."""
+def map_fields(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row:
+    """Read a row by `fields` alone; other columns aren't read."""
     prompt = _filled(raw, fields.prompt)
     row: Row
-    named = ((NAMED_CONTEXT, fields.context), (NAMED_REASONING, fields.reasoning))
-    beside = {name: _filled(raw, column) for name, column in named if column}
+    named = ((MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
+    context = {name: _filled(raw, column) for name, column in named if column}
     if fields.response:
         turns, (answer,), notes = exchange(prompt, {"response": _filled(raw, fields.response)}, speakers)
-        add_to_prompt(beside, turns)
-        add_to_response(beside, answer)
+        add_to_prompt(context, turns)
+        add_to_response(context, answer)
         row = Conversation(messages=turns + answer, notes=notes)
     else:
         row = pair(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
-        add_to_prompt(beside, row.prompt)
+        add_to_prompt(context, row.prompt)
     if fields.system:
-        begin_with(row, _filled(raw, fields.system))
+        prepend_system(row, _filled(raw, fields.system))
     row.tools = tools_of(_filled(raw, fields.tools), fields.tools) if fields.tools else None
     row.answer = _label(raw, fields.answer)
     row.task = _label(raw, fields.task)
     return row
 
 
-def renamed(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """A row whose conversation, context and reasoning have the names by which layouts know them."""
-    named = (("messages", fields.messages), (NAMED_CONTEXT, fields.context), (NAMED_REASONING, fields.reasoning))
+def rename_columns(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """Rename the columns that `fields` map to conversation, context and reasoning, so that layouts recognise them."""
+    named = (("messages", fields.messages), (MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
     values = {name: _filled(raw, column) for name, column in named if column}
     if "messages" in values:
-        values["messages"] = loose_turns(values["messages"])
+        values["messages"] = messages_of_field(values["messages"])
     columns = {column for _, column in named}
     return {column: value for column, value in raw.items() if column not in columns} | values
 
 
-def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
-    """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
-    begin_with(row, system_of(raw, fields))
-    row.tools = tools_beside(raw, fields)
+def add_row_labels(raw: dict[str, Any], row: Row, fields: Fields, *, skip_answer: bool) -> None:
+    """Set system turn, tools, answer and task of a row: from the columns that `fields` map, else from columns of these names.
+
+    Args:
+        skip_answer: whether `answer` is the response and no label.
+    """
+    prepend_system(row, system_of(raw, fields))
+    row.tools = tools_in_row(raw, fields)
     if row.tools and are_offered_in(row.tools, row.opening[0]):
-        # A chat template would write them once more.
+        # A chat template would write them again.
         row.tools = None
         row.notes += ("tools_in_system_turn",)
     for name, column in (("answer", fields.answer), ("task", fields.task)):
         if column:
             setattr(row, name, _label(raw, column))
-        elif raw.get(name) is not None and not (name == "answer" and but_answer):
+        elif raw.get(name) is not None and not (name == "answer" and skip_answer):
             text = plain_text(raw[name])
             if text is None:
-                # Nobody said that this column is a label, so that it isn't one is no fault of the row.
+                # The config doesn't map this column, so an unsuitable value isn't an error.
                 row.notes += (f"{name}_column_not_text",)
             elif text.strip():
                 setattr(row, name, text)
 
 
 def system_of(raw: dict[str, Any], fields: Fields) -> Any:
-    """What is said before the conversation: by `fields`, else the first system column that holds anything."""
+    """Return the system text: by `fields`, else from the first system column that isn't empty."""
     if fields.system:
         return _filled(raw, fields.system)
     column = next((column for column in SYSTEM_COLUMNS if raw.get(column)), None)
     return None if column is None else raw[column]
 
 
-def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
-    """What the prompt offers to call: by `fields`, else the column `tools`, or `functions` where that holds some."""
+def tools_in_row(raw: dict[str, Any], fields: Fields) -> str | None:
+    """Return the tools that the prompt offers: by `fields`, else from `tools`, or from `functions` if that holds tools."""
     if fields.tools:
         return tools_of(_filled(raw, fields.tools), fields.tools)
     for column in TOOLS_COLUMNS:
@@ -90,20 +94,20 @@ def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
     return None
 
 
-def columns_named(fields: Fields) -> frozenset[str]:
-    """All columns that `fields` name, alone or in a template."""
+def mapped_columns(fields: Fields) -> frozenset[str]:
+    """Return all columns that `fields` name, alone or in a template."""
     templates = [template for template in fields.model_dump().values() if template]
     return frozenset([*templates, *(column for t in templates for column in COLUMN_IN_TEMPLATE.findall(t))])
 
 
-def begin_with(row: Row, system: Any) -> None:
-    """Put a system turn first, unless it is there."""
+def prepend_system(row: Row, system: Any) -> None:
+    """Insert a system turn at the beginning, unless it is there."""
     if isinstance(system, list):
         system = text_of(system, "system")
     if system is not None and not isinstance(system, str):
         raise Malformed("wrong_type", f"system holds {kind_of(system)}, expected a text")
-    said = row.opening[0] == {"role": "system", "content": system}
-    if system and system.strip() and not said:
+    present = row.opening[0] == {"role": "system", "content": system}
+    if system and system.strip() and not present:
         row.opening.insert(0, {"role": "system", "content": system})
 
 
@@ -117,7 +121,7 @@ def _label(raw: dict[str, Any], template: str | None) -> str | None:
 
 
 def _filled(raw: dict[str, Any], template: str) -> Any:
-    """The column `template`, a number as text; or the template with its columns filled in."""
+    """Return the column `template`, a number as text; or the template with its columns filled in."""
     if template in raw:
         value = raw[template]
         text = plain_text(value)

@@ -1,4 +1,4 @@
-"""Pictures, sounds and films beside a text: a row that has any is refused, since a text without them says something else."""
+"""Images, audio and video beside a text: such rows are refused, because the text has another meaning without them."""
 
 import re
 from collections.abc import Mapping
@@ -7,28 +7,28 @@ from typing import Any
 
 from snaketune.corpus.rows import Malformed
 
-# Links to films and sounds are mostly where a text comes from.
+# Links to video and audio are mostly the source of a text.
 KEY = re.compile(
     r"(?:image|picture|photo|img|audio|video)(?:s|_?\d+|_(?:paths?|files?|bytes))?|(?:image|picture|photo|img)_urls?",
     re.IGNORECASE,
 )
-# Where a user's text shows one; as a tag with an end it is markup.
+# The placeholder of an image in a user's text; with an end tag it is markup.
 PLACEHOLDER, END = "<image>", "</image>"
 OTHER_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)[ _]?\d+>|^\s*<(?:video|audio)>|<(?:video|audio)>\s*\Z")
 
 
 def refuse_media(holder: Mapping[str, Any], where: str = "") -> None:
-    """Raise Malformed if a row or a turn has a key of media that holds anything."""
+    """Raise Malformed if a row or a turn has a media key that isn't empty."""
     key = next((key for key in media_keys(tuple(holder)) if _holds_any(holder[key])), None)
     if key is not None:
         raise Malformed(
             "unsupported_part",
-            f"{where}{key} goes with the text, which can't hold it; leave such rows out, or the key where it isn't needed",
+            f"{where}{key} belongs to the text, which can't represent it; remove such rows, or the key if it isn't needed",
         )
 
 
 def shows_media(text: str) -> bool:
-    """Whether a user's text has a place where a picture was."""
+    """Return True if a user's text has a media placeholder."""
     if "<" not in text:
         return False
     return (PLACEHOLDER in text and END not in text) or OTHER_PLACEHOLDERS.search(text) is not None
@@ -36,7 +36,7 @@ def shows_media(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def media_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that name media."""
+    """Return the keys that name media."""
     return tuple(key for key in keys if KEY.fullmatch(key))
 
 
@@ -47,6 +47,6 @@ def _holds_any(value: Any) -> bool:
         case list():
             return any(map(_holds_any, value))
         case str():
-            # As tables write an empty cell.
+            # Values of empty cells in tables.
             return value.strip().lower() not in ("", "nan", "none", "null", "[]", "{}", "false", "0")
     return bool(value)

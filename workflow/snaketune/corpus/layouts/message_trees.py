@@ -1,12 +1,12 @@
-"""Trees of messages, where each may have several replies, to the best conversation or to preference pairs.
+"""Trees of messages, each with any number of replies, to the best conversation or to preference pairs.
 
     flat      one row per message: message_id, parent_id, role, text, rank; in any order, so the file is held in memory
-    nested    one row per tree: a message that holds its `replies`, or stands in `prompt`
+    nested    one row per tree: a message that holds its `replies`, or is in `prompt`
 
-The best conversation takes the reply of the lowest rank at every step, of several that nobody ranked the first, and of
-several that a user wrote the first that was answered; it ends on the assistant. Each ranked reply but the best makes a
-pair with the best: neighbours in rank are often nearly alike, and whoever shares the best also shares its prompt, which
-is computed once. Deleted messages are left out, with all that hangs from them.
+The best conversation takes the reply of the lowest rank at every step, the first of several without rank, and the first
+answered one of several by a user; it ends on the assistant. Each ranked reply but the best gives a pair with the best one:
+neighbours in rank are often nearly the same, and pairs with the same chosen reply also share their prompt, which is computed
+once. Deleted messages are dropped with all their replies.
 """
 
 import math
@@ -18,8 +18,8 @@ from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.roles import role_of
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Preference, Row
 
-Outcome = Row | Malformed | Dropped | None
-# What is read of a message.
+MessageResult = Row | Malformed | Dropped | None
+# Keys of a message that are read.
 MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
 
 
@@ -37,20 +37,20 @@ class Node:
 
 
 def is_message(columns: set[str]) -> bool:
-    """Whether a row with these columns is a message of a tree; a root has no parent_id, a deleted one may have no text."""
+    """Return True if a row with these columns is a message of a tree; parent_id and text may be missing."""
     return columns >= {"message_id", "role"}
 
 
 def is_nested_tree(raw: dict[str, Any]) -> bool:
-    """Whether a row holds a whole tree."""
+    """Return True if a row holds a whole tree."""
     return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
 
 
 def rows_of_tree(raw: dict[str, Any], kind: str, speakers: dict[str, str]) -> list[Row | Dropped]:
-    """What a nested tree holds: one conversation, or any number of pairs.
+    """Return the rows of a nested tree: one conversation, or any number of pairs.
 
     Raises:
-        Malformed: a message without role or text, or replies that are no list.
+        Malformed: a message without role or text, or replies that aren't a list.
     """
     root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
     if root.deleted:
@@ -62,14 +62,14 @@ def rows_of_tree(raw: dict[str, Any], kind: str, speakers: dict[str, str]) -> li
     return pairs or [Dropped("unpaired")]
 
 
-def rows_of_messages(raws: list[dict[str, Any]], kind: str, speakers: dict[str, str]) -> list[Outcome]:
-    """What becomes of each message, in order.
+def rows_of_flat_tree(raws: list[dict[str, Any]], kind: str, speakers: dict[str, str]) -> list[MessageResult]:
+    """Return the result for each message, in order.
 
-    A conversation stands in the place of its root and a pair in that of its rejected reply; the other messages in them
-    are None, and those in none are Dropped.
+    A conversation is the result for its root, a pair the result for its rejected reply; the result for other messages in
+    them is None, and for messages in none Dropped.
     """
-    outcomes, roots = _linked(raws, speakers)
-    for node in _walk(roots, through_deleted=True):
+    outcomes, roots = _link(raws, speakers)
+    for node in _walk(roots, include_deleted=True):
         outcomes[node.number] = Dropped("deleted")
     for node in _walk(roots):
         outcomes[node.number] = Dropped("other_branch" if kind == "conversations" else "unpaired")
@@ -82,16 +82,16 @@ def rows_of_messages(raws: list[dict[str, Any]], kind: str, speakers: dict[str, 
         elif kind == "preferences":
             for best, lower in _ranked_pairs(root):
                 for node in (best, *_path_to(best.parent)):
-                    # A reply that lost somewhere can lead on, and then is both a pair and part of others.
+                    # A rejected reply may have replies, and then has a pair and is part of others.
                     if isinstance(outcomes[node.number], Dropped):
                         outcomes[node.number] = None
                 outcomes[lower.number] = _preference(best, lower)
     return outcomes
 
 
-def _linked(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[Outcome], list[Node]]:
-    """What is wrong with each message, or None, and the roots of the sound ones."""
-    outcomes: list[Outcome] = []
+def _link(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[MessageResult], list[Node]]:
+    """Return the error of each message, or None, and the roots of the valid ones."""
+    outcomes: list[MessageResult] = []
     by_id: dict[str | int, Node] = {}
     for number, raw in enumerate(raws):
         try:
@@ -100,7 +100,7 @@ def _linked(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[
             if raw.get("parent_id") is not None:
                 _identifier(raw, "parent_id")
             if id_ in by_id:
-                raise Malformed("duplicate_message_id", f"{str(id_)[:40]!r} is the id of an earlier message, too")
+                raise Malformed("duplicate_message_id", f"{str(id_)[:40]!r} is already the id of an earlier message")
             by_id[id_] = node
         except Malformed as error:
             outcomes[number] = error
@@ -114,21 +114,23 @@ def _linked(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[
             (roots if parent_id is None else orphans).append(node)
     for orphan in orphans:
         missing = str(raws[orphan.number]["parent_id"])[:40]
-        for node in _walk([orphan], through_deleted=True):
-            place = "its parent" if node is orphan else "a message that it hangs from"
-            outcomes[node.number] = Malformed("orphan_node", f"{place}, {missing!r}, isn't in the file, or isn't sound")
-    tied = {node.number for node in _walk(roots + orphans, through_deleted=True)}
+        for node in _walk([orphan], include_deleted=True):
+            missing_node = "its parent" if node is orphan else "one of its ancestors"
+            outcomes[node.number] = Malformed(
+                "orphan_node", f"{missing_node}, {missing!r}, isn't in the file, or isn't valid"
+            )
+    reachable = {node.number for node in _walk(roots + orphans, include_deleted=True)}
     for node in by_id.values():
-        if node.number not in tied:
-            outcomes[node.number] = Malformed("cyclic_tree", "following parent_id from here leads round in a circle")
+        if node.number not in reachable:
+            outcomes[node.number] = Malformed("cyclic_tree", "the parent_ids form a cycle")
     return outcomes, roots
 
 
 def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
     top = _node(root, speakers)
-    waiting = [(top, root)]
-    while waiting:
-        node, raw = waiting.pop()
+    pending = [(top, root)]
+    while pending:
+        node, raw = pending.pop()
         replies = raw.get("replies")
         if replies is not None and not isinstance(replies, list):
             raise Malformed("wrong_type", f"replies holds {kind_of(replies)}, expected a list of messages")
@@ -136,7 +138,7 @@ def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
             below = _node(reply, speakers)
             below.parent = node
             node.replies.append(below)
-            waiting.append((below, reply))
+            pending.append((below, reply))
     return top
 
 
@@ -146,12 +148,12 @@ def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
     speaker, text, rank = raw.get("role"), raw.get("text"), raw.get("rank")
     deleted = raw.get("deleted") is True
     if speaker is None:
-        raise Malformed("missing_speaker", "a message without a role")
+        raise Malformed("missing_speaker", "a message has no role")
     role = role_of(speaker, speakers) if isinstance(speaker, str) else None
     if role is None:
-        raise Malformed("unknown_role", f"a message by {str(speaker)[:40]!r}; map it with `speakers`")
+        raise Malformed("unknown_role", f"a message has the unknown role {str(speaker)[:40]!r}; map it with `speakers`")
     if not isinstance(text, str) and not deleted:
-        raise Malformed("non_string_content", f"the text of a message holds {kind_of(text)}")
+        raise Malformed("non_string_content", f"the text of a message holds {kind_of(text)}, expected a text")
     if isinstance(rank, float) and math.isnan(rank):
         rank = None
     if isinstance(rank, bool) or not isinstance(rank, (int, float, type(None))):
@@ -163,24 +165,24 @@ def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
 def _identifier(raw: dict[str, Any], column: str) -> str | int:
     value = raw.get(column)
     if value is None:
-        raise Malformed("missing_column", f"a message without {column}")
+        raise Malformed("missing_column", f"a message has no {column}")
     if not isinstance(value, (str, int)):
         raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text or a number")
     return value
 
 
-def _walk(roots: list[Node], *, through_deleted: bool = False) -> Iterator[Node]:
-    """All messages of these trees, parents first."""
-    waiting = roots[::-1]
-    while waiting:
-        node = waiting.pop()
-        if through_deleted or not node.deleted:
+def _walk(roots: list[Node], *, include_deleted: bool = False) -> Iterator[Node]:
+    """Yield all messages of these trees, parents first."""
+    pending = roots[::-1]
+    while pending:
+        node = pending.pop()
+        if include_deleted or not node.deleted:
             yield node
-            waiting.extend(reversed(node.replies))
+            pending.extend(reversed(node.replies))
 
 
 def _best_path(root: Node) -> list[Node]:
-    """The messages of the best conversation; none if nobody answered."""
+    """Return the messages of the best conversation; an empty list if the root has no answer."""
     path, step = [], root
     while step:
         path.append(step)
@@ -194,13 +196,13 @@ def _best_path(root: Node) -> list[Node]:
 
 
 def _ranked_first(node: Node) -> list[Node]:
-    """The replies that aren't deleted, by rank."""
-    living = [reply for reply in node.replies if not reply.deleted]
-    return sorted(living, key=lambda reply: math.inf if reply.rank is None else reply.rank)
+    """Return the replies that aren't deleted, by rank."""
+    replies = [reply for reply in node.replies if not reply.deleted]
+    return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
 
 
 def _ranked_pairs(root: Node) -> Iterator[tuple[Node, Node]]:
-    """Each best reply of the assistant with each that ranks below it."""
+    """Yield each best reply of the assistant with each reply of a lower rank."""
     for node in _walk([root]):
         replies = [
             reply for reply in _ranked_first(node) if reply.turn["role"] == "assistant" and reply.rank is not None

@@ -1,18 +1,18 @@
-"""Several completions of one prompt with a rating each, to preference pairs.
+"""Preference pairs from several rated completions of one prompt.
 
     completions   [{response, overall_score}, …]     also answers, responses, candidates, outputs, generations
-    answers       [{answer, rank}, …]                a rank is better the lower it is
+    answers       [{answer, rank}, …]                a lower rank is better
     generations   [text, …] with ratings [4, 2, …]   also scores, rewards, ranks
 
-Each completion that is rated lower than the best makes a pair with it (`pairing: each`), so that the prompt and the best one
-are shared and computed once; or only the worst does (`pairing: worst`).
+Each completion rated lower than the best gives a pair with it (`pairing: each`), so that the prompt and the best completion
+are shared and computed once; or only the worst one does (`pairing: worst`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.layouts.exchanges import asked, pair_beside
+from snaketune.corpus.layouts.exchanges import pair_with_context, prompt_of
 from snaketune.corpus.layouts.ratings import number_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.rows import Dropped, Malformed, Row
@@ -20,29 +20,31 @@ from snaketune.corpus.rows import Dropped, Malformed, Row
 COMPLETIONS = ("completions", "answers", "responses", "candidates", "outputs", "generations")
 TEXTS = ("response", "answer", "text", "content", "completion", "output", "generation")
 RATINGS = ("rank", "ranking", "overall_score", "score", "rating", "reward", "quality")
-# Of lists of texts, the list of ratings beside them.
+# Columns with the ratings of a list of texts.
 RATING_LISTS = tuple(f"{name}{ending}" for name in RATINGS for ending in ("s", ""))
 RANKS = {"rank", "ranks", "ranking", "rankings"}
 
 
 def is_rated(raw: Mapping[str, Any]) -> bool:
-    """Whether a row holds a list of completions, and ratings of them."""
+    """Return True if a row holds a list of completions with ratings."""
     return _columns(raw) is not None
 
 
 def rated_pairs(
     raw: dict[str, Any], speakers: Speakers = NO_SPEAKERS, *, pairing: str = "each", margin: float = 0
 ) -> list[Row | Malformed | Dropped]:
-    """The pairs of one row, the largest difference first.
+    """Return the pairs of one row, the largest difference first.
 
     Args:
-        margin: the least difference of two ratings that makes a pair; equal ones never do.
+        margin: the least difference of two ratings that gives a pair; equal ones never do.
     Raises:
         Malformed: no list of completions with ratings, or two lists of different lengths.
     """
     columns = _columns(raw)
     if columns is None:
-        raise Malformed("missing_column", f"no list of completions ({', '.join(COMPLETIONS)}) with a rating for each")
+        raise Malformed(
+            "missing_column", f"expected a list of completions ({', '.join(COMPLETIONS)}) with a rating for each"
+        )
     rated = _rated(raw, *columns)
     best = max(rating for _, rating in rated)
     first = next(text for text, rating in rated if rating == best)
@@ -51,14 +53,14 @@ def rated_pairs(
         return [Dropped("tie")]
     if pairing == "worst":
         lower = lower[:1]
-    prompt, notes = asked(raw)
+    prompt, notes = prompt_of(raw)
     pairs: list[Row | Malformed | Dropped] = []
     for text, rating in lower:
         if best - rating < margin:
             pairs.append(Dropped("below_margin"))
             continue
         try:
-            row = pair_beside(raw, prompt, first, text, speakers)
+            row = pair_with_context(raw, prompt, first, text, speakers)
         except Malformed as error:
             pairs.append(error)
             continue
@@ -68,7 +70,7 @@ def rated_pairs(
 
 
 def _columns(raw: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The column of the completions, and the key or the column of their ratings."""
+    """Return the column of the completions, and the key or column of their ratings; None if there are none."""
     for column in COMPLETIONS:
         items = raw.get(column)
         if not isinstance(items, list) or len(items) < 2:
@@ -83,7 +85,7 @@ def _columns(raw: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _rated(raw: dict[str, Any], column: str, key: str) -> list[tuple[Any, float]]:
-    """Each completion that has a rating, with it; a higher one is better."""
+    """Return each completion that has a rating, with the rating, negated for ranks so that higher is better."""
     items = raw[column]
     if isinstance(items[0], dict):
         texts = [next((item[name] for name in TEXTS if item.get(name) is not None), None) for item in items]
@@ -98,6 +100,6 @@ def _rated(raw: dict[str, Any], column: str, key: str) -> list[tuple[Any, float]
         raise Malformed("wrong_type", f"{column} holds {kind_of(missing)}, expected a text or turns")
     if len(rated) < 2:
         raise Malformed(
-            "unread_ratings", f"{column} has {len(rated)} completions with a rating ({key}); two make a pair"
+            "unread_ratings", f"{column} has {len(rated)} completions with a rating ({key}); a pair needs two"
         )
     return rated

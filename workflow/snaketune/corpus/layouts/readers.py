@@ -1,4 +1,4 @@
-"""The table of layouts, and a reader for each: one raw row to the canonical row, or rows, that it makes by itself."""
+"""The table of layouts, and a reader for each: one raw row to the canonical row or rows that it gives by itself."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from snaketune.corpus.layouts.exchanges import (
     PROMPT_AND_RESPONSE,
     PROMPT_TURNS,
     Raw,
-    asked,
     instruction_exchange,
-    pair_beside,
+    pair_with_context,
+    prompt_of,
     question_exchange,
 )
 from snaketune.corpus.layouts.message_trees import rows_of_tree
 from snaketune.corpus.layouts.messages import turns_of
 from snaketune.corpus.layouts.preference_pairs import (
     PAIR_COLUMNS,
-    about,
-    other_answer,
     pair_columns,
+    pair_of_conversations,
+    pair_with_rejected_answer,
+    require_prompt,
     transcript_pair,
-    whole_pair,
 )
 from snaketune.corpus.layouts.rated import COMPLETIONS, RATINGS, rated_pairs
 from snaketune.corpus.layouts.ratings import check_ratings
@@ -49,7 +49,7 @@ from snaketune.corpus.rows import Conversation, Dropped, Malformed, Row
 def rows_of(
     layout: str, raw: Raw, kind: str, source: Source, dialogues: dict[tuple[str, ...], str]
 ) -> Iterable[Row | Malformed | Dropped]:
-    """The rows that one raw row makes by itself."""
+    """Return the rows that one raw row gives by itself."""
     speakers = source.speakers
     if layout in ("pairs", "transcripts"):
         check_ratings(raw, source.margin)
@@ -109,9 +109,9 @@ def _instances(raw: Raw, speakers: Speakers) -> Iterator[Row | Malformed]:
     def read(instance: Any, number: int) -> Row | Malformed:
         if not isinstance(instance, dict):
             return Malformed("wrong_type", f"instance {number} holds {kind_of(instance)}, expected input and output")
-        given = {column: value for column, value in instance.items() if value is not None}
+        present = {column: value for column, value in instance.items() if value is not None}
         try:
-            return _alpaca({"instruction": column_of(raw, "instruction")} | given, speakers)
+            return _alpaca({"instruction": column_of(raw, "instruction")} | present, speakers)
         except Malformed as error:
             return Malformed(error.reason, f"instance {number}: {error.detail}")
 
@@ -126,14 +126,14 @@ def _prompt_response(raw: Raw, speakers: Speakers) -> Row:
 def _pairs(raw: Raw, speakers: Speakers) -> Row:
     columns = pair_columns(tuple(raw))
     if columns is None and "messages" in raw and "rejected_response" in raw:
-        return other_answer(raw["messages"], raw["rejected_response"], speakers)
+        return pair_with_rejected_answer(raw["messages"], raw["rejected_response"], speakers)
     better, worse = columns or ("chosen", "rejected")
     chosen, rejected = column_of(raw, better), column_of(raw, worse)
     if (answers := two_answers(tuple(raw))) and is_verdict(chosen) and is_verdict(rejected):
         raise Malformed(
             "verdicts_as_completions",
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
-            f"answers in {' and '.join(answers)}; rename chosen to winner, and take rejected out",
+            f"answers in {' and '.join(answers)}; rename chosen to winner, and remove rejected",
         )
     return _pair(raw, chosen, rejected, speakers)
 
@@ -145,7 +145,7 @@ def _transcripts(raw: Raw, speakers: Speakers) -> Row:
 def _votes(raw: Raw, speakers: Speakers) -> Row:
     columns = answer_columns(tuple(raw))
     if columns is None:
-        raise Malformed("missing_column", f"no two answers and a verdict on them; {columns_of(raw)}")
+        raise Malformed("missing_column", f"expected two answers and a verdict on them; {columns_of(raw)}")
     first, second = (raw[column] for column in columns)
     best = winner(raw)
     if best == 0:
@@ -154,10 +154,14 @@ def _votes(raw: Raw, speakers: Speakers) -> Row:
 
 
 def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
-    """A pair about whatever columns hold the prompt."""
-    row = whole_pair(chosen, rejected, speakers)
-    prompt, notes = asked(raw)
-    row = pair_beside(raw, prompt, chosen, rejected, speakers) if row is None else about(row, prompt, speakers)
+    """Return a pair, with the prompt from whichever columns hold it."""
+    row = pair_of_conversations(chosen, rejected, speakers)
+    prompt, notes = prompt_of(raw)
+    row = (
+        pair_with_context(raw, prompt, chosen, rejected, speakers)
+        if row is None
+        else require_prompt(row, prompt, speakers)
+    )
     row.notes += notes
     return row
 
@@ -167,10 +171,10 @@ class Layout:
     """One layout.
 
     Attributes:
-        kinds: what its rows may be.
-        needs: the sets of columns that it may consist of, and for each column the names that it may have; in the order of
-            this table, a row in no known layout is told the nearest. Empty: never the nearest.
-        read: one raw row to one canonical row; None where `rows_of` or a look at other rows does it.
+        kinds: the kinds of corpora that its rows suit.
+        needs: the sets of columns that identify it, and for each column its possible names; the error for an unrecognised row
+            names the nearest layout, the first in the order of this table. Empty: never the nearest.
+        read: one raw row to one canonical row; None if `rows_of` or `canonical_rows` does it.
     """
 
     kinds: tuple[str, ...]
@@ -180,20 +184,22 @@ class Layout:
 
 PROMPTS = tuple(dict.fromkeys(prompt for prompt, _ in PROMPT_AND_RESPONSE))
 RESPONSES = ("completion", "response", *INSTRUCTION_RESPONSES)
-ASKS = (*PROMPTS, "instruction", *PROMPT_TURNS)
-JUDGES = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
+PROMPT_COLUMNS = (*PROMPTS, "instruction", *PROMPT_TURNS)
+JUDGEMENT_COLUMNS = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
 
 LAYOUTS = {
     "pairs": Layout(
-        kinds=("preferences",), needs=[(ASKS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS], read=_pairs
+        kinds=("preferences",),
+        needs=[(PROMPT_COLUMNS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS],
+        read=_pairs,
     ),
     "votes": Layout(
         kinds=("preferences",),
-        needs=[(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS],
+        needs=[(PROMPT_COLUMNS, (first,), (second,), JUDGEMENT_COLUMNS) for first, second in ANSWER_COLUMNS],
         read=_votes,
     ),
-    "rated": Layout(kinds=("preferences",), needs=[(ASKS, COMPLETIONS, RATINGS)]),
-    "unpaired": Layout(kinds=("preferences", "unpaired"), needs=[(ASKS, RESPONSES, LABEL_COLUMNS)]),
+    "rated": Layout(kinds=("preferences",), needs=[(PROMPT_COLUMNS, COMPLETIONS, RATINGS)]),
+    "unpaired": Layout(kinds=("preferences", "unpaired"), needs=[(PROMPT_COLUMNS, RESPONSES, LABEL_COLUMNS)]),
     "transcripts": Layout(kinds=("preferences",), read=_transcripts),
     "messages": Layout(kinds=("conversations",), needs=[(("messages",),)], read=_messages),
     "sharegpt": Layout(kinds=("conversations",), needs=[(("conversations", "conversation"),)], read=_sharegpt),

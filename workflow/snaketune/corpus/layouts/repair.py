@@ -1,8 +1,9 @@
-"""Mending a conversation that isn't sound, where the config asks for it.
+"""Repairs of conversations that aren't valid, where the config says so.
 
-In this order, whatever the order in the config, because each step can make work for the next: turns that say nothing
-go, neighbours of one role become one turn, what the assistant says before anybody spoke goes, and what nobody answers
-at the end goes. The prompt of a preference is mended likewise, but for its end, which the completions answer.
+They run in this order, whatever the order in the config, because each step can make work for the next: turns without text are
+removed, neighbours of one role are merged, the assistant's turns before the first user turn are removed, and user turns
+without an answer at the end are removed. The prompt of a preference is repaired likewise, except for its end, which the
+completions answer.
 """
 
 from collections.abc import Callable
@@ -10,24 +11,24 @@ from collections.abc import Callable
 from snaketune.corpus.rows import Conversation, Message, Row
 
 
-def mend(row: Row, repair: tuple[str, ...]) -> None:
-    """Apply the repairs named to `row`, and note on it each that changed something.
+def repair_row(row: Row, repair: tuple[str, ...]) -> None:
+    """Apply the named repairs to `row`, and note each one that changed it.
 
     >>> row = Conversation(messages=[{"role": "user", "content": text} for text in ("a", "b")])
-    >>> mend(row, ("merge-same-role",))
+    >>> repair_row(row, ("merge-same-role",))
     >>> row.messages, row.notes
     ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
     """
-    whole = isinstance(row, Conversation)
-    turns = row.messages if whole else row.prompt
+    is_conversation = isinstance(row, Conversation)
+    turns = row.messages if is_conversation else row.prompt
     for name, step in STEPS.items():
-        if name not in repair or (name == "drop-trailing-user" and not whole):
+        if name not in repair or (name == "drop-trailing-user" and not is_conversation):
             continue
-        mended = step(turns)
-        if len(mended) != len(turns):
-            turns = mended
+        repaired = step(turns)
+        if len(repaired) != len(turns):
+            turns = repaired
             row.notes += (f"repaired_{name.replace('-', '_')}",)
-    if whole:
+    if is_conversation:
         row.messages = turns
     else:
         row.prompt = turns
@@ -40,7 +41,7 @@ def _without_empty_turns(turns: list[Message]) -> list[Message]:
 def _merged(turns: list[Message]) -> list[Message]:
     merged: list[Message] = []
     for turn in turns:
-        # Two results of two calls are two turns; and one turn is supervised as a whole or not at all.
+        # Results of two calls stay two turns; and one turn is supervised as a whole or not at all.
         last = merged[-1] if merged else {}
         alike = last.get("role") == turn["role"] != "tool" and last.get("supervised") == turn.get("supervised")
         if alike:

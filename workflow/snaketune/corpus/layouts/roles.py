@@ -1,6 +1,6 @@
-"""Who speaks: all names that data sets have for a speaker, and the role that each stands for.
+"""Speakers: the names that data sets use, and the role of each.
 
-A name is known where it is usual, and nowhere else: no message is by an "instruction".
+A name is accepted only where it is usual: for instance no message is by an "instruction".
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 Speakers = Mapping[str, str]
 NO_SPEAKERS: Speakers = {}
 
-# In lists of messages.
+# Roles in lists of messages.
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -31,27 +31,29 @@ ROLES = {
     "tool output": "tool",
     "ipython": "tool",
 }
-# Speakers whose text is nothing but a call, which the assistant makes.
+# Speakers whose text is only a call, which the assistant makes.
 CALLERS = ("function_call", "tool_call")
-# Between a user and a system, the system is who answers.
+# Where turns are by user and system, the system is the assistant.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
-# In the marks of chat templates; a template with any other speaker can't be taken off.
-IN_TEMPLATES = {name: ROLES[name] for name in ("system", "user", "human", "assistant", "model", "bot", "ai")}
-IN_TEMPLATES |= {
+# Roles in the tags of chat templates; a template with any other speaker can't be removed.
+TEMPLATE_ROLES = {name: ROLES[name] for name in ("system", "user", "human", "assistant", "model", "bot", "ai")}
+TEMPLATE_ROLES |= {
     "chatbot": "assistant",
     "instruction": "user",
     "inst": "user",
     "response": "assistant",
     "/inst": "assistant",
 }
-# Within the marks of templates that aren't known.
+# Names of the assistant in the tags of unknown templates.
 ASSISTANTS_IN_MARKS = "assistant|chatbot|model|gpt|bot"
-# At the beginning of a line of a dialogue. Those that aren't among ROLES are the user and the assistant, as they come.
-IN_DIALOGUES = r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
-# Whoever else speaks, so that it isn't taken for what the speaker before says.
-IN_DIALOGUES += r"|(?:Function|Tool)(?:[ _](?:Response|Result|Output))?|Observation"
+# Names at the beginning of a line of a dialogue. The first two that aren't in ROLES are the user and the assistant.
+DIALOGUE_SPEAKERS = (
+    r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
+)
+# Tool results, which would else be part of the turn before.
+DIALOGUE_SPEAKERS += r"|(?:Function|Tool)(?:[ _](?:Response|Result|Output))?|Observation"
 
 
 def role_of(speaker: str, speakers: Speakers = NO_SPEAKERS) -> str | None:
-    """The role of a speaker, or None; how it is capitalised matters only in `speakers`."""
+    """Return the role of a speaker, or None; names are matched without regard to case, except in `speakers`."""
     return speakers.get(speaker) or ROLES.get(speaker) or ROLES.get(speaker.lower())

@@ -1,134 +1,136 @@
-"""Chat templates taken off what users say, with the turns that are inside of them.
+"""Removal of chat templates from user turns, and extraction of the turns inside of them.
 
-A model's own template goes around every prompt later, so one that is there already has to come off. It counts only if
-it frames the whole prompt, from its first mark to the open turn at the end: a text that mentions `[INST]` stays as it
-is. A framed prompt that can't be taken apart cleanly is refused, never templated twice.
+A model's own template is applied to every prompt later, so one that is already there has to be removed. It counts only if it
+encloses the whole prompt, from its first tag to the open turn at the end: a text that mentions `[INST]` isn't changed. A
+templated prompt that can't be split cleanly is refused, never templated twice.
 """
 
 import re
 
-from snaketune.corpus.layouts.roles import IN_TEMPLATES
+from snaketune.corpus.layouts.roles import TEMPLATE_ROLES
 from snaketune.corpus.layouts.templates import (
     SPECIAL_MARKS,
     SYSTEM_PART,
     TEMPLATES,
     Template,
-    is_unknown,
-    may_be_framed,
-    without_end,
+    is_unknown_template,
+    may_be_templated,
+    strip_end_of_turn,
 )
-from snaketune.corpus.layouts.transcripts import cut
+from snaketune.corpus.layouts.transcripts import split_at_speakers
 from snaketune.corpus.rows import Malformed, Message, Row
 
 
-def unwrapped(prompt: str, *, alone: bool = False) -> tuple[list[Message], str] | None:
-    r"""The turns inside a prompt with a template around it, and a note that names the template; None without one.
+def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Message], str] | None:
+    r"""Return the turns inside a templated prompt, and a note that names the template; None if it isn't templated.
 
-    >>> unwrapped("USER: Hi ASSISTANT:")
+    >>> strip_template("USER: Hi ASSISTANT:")
     ([{'role': 'user', 'content': 'Hi'}], 'unwrapped_vicuna_template')
-    >>> unwrapped("USER: is what my log says. Why?")
+    >>> strip_template("USER: is what my log says. Why?")
 
     Args:
-        alone: whether the prompt is all that there is before the response, so that a dialogue in it is the conversation;
-            among other turns it is something that the user shows.
+        whole_prompt: whether there are no turns before the response but this prompt; then a dialogue in it is the
+            conversation, else it is a text that the user quotes.
     Raises:
-        Malformed: a template frames the prompt, and it can't be taken off cleanly.
+        Malformed: the prompt is in a template that can't be removed cleanly.
     """
-    if not may_be_framed(prompt):
+    if not may_be_templated(prompt):
         return None
     for template in TEMPLATES:
-        opening = template.opens.match(prompt)
-        if not opening or (template.plain and not alone):
+        start = template.opens.match(prompt)
+        if not start or (template.plain and not whole_prompt):
             continue
         if not prompt.rstrip().endswith(template.closes):
             if template.special and any(
-                IN_TEMPLATES.get(mark["speaker"].lower()) == "assistant" for mark in template.marks.finditer(prompt)
+                TEMPLATE_ROLES.get(mark["speaker"].lower()) == "assistant" for mark in template.marks.finditer(prompt)
             ):
                 raise Malformed(
-                    "baked_in_template", f"the prompt begins with a {template.name} template and goes on after it"
+                    "baked_in_template", f"the prompt begins with a {template.name} template and has text after it"
                 )
             continue
-        turns = _turns(template, prompt, opening)
+        turns = _turns(template, prompt, start)
         is_open = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip()
         if is_open:
             turns.pop()
         if template.plain and not (turns and _is_dialogue(turns, prompt, is_open) and _is_clean(template, turns)):
             continue
         if not turns or turns[-1]["role"] != "user" or not _is_clean(template, turns):
-            raise Malformed("baked_in_template", f"a {template.name} template frames the prompt and can't be taken off")
+            raise Malformed(
+                "baked_in_template", f"the prompt is in a {template.name} template that can't be removed cleanly"
+            )
         return turns, f"unwrapped_{template.name}_template"
-    if is_unknown(prompt):
-        raise Malformed("baked_in_template", "a template that isn't known here frames the prompt")
+    if is_unknown_template(prompt):
+        raise Malformed("baked_in_template", "the prompt is in an unknown chat template")
     return None
 
 
-def unframe(row: Row) -> None:
-    """Take the templates off what users say in a row, in place, and then the end-of-turn strings off the answers.
+def strip_templates(row: Row) -> None:
+    """Remove templates from the user turns of a row, in place, and then end-of-turn strings from the answers.
 
-    A template around the first turn may hold further turns. One around a later turn that does would tell the
-    conversation again, and is refused.
+    A template around the first turn may contain further turns. One around a later turn that does would repeat the
+    conversation, and is refused.
     """
     for turn in row.opening:
-        if turn["role"] == "user" and may_be_framed(turn["content"]):
+        if turn["role"] == "user" and may_be_templated(turn["content"]):
             break
     else:
         return
     if any(note.startswith("unwrapped_") for note in row.notes):
         return
-    bare: list[Message] = []
+    turns: list[Message] = []
     notes: list[str] = []
     for turn in row.opening:
-        found = unwrapped(turn["content"]) if turn["role"] == "user" else None
-        if found is None:
-            bare.append(turn)
+        stripped = strip_template(turn["content"]) if turn["role"] == "user" else None
+        if stripped is None:
+            turns.append(turn)
             continue
-        inside, note = found
-        if len(inside) > 1 and any(earlier["role"] == "user" for earlier in bare):
-            raise Malformed("baked_in_template", "a template frames a later turn of the user, and holds several turns")
-        bare += inside
+        inner_turns, note = stripped
+        if len(inner_turns) > 1 and any(earlier["role"] == "user" for earlier in turns):
+            raise Malformed("baked_in_template", "a later turn of the user is in a chat template with several turns")
+        turns += inner_turns
         notes.append(note)
     if not notes:
         return
-    row.opening[:] = bare
+    row.opening[:] = turns
     for column in row.columns:
-        notes += take_ends_off(getattr(row, column))
+        notes += strip_end_of_turns(getattr(row, column))
     row.notes += tuple(dict.fromkeys(notes))
 
 
-def conversation_in(text: str) -> list[Message] | None:
-    """The turns of a text that is a whole conversation in one of the templates, or None."""
-    if not may_be_framed(text):
+def templated_conversation(text: str) -> list[Message] | None:
+    """Return the turns of a text that is a whole conversation in a known template, or None."""
+    if not may_be_templated(text):
         return None
     for template in TEMPLATES:
-        opening = None if template.plain else template.opens.match(text)
-        turns = _turns(template, text, opening) if opening else None
+        start = None if template.plain else template.opens.match(text)
+        turns = _turns(template, text, start) if start else None
         if turns and turns[-1]["role"] == "assistant" and _is_clean(template, turns):
             return turns
     return None
 
 
-def take_ends_off(turns: list[Message]) -> tuple[str, ...]:
-    """Take end-of-turn strings off the answers, in place; a note, if there were any."""
+def strip_end_of_turns(turns: list[Message]) -> tuple[str, ...]:
+    """Remove end-of-turn strings from the answers, in place; return a note if there were any."""
     notes: tuple[str, ...] = ()
     for i, turn in enumerate(turns):
-        text = without_end(turn["content"]) if turn["role"] == "assistant" else turn["content"]
+        text = strip_end_of_turn(turn["content"]) if turn["role"] == "assistant" else turn["content"]
         if text != turn["content"]:
             turns[i], notes = {**turn, "content": text}, ("removed_end_of_turn",)
     return notes
 
 
-def _turns(template: Template, text: str, opening: re.Match[str]) -> list[Message] | None:
-    """What stands between the marks; None where a speaker is unknown or an input doesn't follow an instruction."""
+def _turns(template: Template, text: str, start: re.Match[str]) -> list[Message] | None:
+    """Return the turns between the tags; None if a speaker is unknown or an input doesn't follow an instruction."""
     turns: list[Message] = []
-    if said := opening.groupdict().get("system"):
-        turns.append({"role": "system", "content": said.strip()})
-    _, spoken = cut(text, template.marks)
+    if system_text := start.groupdict().get("system"):
+        turns.append({"role": "system", "content": system_text.strip()})
+    _, tagged_texts = split_at_speakers(text, template.marks)
     before = ""
-    for speaker, content in spoken:
-        role, goes_on = IN_TEMPLATES.get(speaker.lower()), speaker.lower() == "input" and before == "Instruction"
-        content = _bare(template, content)
+    for speaker, content in tagged_texts:
+        role, is_input = TEMPLATE_ROLES.get(speaker.lower()), speaker.lower() == "input" and before == "Instruction"
+        content = _without_marks(template, content)
         before = speaker
-        if goes_on:
+        if is_input:
             turns[-1]["content"] += f"\n\n{content}" if content.strip() else ""
             continue
         if role is None:
@@ -141,13 +143,13 @@ def _turns(template: Template, text: str, opening: re.Match[str]) -> list[Messag
 
 
 def _is_dialogue(turns: list[Message], prompt: str, is_open: bool) -> bool:
-    """Whether the user has the last word: before an open turn, or in one line after an answer. More lines may be about it."""
-    # `user: alice`, in small letters, is as often a line of YAML.
+    """Return True if the user has the last turn, before an open turn, or in one line; several lines may be about a dialogue."""
+    # `user: alice`, in lower case, is often a line of YAML.
     closed = len(turns) > 2 and "\n" not in turns[-1]["content"].strip() and not prompt.lstrip()[:1].islower()
     return turns[-1]["role"] == "user" and (is_open or closed)
 
 
-def _bare(template: Template, content: str) -> str:
+def _without_marks(template: Template, content: str) -> str:
     content = content.strip(template.strips)
     for end in template.turn_ends:
         if content.rstrip().endswith(end):
@@ -156,10 +158,10 @@ def _bare(template: Template, content: str) -> str:
 
 
 def _is_clean(template: Template, turns: list[Message]) -> bool:
-    """Whether the turns alternate, each says something, and no mark is left in any."""
-    spoken = turns[1:] if turns[0]["role"] == "system" else turns
+    """Return True if the turns alternate, all have text, and no tag of a template is left in any."""
+    after_system = turns[1:] if turns[0]["role"] == "system" else turns
     return (
-        all(turn["role"] == ("user", "assistant")[number % 2] for number, turn in enumerate(spoken))
+        all(turn["role"] == ("user", "assistant")[number % 2] for number, turn in enumerate(after_system))
         and all(turn["content"].strip() for turn in turns)
         and not any(template.special and SPECIAL_MARKS.search(turn["content"]) for turn in turns)
     )

@@ -1,4 +1,4 @@
-r"""The chat templates that prompts come with, and what their marks look like.
+r"""Chat templates that prompts may contain, and the patterns of their tags.
 
     alpaca       ### Instruction:\n…\n\n### Input:\n…\n\n### Response:\n     with or without "Below is an instruction …"
     chatml       <|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n
@@ -11,7 +11,7 @@ r"""The chat templates that prompts come with, and what their marks look like.
     tags         <|user|>\n…<|end|>\n<|assistant|>\n                            also with </s> or <|endoftext|>
     dialogue     User: …\nBot: …\nUser: …\nBot:                               also <user>: …, and without the open turn
 
-Any other text that begins with marks like `<|…|>` and ends in one that opens the assistant's turn is refused.
+Any other text that begins with tags like `<|…|>` and ends in one that opens the assistant's turn is refused.
 """
 
 import re
@@ -25,13 +25,13 @@ class Template(NamedTuple):
     """One template.
 
     Attributes:
-        opens: what stands before the first mark.
-        marks: what stands before each turn; its group is the `speaker`.
-        closes: what a prompt ends on, but for space.
-        turn_ends: what may stand after a turn.
+        opens: the text before the first tag.
+        marks: the tag before each turn; its group is the `speaker`.
+        closes: the ends of a templated prompt, except for whitespace.
+        turn_ends: strings that may follow a turn.
         strips: the characters around a turn that belong to the template.
-        special: whether the marks are no words, so that nobody writes them by chance.
-        plain: whether the marks are words of any dialogue: a prompt that isn't wholly one is left as it is.
+        special: whether the tags aren't words, so that they don't occur by chance.
+        plain: whether the tags are words of any dialogue: a prompt that isn't entirely one isn't changed.
     """
 
     name: str
@@ -140,38 +140,38 @@ SPECIAL_MARKS = re.compile(
     r"<\|im_(?:start|end)\|>|<\|(?:start_header|end_header|eot)_id\|>|\[/?INST\]|<</?SYS>>"
     r"|<(?:start|end)_of_turn>|<\|(?:system|user|assistant|end)\|>"
 )
-# Marks of templates that aren't known here, and how they open the assistant's turn: by a mark that names it, or by its
-# name after a mark. Some models write the bars of theirs as full-width ones.
+# Tags of unknown templates, and how they open the assistant's turn: by a tag that names it, or by its name after a tag.
+# Some models write the bars as full-width ones.
 UNKNOWN_OPENS = re.compile(r"\s*(?:<\w+>|\[gMASK\])*<[|｜][^|｜<>\s]{1,40}[|｜]>")
 UNKNOWN_CLOSES = re.compile(
     rf"(?:<[|｜][^|｜<>\s]{{0,30}}(?:{ASSISTANTS_IN_MARKS})[^|｜<>\s]{{0,30}}[|｜]>|[|｜]>(?:{ASSISTANTS_IN_MARKS}))"
     r"(?:<[|｜]\w{1,40}[|｜]>\w*)*\s*\Z",
     re.IGNORECASE,
 )
-LONGEST_CLOSE = 200
+CLOSE_LENGTH = 200
 SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
 ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
 
 
-def may_be_framed(prompt: str) -> bool:
-    """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
+def may_be_templated(prompt: str) -> bool:
+    """Return True if `prompt` may be in a template, by its first characters; False for nearly all prompts."""
     return prompt[:1] in "\t\n\r BA#<[UHuh" and MAY_OPEN.match(prompt) is not None
 
 
-def is_unknown(prompt: str) -> bool:
-    """Whether a template frames `prompt` that looks like none of these."""
+def is_unknown_template(prompt: str) -> bool:
+    """Return True if `prompt` looks like it is in a template that isn't among these."""
     return (
-        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-LONGEST_CLOSE:]) is not None
+        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-CLOSE_LENGTH:]) is not None
     )
 
 
-def without_end(completion: str) -> str:
-    """A completion without the end-of-turn strings of a template.
+def strip_end_of_turn(completion: str) -> str:
+    """Remove the end-of-turn strings of a template from a completion.
 
-    >>> without_end("Hello.<|im_end|>\\n")
+    >>> strip_end_of_turn("Hello.<|im_end|>\\n")
     'Hello.'
     """
-    bare = completion
-    while (stripped := bare.rstrip()).endswith(ENDS_OF_TURN):
-        bare = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
-    return completion if bare == completion else bare.rstrip()
+    text = completion
+    while (stripped := text.rstrip()).endswith(ENDS_OF_TURN):
+        text = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
+    return completion if text == completion else text.rstrip()

@@ -1,8 +1,8 @@
-"""The tools that a conversation's prompt offers, in one spelling.
+"""The tools that a conversation's prompt offers, in one canonical form.
 
-A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. In
-a source they are such a list, the functions by themselves, one alone, or any of these as JSON text. Names come first, as
-templates write them out in the order that they find; else the order is the source's, and no row differs by it alone.
+A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. A
+source may have such a list, the functions by themselves, a single one, or any of these as JSON text. Names come first, because
+templates write keys in order; the order of other keys is the source's, and isn't part of the row's id.
 """
 
 import json
@@ -15,35 +15,35 @@ from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.raw_rows import without_nulls
 from snaketune.corpus.rows import Malformed, Message
 
-FIRST = ("name", "description", "parameters")
-# What other interfaces call the parameters.
+LEADING_KEYS = ("name", "description", "parameters")
+# Names of the parameters in other APIs.
 SCHEMA_KEYS = ("input_schema", "inputSchema")
-# One of which a function has beside its name.
-DESCRIBING = ("description", "parameters", *SCHEMA_KEYS)
-# Gemini's lists of functions.
+# A function has at least one of these beside its name.
+DESCRIPTION_KEYS = ("description", "parameters", *SCHEMA_KEYS)
+# Keys of Gemini's lists of functions.
 DECLARATIONS = ("functionDeclarations", "function_declarations")
 RENAME = "rename the column if it holds something else"
 EXPECTED = f"expected a list of functions, each with a name; {RENAME}"
 
 
 def tools_of(value: Any, column: str = "tools") -> str | None:
-    """The tools in their one spelling; None where there are none.
+    """Return the tools in canonical form; None if there are none.
 
     >>> tools_of([{"parameters": {}, "name": "now"}])
     '[{"type": "function", "function": {"name": "now", "parameters": {}}}]'
 
     Args:
-        column: what holds them, for messages.
+        column: the name of their column, for messages.
     Raises:
-        Malformed: no JSON, or not functions with names.
+        Malformed: not JSON, or not functions with names.
     """
     if value is None:
         return None
-    return _of_text(value, column) if isinstance(value, str) else _spelled(without_nulls(value), column)
+    return _from_text(value, column) if isinstance(value, str) else _serialized(without_nulls(value), column)
 
 
 def may_be_functions(value: Any) -> bool:
-    """Whether what a column `functions` holds is meant as tools, and not, say, as source code."""
+    """Return True if the value of a column `functions` is a list of tools, and not, for instance, source code."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -55,18 +55,15 @@ def may_be_functions(value: Any) -> bool:
 
 def _is_function(item: Any) -> bool:
     function = item.get("function", item) if isinstance(item, dict) else None
-    return isinstance(function, dict) and "name" in function and any(key in function for key in DESCRIBING)
+    return isinstance(function, dict) and "name" in function and any(key in function for key in DESCRIPTION_KEYS)
 
 
 def are_offered_in(tools: str, turn: Message) -> bool:
-    """Whether a system turn offers all of these tools by itself: their names and those of their parameters stand there in
-    quotes, as in their JSON."""
-    return turn["role"] == "system" and all(
-        _is_spelled(tool["function"], turn["content"]) for tool in json.loads(tools)
-    )
+    """Return True if a system turn already lists all of these tools: their names and parameters are in it, in quotes."""
+    return turn["role"] == "system" and all(_is_listed(tool["function"], turn["content"]) for tool in json.loads(tools))
 
 
-def _is_spelled(function: dict[str, Any], text: str) -> bool:
+def _is_listed(function: dict[str, Any], text: str) -> bool:
     parameters = function.get("parameters")
     properties = parameters.get("properties", parameters) if isinstance(parameters, dict) else None
     names = [*properties] if isinstance(properties, dict) else []
@@ -76,18 +73,18 @@ def _is_spelled(function: dict[str, Any], text: str) -> bool:
 
 # Rows of one source share a few sets of tools.
 @lru_cache(maxsize=256)
-def _of_text(text: str, column: str) -> str | None:
-    return _spelled(_parsed(text, column), column) if text.strip() else None
+def _from_text(text: str, column: str) -> str | None:
+    return _serialized(_parsed(text, column), column) if text.strip() else None
 
 
 def _parsed(text: str, column: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Malformed("bad_tools", f"{column} is no JSON: {str(error)[:EXCERPT_LENGTH]}; {RENAME}") from None
+        raise Malformed("bad_tools", f"{column} isn't valid JSON: {str(error)[:EXCERPT_LENGTH]}; {RENAME}") from None
 
 
-def _spelled(value: Any, column: str) -> str | None:
+def _serialized(value: Any, column: str) -> str | None:
     tools = value if isinstance(value, list) else [value]
     if value is None or not tools:
         return None
@@ -112,7 +109,7 @@ def _function(tool: Any, column: str) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         raise Malformed("bad_tools", f"{column} holds a tool without a name, {EXPECTED}")
-    said = {key: value for key, value in function.items() if (key, value) != ("type", "function")}
-    if schema := next((key for key in SCHEMA_KEYS if key in said and "parameters" not in said), None):
-        said["parameters"] = said.pop(schema)
-    return {"type": "function", "function": {key: said[key] for key in FIRST if key in said} | said}
+    fields = {key: value for key, value in function.items() if (key, value) != ("type", "function")}
+    if schema := next((key for key in SCHEMA_KEYS if key in fields and "parameters" not in fields), None):
+        fields["parameters"] = fields.pop(schema)
+    return {"type": "function", "function": {key: fields[key] for key in LEADING_KEYS if key in fields} | fields}

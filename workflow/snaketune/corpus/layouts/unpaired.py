@@ -1,7 +1,8 @@
-"""Single completions, each labelled good or bad, as they are or as preference pairs: prompt by prompt, the first good one with
-the first bad one, the second with the second. What finds no partner in its file is left out. Holds the file in memory.
+"""Single completions labelled good or bad, unchanged or as preference pairs.
 
-Of a labelled conversation, the last turn is what is labelled, and all before it is the prompt.
+Pairs are made per prompt: the first good completion with the first bad one, the second with the second. Completions without a
+partner in their file are dropped. Pairing holds the file in memory. The label of a conversation is that of its last turn, and
+the turns before it are the prompt.
 """
 
 from collections import defaultdict
@@ -20,11 +21,11 @@ from snaketune.corpus.layouts.exchanges import (
     question_exchange,
 )
 from snaketune.corpus.layouts.roles import Speakers
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Unpaired, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Unpaired, roles_and_texts
 
 LABEL_COLUMNS = ("label", "kto_tag")
-# What a label may be. True equals 1 and 1.0, so these stand for all three; texts are compared in lower case.
-VERDICTS: dict[Any, bool] = {
+# Values of a label. True equals 1 and 1.0, so these keys match all three; texts are compared in lower case.
+LABEL_VALUES: dict[Any, bool] = {
     1: True,
     "true": True,
     "1": True,
@@ -45,37 +46,37 @@ class Labelled:
     """A completion and whether it is good.
 
     Attributes:
-        beside: what stands in other columns and belongs to the prompt; two completions under different ones are no pair.
+        context: values of other columns that belong to the prompt; completions with different ones form no pair.
     """
 
     prompt: list[Message]
     completion: list[Message]
     good: bool
     notes: tuple[str, ...]
-    beside: str
+    context: str
 
 
-def verdict(label: Any) -> bool | None:
-    """Whether a label says good or bad; None for any other label, such as the name of a class.
+def label_value(label: Any) -> bool | None:
+    """Return True for a good label, False for a bad one; None for any other, such as the name of a class.
 
-    >>> verdict(0), verdict("True"), verdict("greeting")
+    >>> label_value(0), label_value("True"), label_value("greeting")
     (False, True, None)
     """
     if isinstance(label, str):
-        return VERDICTS.get(label.strip().lower())
-    return VERDICTS.get(label) if isinstance(label, (bool, int, float)) else None
+        return LABEL_VALUES.get(label.strip().lower())
+    return LABEL_VALUES.get(label) if isinstance(label, (bool, int, float)) else None
 
 
 def is_labelled(raw: Raw, layout: str) -> bool:
-    """Whether a row in the layout of a conversation has a label that says how good it is.
+    """Return True if a row in the layout of a conversation has a label of its quality.
 
-    Taken for a plain conversation, the bad ones would be trained on like the good ones. Beside an instruction or a
-    question, a number is more often the name of a class, so only a truth value counts.
+    Read as a plain conversation, the bad ones would be trained on like the good ones. Beside an instruction or a question, a
+    number is often the name of a class, so only a boolean counts.
     """
-    if "kto_tag" in raw and verdict(raw.get("kto_tag")) is not None:
+    if "kto_tag" in raw and label_value(raw.get("kto_tag")) is not None:
         return True
     label = raw.get("label")
-    if verdict(label) is None:
+    if label_value(label) is None:
         return False
     if layout in ("messages", "sharegpt") or isinstance(label, bool):
         return True
@@ -83,28 +84,28 @@ def is_labelled(raw: Raw, layout: str) -> bool:
     return columns is not None and (columns[0] == "prompt" or columns[1] == "completion")
 
 
-def labelled(raw: Raw, speakers: Speakers, beside: str) -> Labelled:
-    """What a row says, and whether it is good; Malformed if it doesn't tell."""
+def read_labelled(raw: Raw, speakers: Speakers, context: str) -> Labelled:
+    """Return a row's completion and label. Raises Malformed if it has no label."""
     column = next((column for column in LABEL_COLUMNS if column in raw), None)
     if column is None:
         raise Malformed("missing_column", f"no column label, or it is null; the row has {', '.join(raw)[:200]}")
     label = raw[column]
-    good = verdict(label)
+    good = label_value(label)
     if good is None:
         raise Malformed("wrong_type", f"{column} holds {excerpt(label)[:40]}, expected true or false, or 1 or 0")
     prompt, completion, notes = _exchange(raw, speakers)
-    return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, beside=beside)
+    return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, context=context)
 
 
-def alone(row: Labelled | Malformed) -> Unpaired | Malformed:
-    """A completion as it is."""
+def unpaired_row(row: Labelled | Malformed) -> Unpaired | Malformed:
+    """Return a completion as an unpaired row."""
     if isinstance(row, Malformed):
         return row
     return Unpaired(prompt=row.prompt, completion=row.completion, label=row.good, notes=row.notes)
 
 
-def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:
-    """What becomes of each row, in order: the good one of a pair is the pair, the bad one None."""
+def pair_up(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:
+    """Return the result for each row, in order: for the good row of a pair the pair, for the bad one None."""
     outcomes: list[Preference | Malformed | Dropped | None] = []
     by_prompt: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for number, row in enumerate(rows):
@@ -112,7 +113,7 @@ def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dr
             outcomes.append(row)
             continue
         outcomes.append(Dropped("unpaired"))
-        by_prompt[repr((spoken(row.prompt), row.beside))][not row.good].append(number)
+        by_prompt[repr((roles_and_texts(row.prompt), row.context))][not row.good].append(number)
     for good, bad in by_prompt.values():
         for number, other in zip(good, bad):
             better, worse = rows[number], rows[other]

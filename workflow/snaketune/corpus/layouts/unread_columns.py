@@ -1,7 +1,7 @@
-"""Which columns of a row nobody read, so that none that carries meaning is ignored in silence.
+"""Columns and keys of a row that no reader used, so that none that holds something is ignored silently.
 
-A row notes by itself which of its columns are read. What isn't read and holds anything is named by its column, and what
-isn't read of a turn by its place: `messages[].name`, `messages[].content[].citations`. Costs 1 to 2 µs per row.
+`Columns` records which columns are read. Other columns that hold something are reported by name, and keys of turns by their
+path: `messages[].name`, `messages[].content[].citations`. Takes 1 to 2 µs per row.
 """
 
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ from snaketune.corpus.layouts.vendor_turns import GEMINI_COLUMNS
 INSTANCE_KEYS = {"instruction", "input", "output", "response", "completion", "history", *COLUMNS}
 
 
-def unread(raw: Columns, layout: str, named: frozenset[str]) -> tuple[str, ...]:
-    """What of a row wasn't read though it holds something, each name once.
+def unread_names(raw: Columns, layout: str, mapped_names: frozenset[str]) -> tuple[str, ...]:
+    """Return the columns and keys of a row that hold something and weren't read, each once.
 
     Args:
         raw: the row, after it was read.
-        named: columns that the config's `fields` name.
+        mapped_names: columns that the config's `fields` name.
     """
-    others, read = _columns(tuple(raw), tuple(raw.read), layout, named)
-    names = [column for column in others if _holds(raw.get(column))] if others else []
+    others, read = _columns(tuple(raw), tuple(raw.read), layout, mapped_names)
+    names = [column for column in others if _has_content(raw.get(column))] if others else []
     for column in read:
         if column in GEMINI_COLUMNS:
             continue
@@ -38,7 +38,7 @@ def unread(raw: Columns, layout: str, named: frozenset[str]) -> tuple[str, ...]:
 
 
 def _is_plain(turns: list[Any]) -> bool:
-    """Whether all turns have a role and a text, and nothing else, as nearly all have."""
+    """Return True if all turns have only a role and a text, as nearly all have."""
     for turn in turns:
         if type(turn) is not dict or len(turn) != 2 or type(turn.get("content") or turn.get("value")) is not str:
             return False
@@ -47,15 +47,15 @@ def _is_plain(turns: list[Any]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _columns(
-    columns: tuple[str, ...], read: tuple[str, ...], layout: str, named: frozenset[str]
+    columns: tuple[str, ...], read: tuple[str, ...], layout: str, mapped_names: frozenset[str]
 ) -> tuple[list[str], list[str]]:
-    """Those that weren't read, and those that were."""
-    known = {*read, *named, *(MESSAGE_KEYS if layout == "message-tree" else ())}
+    """Return the columns that weren't read, and those that were."""
+    known = {*read, *mapped_names, *(MESSAGE_KEYS if layout == "message-tree" else ())}
     return [column for column in columns if column not in known], [column for column in columns if column in known]
 
 
 def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[str]:
-    """Keys that aren't read of the turns (instances, replies) in a column that is."""
+    """Yield the keys that aren't read of the turns, instances or replies in a column that is read."""
     if type(value) is dict:
         items, where = [value], f"{where}."
     else:
@@ -66,9 +66,13 @@ def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[st
         if "replies" in item or "message_id" in item:
             yield from _unread_of_message(item, where)
         elif where == "instances[].":
-            yield from (where + key for key in item if key not in INSTANCE_KEYS and _holds(item[key]))
-        elif both := exchange_keys(item):
-            yield from (where + key for key in item if key not in (*both, "system", *WEIGHT_KEYS) and _holds(item[key]))
+            yield from (where + key for key in item if key not in INSTANCE_KEYS and _has_content(item[key]))
+        elif pair_keys := exchange_keys(item):
+            yield from (
+                where + key
+                for key in item
+                if key not in (*pair_keys, "system", *WEIGHT_KEYS) and _has_content(item[key])
+            )
         elif any(item.get(key) is not None for key in SPEAKER_KEYS):
             yield from _unread_of_turn(item, where)
 
@@ -77,24 +81,24 @@ def _unread_of_turn(turn: dict[str, Any], where: str) -> Iterator[str]:
     read = keys_read(turn)
     for key, value in turn.items():
         if key not in read:
-            if _holds(value):
+            if _has_content(value):
                 yield where + key
         elif type(value) is list:
             known = CALL_KEYS if key == "tool_calls" else PART_KEYS
             for part in value:
                 if type(part) is dict:
-                    yield from (f"{where}{key}[].{k}" for k in part if k not in known and _holds(part[k]))
+                    yield from (f"{where}{key}[].{k}" for k in part if k not in known and _has_content(part[k]))
 
 
 def _unread_of_message(root: dict[str, Any], where: str) -> Iterator[str]:
-    waiting = [root]
-    while waiting:
-        message = waiting.pop()
-        yield from (where + key for key, value in message.items() if key not in MESSAGE_KEYS and _holds(value))
+    pending = [root]
+    while pending:
+        message = pending.pop()
+        yield from (where + key for key, value in message.items() if key not in MESSAGE_KEYS and _has_content(value))
         replies = message.get("replies")
-        waiting += [reply for reply in replies if type(reply) is dict] if type(replies) is list else []
+        pending += [reply for reply in replies if type(reply) is dict] if type(replies) is list else []
 
 
-def _holds(value: Any) -> bool:
-    """Whether a value says anything: an empty text, list or object doesn't, and null doesn't; 0 and false do."""
+def _has_content(value: Any) -> bool:
+    """Return True if a value holds something: 0 and false do; null, an empty text, list or object don't."""
     return bool(value) or (value is not None and isinstance(value, (int, float)))

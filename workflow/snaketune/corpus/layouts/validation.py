@@ -1,9 +1,9 @@
-"""What makes a canonical row sound: who may speak after whom, on whom it ends, and that something is said."""
+"""Validity of a canonical row: the order of its roles, the last turn, and that every turn has text."""
 
 from snaketune.corpus.layouts.media import PLACEHOLDER, shows_media
-from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, spoken
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, roles_and_texts
 
-# Who may speak after whom; None is the beginning.
+# The roles that may follow each role; None is the beginning.
 MAY_FOLLOW = {
     None: {"system", "user"},
     "system": {"user"},
@@ -14,7 +14,7 @@ MAY_FOLLOW = {
 
 
 def check(row: Row) -> None:
-    """Raise Malformed unless `row` is sound."""
+    """Raise Malformed unless `row` is valid."""
     if isinstance(row, Conversation):
         _check_conversation(row)
     else:
@@ -28,7 +28,7 @@ def _check_conversation(row: Conversation) -> None:
         raise Malformed("no_assistant_turn", f"none of the {len(turns)} turns is the assistant's")
     _check_turns(turns)
     if last != "assistant":
-        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so there is nothing to learn from it")
+        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so it can't be trained on")
 
 
 def _check_completions(row: Preference | Unpaired) -> None:
@@ -44,25 +44,25 @@ def _check_completions(row: Preference | Unpaired) -> None:
         _check_turns(row.prompt + turns, f"prompt + {name}: ")
         if turns[-1]["role"] != "assistant":
             raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
-    if isinstance(row, Preference) and spoken(row.chosen) == spoken(row.rejected):
-        raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
+    if isinstance(row, Preference) and roles_and_texts(row.chosen) == roles_and_texts(row.rejected):
+        raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same")
 
 
 def _check_turns(turns: list[Message], where: str = "") -> None:
     before = None
     for number, turn in enumerate(turns, start=1):
         role, content = turn["role"], turn["content"]
-        # Looks no further than the first character that isn't space, and copies nothing.
+        # `isspace` stops at the first other character, and copies nothing.
         if not content or content.isspace():
             raise Malformed("empty_turn", f"{where}turn {number} ({role}) has no text")
         if role not in MAY_FOLLOW[before]:
             if role == before:
                 raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
-            place = f"follows {before}" if before else "comes first"
-            raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {place}")
+            position = f"follows {before}" if before else "comes first"
+            raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {position}")
         if role == "user" and shows_media(content):
             raise Malformed(
                 "unsupported_part",
-                f"{where}turn {number} has the place of a picture or a sound (such as {PLACEHOLDER}), which no text can hold",
+                f"{where}turn {number} has a placeholder of an image or audio (such as {PLACEHOLDER}); text can't represent it",
             )
         before = role

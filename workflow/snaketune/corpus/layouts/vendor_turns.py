@@ -1,9 +1,9 @@
-"""Conversations that other interfaces spell in their own way, as lists of messages.
+"""Conversations in the formats of other APIs, as lists of messages.
 
 contents    Gemini: [{role, parts: [{text} or {functionCall} or {functionResponse}]}], with systemInstruction
 moss        chat: {turn_1: {Human, Inner Thoughts, Commands, Tool Responses, MOSS}, …}, with meta_instruction
-blocks      Anthropic: results of tools as parts of what the user says, [{type: tool_result, tool_use_id, content}]
-loose       what `fields.messages` may name: texts in turns, or turns with a number each
+blocks      Anthropic: tool results as parts of a user message, [{type: tool_result, tool_use_id, content}]
+field       what `fields.messages` may name: alternating texts, or turns with a number each
 """
 
 import json
@@ -18,19 +18,19 @@ from snaketune.corpus.rows import Malformed
 TOOL_RESULT = "tool_result"
 SYSTEM_KEYS = ("systemInstruction", "system_instruction")
 GEMINI_COLUMNS = {"contents", *SYSTEM_KEYS}
-# Around each text of MOSS: who speaks, and an end.
+# Around each text of MOSS: a speaker tag, and an end tag.
 MOSS_FRAME = re.compile(r"\s*(?:<\|[\w ]+\|>:?\s?)?(.*?)(?:<eo[a-z]>)?\s*", re.DOTALL)
 NUMBER_KEYS = ("turn", "turn_id", "turn_idx", "turn_number", "index", "idx", "number", "position")
 NUMBER = re.compile(r"\D*(\d+)")
 
 
 def is_contents(value: Any) -> bool:
-    """Whether a column `contents` holds turns as Gemini has them."""
+    """Return True if a column `contents` holds turns in Gemini's format."""
     return isinstance(value, list) and any(isinstance(item, dict) and "parts" in item for item in value)
 
 
 def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
-    """Gemini's contents as messages."""
+    """Return Gemini's contents as messages."""
     messages = []
     if system:
         messages.append({"role": "system", "content": _text_of_parts(system)})
@@ -40,7 +40,7 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
             raise Malformed("wrong_type", f"contents holds {kind_of(item)}, expected a role and parts")
         results = [part["functionResponse"] for part in parts if isinstance(part, dict) and "functionResponse" in part]
         if results:
-            messages += ({"role": "tool", "content": _spelled(result.get("response"))} for result in results)
+            messages += ({"role": "tool", "content": _as_text(result.get("response"))} for result in results)
             continue
         thoughts = "".join(part["text"] for part in parts if _is_thought(part))
         parts = [part for part in parts if not _is_thought(part)]
@@ -52,49 +52,51 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
 
 
 def messages_of_moss(chat: Any, system: Any) -> list[dict[str, Any]]:
-    """A chat of MOSS as messages."""
+    """Return a chat of MOSS as messages."""
     messages = [{"role": "system", "content": system}] if system else []
-    for turn in in_number(chat):
-        said = {key: _moss_text(value) for key, value in turn.items()} if isinstance(turn, dict) else {}
-        if "Human" not in said or "MOSS" not in said:
+    for turn in sorted_by_number(chat):
+        texts = {key: _moss_text(value) for key, value in turn.items()} if isinstance(turn, dict) else {}
+        if "Human" not in texts or "MOSS" not in texts:
             raise Malformed("wrong_type", f"chat holds {kind_of(turn)}, expected Human and MOSS")
-        messages.append({"role": "user", "content": said["Human"]})
-        if said.get("Commands"):
-            messages.append({"role": "assistant", "content": said["Commands"], "reasoning": said.get("Inner Thoughts")})
-            messages.append({"role": "tool", "content": said.get("Tool Responses", "")})
-        messages.append({"role": "assistant", "content": said["MOSS"]})
+        messages.append({"role": "user", "content": texts["Human"]})
+        if texts.get("Commands"):
+            messages.append(
+                {"role": "assistant", "content": texts["Commands"], "reasoning": texts.get("Inner Thoughts")}
+            )
+            messages.append({"role": "tool", "content": texts.get("Tool Responses", "")})
+        messages.append({"role": "assistant", "content": texts["MOSS"]})
     return messages
 
 
-def holds_results(item: Any) -> bool:
-    """Whether a message of the user has results of tools among its parts."""
+def has_tool_results(item: Any) -> bool:
+    """Return True if a user message has tool results among its parts."""
     content = item.get("content") if isinstance(item, dict) and item.get("role") != "tool" else None
     return isinstance(content, list) and any(
         isinstance(part, dict) and part.get("type") == TOOL_RESULT for part in content
     )
 
 
-def with_results_apart(items: Sequence[Any]) -> list[Any]:
-    """Messages in which each result of a tool is one of its own, before what else the user says."""
-    apart: list[Any] = []
+def split_tool_results(items: Sequence[Any]) -> list[Any]:
+    """Return messages in which each tool result is a message of its own, before the rest of the user message."""
+    messages: list[Any] = []
     for item in items:
-        if not holds_results(item):
-            apart.append(item)
+        if not has_tool_results(item):
+            messages.append(item)
             continue
         others = [part for part in item["content"] if not (isinstance(part, dict) and part.get("type") == TOOL_RESULT)]
-        apart += (
+        messages += (
             {"role": "tool", RESULT_KEY: part.get("tool_use_id"), "content": part.get("content") or ""}
             for part in item["content"]
             if isinstance(part, dict) and part.get("type") == TOOL_RESULT
         )
         if others:
-            apart.append(item | {"content": others})
-    return apart
+            messages.append(item | {"content": others})
+    return messages
 
 
-def loose_turns(value: Any) -> Any:
-    """Texts that take turns, and numbered turns, as messages; anything else as it is."""
-    items = in_number(value) if isinstance(value, dict) else value
+def messages_of_field(value: Any) -> Any:
+    """Return alternating texts, or numbered turns, as messages; anything else unchanged."""
+    items = sorted_by_number(value) if isinstance(value, dict) else value
     if not isinstance(items, list) or not items:
         return value
     if all(isinstance(item, dict) for item in items):
@@ -108,13 +110,14 @@ def loose_turns(value: Any) -> Any:
     return items
 
 
-def in_number(turns: Any) -> list[Any]:
-    """The values of an object whose keys are numbered, by their numbers; Malformed if they aren't."""
+def sorted_by_number(turns: Any) -> list[Any]:
+    """Return the values of an object whose keys are numbered, in order. Raises Malformed if they aren't numbered."""
     numbers = [NUMBER.fullmatch(key) for key in turns] if isinstance(turns, dict) else [None]
     if not numbers or None in numbers:
-        raise Malformed("wrong_type", f"found {kind_of(turns)}, expected turns that are numbered: turn_1, turn_2")
+        raise Malformed("wrong_type", f"found {kind_of(turns)}, expected an object of numbered turns: turn_1, turn_2")
     return [
-        turn for _, turn in sorted(zip((int(number[1]) for number in numbers), turns.values()), key=lambda one: one[0])
+        turn
+        for _, turn in sorted(zip((int(number[1]) for number in numbers), turns.values()), key=lambda item: item[0])
     ]
 
 
@@ -135,7 +138,7 @@ def _text_of_parts(parts: Any) -> str:
         kinds = ", ".join(
             sorted({key for part in _listed(parts) if isinstance(part, dict) for key in part if key != "text"})
         )
-        raise Malformed("unsupported_part", f"contents has a part ({kinds[:80]}) that no text can hold")
+        raise Malformed("unsupported_part", f"contents has a part ({kinds[:80]}) that text can't represent")
     return "".join(texts)
 
 
@@ -151,7 +154,7 @@ def _gemini_call(call: Any) -> Any:
     return {"name": call.get("name"), "arguments": call.get("args") or {}} if isinstance(call, dict) else call
 
 
-def _spelled(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

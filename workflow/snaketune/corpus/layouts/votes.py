@@ -1,4 +1,4 @@
-"""Two answers and who liked which better, one judge or several, as a preference pair.
+"""Two answers with the verdict of one or several judges, as a preference pair.
 
 response1, response2, annotator1 … annotator3     0 for a tie, 1, 2          the answer with most votes is chosen
 response_a, response_b, winner                    model_a, model_b, tie
@@ -20,83 +20,83 @@ from snaketune.corpus.layouts.ratings import number_of
 from snaketune.corpus.rows import Dropped, Malformed
 
 ANSWERS = ("response", "output", "answer", "completion", "conversation", "assistant", "human_ref")
-SIDES = (("_a", "_b"), ("_A", "_B"), ("A", "B"), ("_1", "_2"), ("1", "2"), ("_0", "_1"))
-ANSWER_COLUMNS = tuple((f"{name}{first}", f"{name}{second}") for name in ANSWERS for first, second in SIDES)
+SUFFIX_PAIRS = (("_a", "_b"), ("_A", "_B"), ("A", "B"), ("_1", "_2"), ("1", "2"), ("_0", "_1"))
+ANSWER_COLUMNS = tuple((f"{name}{first}", f"{name}{second}") for name in ANSWERS for first, second in SUFFIX_PAIRS)
 VERDICT_COLUMNS = ("preference", "winner", "label", "choice", "verdict", "better_response_id")
-# Signed: the first answer is better by so much below zero, and the second above.
+# Signed: below zero the first answer is better, above zero the second.
 STRENGTH_COLUMNS = ("preference_strength", "overall_preference")
-ENDING = re.compile(r"_?[abAB012]$")
-VOTER = re.compile(r"annotator_?\d+")
+SUFFIX = re.compile(r"_?[abAB012]$")
+ANNOTATOR = re.compile(r"annotator_?\d+")
 VERDICTS = {"1": 1, "2": 2, "a": 1, "b": 2, "0": 0, "1.5": 0, "tie": 0, "draw": 0, "equal": 0, "both": 0, "neither": 0}
 VERDICTS |= {f"{name}_{side}": VERDICTS[side] for name in ("model", *ANSWERS) for side in "ab12"}
 VERDICTS |= dict.fromkeys(("tie_(bothbad)", "tie_(both_bad)", "both_bad", "bothbad", "[[c]]"), 0)
-LONGEST_VERDICT = 40
+MAX_VERDICT = 40
 IN_BRACKETS = re.compile(r"\[\[([^\[\]]+)\]\]")
 COMPARISON = re.compile(r"(a|b)_?(>>?|<<?|==?)_?(a|b)")
 
 
 @lru_cache(maxsize=4096)
 def answer_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """The two columns that hold the answers, where there is also somebody's verdict."""
+    """Return the two columns that hold the answers if there is also a verdict, else None."""
     answers = two_answers(columns)
-    return answers if answers and (_is_judged(columns) or score_columns(answers, columns)) else None
+    return answers if answers and (_has_verdict(columns) or score_columns(answers, columns)) else None
 
 
 @lru_cache(maxsize=4096)
 def only_scored(columns: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns of scores, where nothing else says which of two answers is better."""
+    """Return the columns of scores if nothing else says which of two answers is better."""
     answers = two_answers(columns)
-    return (answers and not _is_judged(columns) and score_columns(answers, columns)) or ()
+    return (answers and not _has_verdict(columns) and score_columns(answers, columns)) or ()
 
 
-def _is_judged(columns: tuple[str, ...]) -> bool:
-    return any(column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or VOTER.fullmatch(column) for column in columns)
+def _has_verdict(columns: tuple[str, ...]) -> bool:
+    return any(
+        column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or ANNOTATOR.fullmatch(column) for column in columns
+    )
 
 
 @lru_cache(maxsize=4096)
 def score_columns(answers: tuple[str, str], columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """The columns that score two answers, by their endings: `score_0`, `score_1`."""
-    first, second = (f"score{ENDING.search(answer)[0]}" for answer in answers)
+    """Return the columns that score two answers, by their suffixes: `score_0`, `score_1`."""
+    first, second = (f"score{SUFFIX.search(answer)[0]}" for answer in answers)
     return (first, second) if {first, second} <= set(columns) else None
 
 
 @lru_cache(maxsize=4096)
 def two_answers(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """The two columns that hold answers to compare."""
+    """Return the two columns that hold answers to compare, or None."""
     names = set(columns)
     return next((pair for pair in ANSWER_COLUMNS if names.issuperset(pair)), None)
 
 
 def winner(raw: dict[str, Any]) -> int:
-    """1 or 2, or 0 for a tie: no verdict has more votes than each of the others, or a tie has.
+    """Return 1 or 2, or 0 for a tie: no verdict has more votes than every other, or the tie has most.
 
     >>> winner({"annotator1": 2, "annotator2": 0, "annotator3": 2}), winner({"winner": "model_a"})
     (2, 1)
 
     Raises:
-        Malformed: nobody voted, or a vote is none of the known ones.
+        Malformed: there is no vote, a vote is unknown, or verdicts and scores contradict each other.
     """
-    columns = [column for column in raw if VOTER.fullmatch(column)]
+    columns = [column for column in raw if ANNOTATOR.fullmatch(column)]
     columns = columns or [column for column in VERDICT_COLUMNS if column in raw]
     columns = columns or [column for column in STRENGTH_COLUMNS if column in raw][:1]
     if not columns and (scores := _scores(raw)):
         first, second = scores
         return 0 if first == second else 1 if first > second else 2
     if not columns:
-        raise Malformed("missing_column", f"nobody voted: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
+        raise Malformed("missing_column", f"no vote: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
     answers = two_answers(tuple(raw))
     from_zero = answers is not None and answers[0].endswith("0")
     votes = Counter(_vote(raw[column], column, from_zero=from_zero) for column in columns)
-    # Annotators may differ. Two columns that each tell the verdict can't: one of them is about something else.
-    if len(votes) > 1 and not VOTER.fullmatch(columns[0]):
-        said = ", ".join(f"{column} {raw[column]!r}" for column in columns)
-        raise Malformed("verdicts_differ", f"{said}: not the same verdict; keep one of the columns")
+    # Annotators may differ. Two columns of one verdict can't: one of them is about something else.
+    if len(votes) > 1 and not ANNOTATOR.fullmatch(columns[0]):
+        values = ", ".join(f"{column} {raw[column]!r}" for column in columns)
+        raise Malformed("verdicts_differ", f"{values}: the verdicts differ; keep one of the columns")
     (first, most), *others = votes.most_common(2)
     best = 0 if others and others[0][1] == most else first
     if best and (scores := _scores(raw)) and (scores[0] - scores[1]) * (2 * best - 3) > 0:
-        raise Malformed(
-            "rating_contradicts", f"the scores, {scores[0]:g} and {scores[1]:g}, say the opposite of {columns[0]}"
-        )
+        raise Malformed("rating_contradicts", f"the scores, {scores[0]:g} and {scores[1]:g}, contradict {columns[0]}")
     return best
 
 
@@ -116,17 +116,17 @@ def _scores(raw: dict[str, Any]) -> tuple[float, float] | None:
     return None if first is None or second is None else (first, second)
 
 
-def numbers_of(raw: dict[str, Any]) -> set[tuple[str, int]]:
-    """The verdicts of a row that are numbers, each with its column, where it isn't plain what they count from."""
+def numeric_verdicts(raw: dict[str, Any]) -> set[tuple[str, int]]:
+    """Return the verdicts of a row that are numbers, each with its column, where their meaning is ambiguous."""
     answers = two_answers(tuple(raw))
-    if answers is None or answers[0].endswith("0") or any(VOTER.fullmatch(column) for column in raw):
+    if answers is None or answers[0].endswith("0") or any(ANNOTATOR.fullmatch(column) for column in raw):
         return set()
-    spelled = ((column, _spelled(raw.get(column))) for column in VERDICT_COLUMNS)
-    return {(column, int(text)) for column, text in spelled if text in ("0", "1", "2")}
+    normalised = ((column, _normalised(raw.get(column))) for column in VERDICT_COLUMNS)
+    return {(column, int(text)) for column, text in normalised if text in ("0", "1", "2")}
 
 
-def check_numbers(numbers: set[tuple[str, int]]) -> None:
-    """Raise Malformed if numbers that `numbers_of` found in all rows of a file don't tell which answer they mean."""
+def check_numeric_verdicts(numbers: set[tuple[str, int]]) -> None:
+    """Raise Malformed if the `numeric_verdicts` of all rows of a file don't show which answer a number means."""
     for column in {column for column, _ in numbers}:
         if {number for name, number in numbers if name == column} == {0, 1}:
             raise Malformed(
@@ -136,24 +136,24 @@ def check_numbers(numbers: set[tuple[str, int]]) -> None:
 
 
 def is_verdict(value: Any) -> bool:
-    """Whether a text is but the name of one of two answers, such as `response_a`."""
-    return isinstance(value, str) and len(value) <= LONGEST_VERDICT and VERDICTS.get(_spelled(value), 0) != 0
+    """Return True if a text is only the name of one of two answers, such as `response_a`."""
+    return isinstance(value, str) and len(value) <= MAX_VERDICT and VERDICTS.get(_normalised(value), 0) != 0
 
 
 def _vote(value: Any, column: str, *, from_zero: bool) -> int:
-    text = _spelled(value)
+    text = _normalised(value)
     verdict = _strength(text) if column in STRENGTH_COLUMNS else _verdict(text)
     if from_zero and text.isdecimal():
         verdict = {"0": 1, "1": 2}.get(text)
     if verdict is not None:
         return verdict
-    found = f"{value!r:.40}" if isinstance(value, (str, int, float)) else kind_of(value)
+    actual = f"{value!r:.40}" if isinstance(value, (str, int, float)) else kind_of(value)
     expected = "a number below, above or at 0" if column in STRENGTH_COLUMNS else "1, 2, A, B, A>B, or 0 for a tie"
-    raise Malformed("unknown_vote", f"{column} holds {found}, expected {expected}")
+    raise Malformed("unknown_vote", f"{column} holds {actual}, expected {expected}")
 
 
-def _spelled(value: Any) -> str:
-    """A verdict in small letters, without brackets and the spaces in it; nothing for what is no verdict."""
+def _normalised(value: Any) -> str:
+    """Return a verdict in lower case without brackets, its spaces as underscores; "" for what can't be a verdict."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, (str, int, float)) or isinstance(value, bool):
@@ -167,7 +167,7 @@ def _verdict(text: str) -> int | None:
     if text in VERDICTS:
         return VERDICTS[text]
     if (mean := number_of(text)) is not None and 1 < mean < 2:
-        # Of several votes.
+        # The mean of several votes.
         return 1 if mean < 1.5 else 2
     compared = COMPARISON.fullmatch(text)
     if compared is None or compared[1] == compared[3]:

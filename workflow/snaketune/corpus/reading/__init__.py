@@ -1,1 +1,1 @@
-"""Files and Hub datasets to raw rows, whatever their format: each row as it was found, or why there is none, and where."""
+"""Files and Hub datasets to raw rows, in any supported format: each row as read, or why it can't be read, with its location."""

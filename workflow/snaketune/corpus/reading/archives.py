@@ -1,8 +1,8 @@
-"""The files in zip and tar archives, in order of name, each opened where it lies: nothing is written to disk.
+"""Files in zip and tar archives, in order of name, each read from the archive: nothing is written to disk.
 
-A member of a zip, or of a tar that isn't packed, is read at its place. A packed tar can only be read from its beginning on, so
-its members are unpacked into memory, as many at once as HELD has room for; only one that is larger by itself is unpacked anew
-each time that it is opened. Where they lie in order of name, as with `tar --sort=name`, one pass through the archive does.
+A member of a zip, or of an uncompressed tar, is read at its offset. A compressed tar can only be read from its start, so its
+members are decompressed into memory, up to BUFFER_BYTES at a time; only a member larger than that is decompressed anew each
+time it is opened. One pass is enough for an archive whose members are in order of name, as `tar --sort=name` writes them.
 """
 
 import io
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.reading.unreadable_formats import refuse_zipped
 from snaketune.errors import SnaketuneError
 
@@ -22,27 +22,27 @@ BadZipFile = zipfile.BadZipFile
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 ENCRYPTED = 1
-# The record at the end with the longest comment; and the number of members there that stands for that and more.
-LONGEST_END, MANY = 22 + 65535, 65535
-HELD = 64 << 20
+# The largest end record, one with the longest comment; and the member count that stands for itself and any larger one.
+MAX_END_RECORD, COUNT_OVERFLOW = 22 + 65535, 65535
+BUFFER_BYTES = 64 << 20
 BYTES_PER_READ = 1 << 20
 
 
 class Member(NamedTuple):
-    """A file in an archive; `opening` is None for links and what else has no content of its own."""
+    """A file in an archive; `opener` is None for links and other members without content."""
 
     name: str
-    opening: Opening | None
+    opener: Opener | None
 
 
-class _Place(NamedTuple):
+class _TarEntry(NamedTuple):
     name: str
     offset: int
     size: int
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a tar. tarfile takes a damaged one for the end of the archive, and leaves out what follows."""
+    """A tar header; tarfile takes a damaged one for the end of the archive and drops what follows."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
@@ -58,16 +58,16 @@ class _Slice(io.RawIOBase):
     """The next `size` bytes of a file."""
 
     def __init__(self, file: BinaryIO, size: int):
-        self.file, self.left = file, size
+        self.file, self.remaining = file, size
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
-        data = self.file.read(min(len(buffer), self.left))
-        if self.left and buffer and not data:
+        data = self.file.read(min(len(buffer), self.remaining))
+        if self.remaining and buffer and not data:
             raise EOFError("the archive ends within a file")
-        self.left -= len(data)
+        self.remaining -= len(data)
         buffer[: len(data)] = data
         return len(data)
 
@@ -77,13 +77,13 @@ class _Slice(io.RawIOBase):
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file begins as a zip archive."""
+    """Return True if a file begins like a zip archive."""
     with path.open("rb") as file:
         return file.read(4) in ZIP_MAGIC
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file begins with the header of a tar, whose checksum is right."""
+    """Return True if a file begins with a tar header whose checksum is right."""
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -91,105 +91,108 @@ def is_tar(head: bytes) -> bool:
     return True
 
 
-def zip_members(path: Path, shown: str) -> Iterator[Member]:
-    """The files in a zip archive.
+def zip_members(path: Path, display_name: str) -> Iterator[Member]:
+    """Yield the files in a zip archive.
 
     Raises:
-        SnaketuneError: one is encrypted, or packed in a way that isn't read here; or it is a document such as a workbook.
+        SnaketuneError: the archive is damaged, a member is encrypted or has an unsupported compression, or the archive is a
+            document such as a workbook.
     """
     try:
         archive = zipfile.ZipFile(path)
     except BadZipFile as error:
-        raise SnaketuneError(f"{shown} is a zip archive that is damaged or cut off: {error}; fetch it again") from None
+        raise SnaketuneError(
+            f"{display_name} is a zip archive that is damaged or cut off: {error}; fetch it again"
+        ) from None
     except NotImplementedError as error:
         raise SnaketuneError(
-            f"{shown} is a zip archive that isn't unpacked here: {error}; unpack it, and name its files"
+            f"{display_name} is a zip archive that can't be read: {error}; unpack it, and name its files"
         ) from None
     with archive:
-        if len(archive.infolist()) not in _numbers_of_members(path):
-            raise SnaketuneError(f"{shown} is a zip archive with a damaged directory; fetch it again")
-        refuse_zipped(archive.namelist(), shown)
+        if len(archive.infolist()) not in _recorded_counts(path):
+            raise SnaketuneError(f"{display_name} is a zip archive with a damaged directory; fetch it again")
+        refuse_zipped(archive.namelist(), display_name)
         for info in sorted(archive.infolist(), key=lambda info: info.filename):
             if info.is_dir() and not info.file_size:
                 continue
-            name = f"{shown}/{printable(info.filename)}"
+            name = f"{display_name}/{printable(info.filename)}"
             if info.flag_bits & ENCRYPTED:
                 raise SnaketuneError(f"{name} is encrypted; unpack it, and name the files")
             if info.compress_type not in ZIP_METHODS:
                 method = zipfile.compressor_names.get(info.compress_type, info.compress_type)
                 raise SnaketuneError(
-                    f"{name} is packed with {method}, which isn't unpacked here; unpack it, and name the files"
+                    f"{name} is compressed with {method}, which isn't supported; unpack it, and name the files"
                 )
             yield Member(info.filename, partial(_open_zipped, archive, info, name))
 
 
-def _numbers_of_members(path: Path) -> tuple[int, ...] | range:
-    """How many members a zip archive says that it has, which zipfile doesn't look at; any number from MANY on."""
+def _recorded_counts(path: Path) -> tuple[int, ...] | range:
+    """Return the member counts that the end record of a zip archive allows; zipfile doesn't check them."""
     with path.open("rb") as file:
-        file.seek(-min(path.stat().st_size, LONGEST_END), io.SEEK_END)
+        file.seek(-min(path.stat().st_size, MAX_END_RECORD), io.SEEK_END)
         end = file.read()
     number = int.from_bytes(end[end.rfind(ZIP_MAGIC[1]) :][10:12], "little")
-    return range(MANY, 1 << 62) if number == MANY else (number,)
+    return range(COUNT_OVERFLOW, 1 << 62) if number == COUNT_OVERFLOW else (number,)
 
 
 def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> BinaryIO:
     try:
         return io.BufferedReader(archive.open(info), BYTES_PER_READ)
     except NotImplementedError as error:
-        raise SnaketuneError(f"{name} isn't unpacked here: {error}; unpack it, and name the files") from None
+        raise SnaketuneError(f"{name} can't be decompressed: {error}; unpack it, and name the files") from None
 
 
-def tar_members(opening: Opening, shown: str) -> Iterator[Member]:
-    """The files in a tar.
+def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
+    """Yield the files in a tar.
 
     Args:
-        opening: opens it, unpacked.
-        shown: its name.
+        opener: opens the decompressed tar.
+        display_name: its name in messages.
     Raises:
         SnaketuneError: it is damaged or cut off.
     """
-    with opening() as file:
-        places, others = _places(file, shown)
-        in_place = _lies_on_disk(file)
+    with opener() as file:
+        entries, others = _tar_entries(file, display_name)
+        on_disk = _is_on_disk(file)
     yield from (Member(name, None) for name in others)
-    ordered = sorted(places.values())
-    if in_place:
-        yield from (Member(place.name, partial(_open_at, opening, place)) for place in ordered)
+    ordered = sorted(entries.values())
+    if on_disk:
+        yield from (Member(entry.name, partial(_open_at, opener, entry)) for entry in ordered)
         return
-    file, position = opening(), 0
+    file, position = opener(), 0
     try:
         for batch in _batches(ordered):
-            if batch[0].size > HELD:
-                yield Member(batch[0].name, partial(_open_at, opening, batch[0]))
+            if batch[0].size > BUFFER_BYTES:
+                yield Member(batch[0].name, partial(_open_at, opener, batch[0]))
                 continue
-            held: dict[str, bytes] = {}
-            for name, offset, size in sorted(batch, key=lambda place: place.offset):
+            contents: dict[str, bytes] = {}
+            for name, offset, size in sorted(batch, key=lambda entry: entry.offset):
                 if offset < position:
                     file.close()
-                    file, position = opening(), 0
+                    file, position = opener(), 0
                 _skip(file, offset - position)
-                held[name] = _read(file, size)
+                contents[name] = _read(file, size)
                 position = offset + size
-            yield from (Member(place.name, partial(io.BytesIO, held.pop(place.name))) for place in batch)
+            yield from (Member(entry.name, partial(io.BytesIO, contents.pop(entry.name))) for entry in batch)
     finally:
         file.close()
 
 
-def _batches(places: list[_Place]) -> Iterator[list[_Place]]:
-    """Places in their order, as many at once as HELD has room for, and at least one."""
-    batch: list[_Place] = []
-    for place in places:
-        if batch and sum(held.size for held in batch) + place.size > HELD:
+def _batches(entries: list[_TarEntry]) -> Iterator[list[_TarEntry]]:
+    """Yield consecutive entries of up to BUFFER_BYTES together, at least one at a time."""
+    batch: list[_TarEntry] = []
+    for entry in entries:
+        if batch and sum(contents.size for contents in batch) + entry.size > BUFFER_BYTES:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(entry)
     if batch:
         yield batch
 
 
-def _places(file: BinaryIO, shown: str) -> tuple[dict[str, _Place], list[str]]:
-    """Where the content of each file lies, and the names of links and the like. Of two with one name, the last counts."""
-    places: dict[str, _Place] = {}
+def _tar_entries(file: BinaryIO, display_name: str) -> tuple[dict[str, _TarEntry], list[str]]:
+    """Return the entry of each file by name, the last if a name occurs twice; and the names of links and the like."""
+    entries: dict[str, _TarEntry] = {}
     others: list[str] = []
     last = ""
     try:
@@ -197,27 +200,27 @@ def _places(file: BinaryIO, shown: str) -> tuple[dict[str, _Place], list[str]]:
             for info in archive:
                 last = f" after {printable(info.name)}"
                 if info.isreg() and not info.issparse():
-                    places[info.name] = _Place(info.name, info.offset_data, info.size)
+                    entries[info.name] = _TarEntry(info.name, info.offset_data, info.size)
                 elif not info.isdir():
                     others.append(info.name)
     except tarfile.TarError as error:
         raise SnaketuneError(
-            f"{shown} is a tar archive that{last} is damaged or cut off: {error}; fetch it again"
+            f"{display_name} is a tar archive that is damaged or cut off{last}: {error}; fetch it again"
         ) from None
-    return places, [name for name in others if name not in places]
+    return entries, [name for name in others if name not in entries]
 
 
-def _lies_on_disk(file: BinaryIO) -> bool:
+def _is_on_disk(file: BinaryIO) -> bool:
     return isinstance(getattr(file, "raw", None), io.FileIO)
 
 
-def _open_at(opening: Opening, place: _Place) -> BinaryIO:
-    file = opening()
-    if _lies_on_disk(file):
-        file.seek(place.offset)
+def _open_at(opener: Opener, entry: _TarEntry) -> BinaryIO:
+    file = opener()
+    if _is_on_disk(file):
+        file.seek(entry.offset)
     else:
-        _skip(file, place.offset)
-    return io.BufferedReader(_Slice(file, place.size), BYTES_PER_READ)
+        _skip(file, entry.offset)
+    return io.BufferedReader(_Slice(file, entry.size), BYTES_PER_READ)
 
 
 def _skip(file: BinaryIO, size: int) -> None:

@@ -1,4 +1,4 @@
-"""CSV files, whatever their delimiter, to raw rows. A damaged row costs that row, a quote that is never closed the file."""
+"""CSV files with any delimiter to raw rows. Errors in a row affect only that row; a quote never closed fails the file."""
 
 import csv
 import io
@@ -7,30 +7,30 @@ from collections.abc import Iterator
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.reading.encodings import advice
-from snaketune.corpus.reading.formats import HEAD_LENGTH, UNNAMED, Opening, TextKeys, csv_delimiter, suffix_of
+from snaketune.corpus.reading.formats import DEFAULT_KEYS, HEAD_LENGTH, Opener, TextKeys, csv_delimiter, suffix_of
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
-LONGEST_CSV_CELL = 2**31 - 1
+MAX_CELL_LENGTH = 2**31 - 1
 
 
-def read_csv(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
-    """Rows of a CSV file; cells may span lines.
+def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
+    """Read the rows of a CSV file; cells may span lines.
 
     Args:
-        opening: opens the file at its beginning.
-        shown: its name in messages.
-        keys: its delimiter and its columns, where the source names them. Else the first rows tell the one, and the first row
-            names the others.
+        opener: opens the file at its beginning.
+        display_name: its name in messages.
+        keys: its delimiter and its columns, where the source names them. By default the delimiter is detected from the
+            first rows, and the first row names the columns.
     Yields:
-        Rows with the line that each begins on, or why there is none.
+        Rows, or why one can't be read, with the line that each begins on.
     Raises:
         SnaketuneError: a header with a name twice, or a quote that is never closed.
     """
-    csv.field_size_limit(LONGEST_CSV_CELL)
-    delimiter = keys.delimiter or _delimiter(opening, shown, len(keys.header) or None)
-    # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their row and not the file.
-    with io.TextIOWrapper(opening(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+    csv.field_size_limit(MAX_CELL_LENGTH)
+    delimiter = keys.delimiter or _delimiter(opener, display_name, len(keys.header) or None)
+    # Bytes that aren't UTF-8 become lone surrogates, so that they make one row malformed instead of failing the file.
+    with io.TextIOWrapper(opener(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         last = [""]
 
         def lines() -> Iterator[str]:
@@ -42,11 +42,11 @@ def read_csv(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator
             header = list(keys.header) or next((cells for cells in reader if cells), [])
         except csv.Error as error:
             raise SnaketuneError(
-                f"{shown}: the header, line 1, is no CSV: {error}; mend its quotes, or fetch the file again"
+                f"{display_name}: the header, line 1, isn't valid CSV: {error}; fix its quotes, or fetch the file again"
             ) from None
         if len(set(header)) < len(header):
-            twice = next(name for name in header if header.count(name) > 1)
-            raise SnaketuneError(f"{shown}: the header has the column {twice!r} twice; rename one of them")
+            duplicate = next(name for name in header if header.count(name) > 1)
+            raise SnaketuneError(f"{display_name}: the header has the column {duplicate!r} twice; rename one of them")
         while True:
             line = reader.line_num + 1
             try:
@@ -56,7 +56,7 @@ def read_csv(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator
             except csv.Error as error:
                 if str(error) == "unexpected end of data":
                     raise SnaketuneError(
-                        f"{shown}: the row that begins on line {line} opens a quote that is never closed; "
+                        f"{display_name}: the row that begins on line {line} opens a quote that is never closed; "
                         "close it, or fetch the file again if it is cut off"
                     ) from None
                 yield RawRow("line", line, Malformed("not_csv", str(error), last[0][:EXCERPT_LENGTH]))
@@ -65,18 +65,18 @@ def read_csv(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator
                 yield RawRow("line", line, _csv_row(header, cells))
 
 
-def _delimiter(opening: Opening, shown: str, columns: int | None) -> str:
-    with opening() as file:
+def _delimiter(opener: Opener, display_name: str, columns: int | None) -> str:
+    with opener() as file:
         head = file.read(HEAD_LENGTH)
-    return csv_delimiter(head, shown, columns) or ("\t" if suffix_of(shown) == ".tsv" else ",")
+    return csv_delimiter(head, display_name, columns) or ("\t" if suffix_of(display_name) == ".tsv" else ",")
 
 
 def _csv_row(header: list[str], cells: list[str]) -> dict[str, str] | Malformed:
-    found = ",".join(cells)[:EXCERPT_LENGTH]
+    text_excerpt = ",".join(cells)[:EXCERPT_LENGTH]
     if any("\udc80" <= character <= "\udcff" for cell in cells if not cell.isascii() for character in cell):
         return Malformed(
-            "not_utf8", f"a cell isn't UTF-8; {advice(','.join(cells).encode(errors='surrogateescape'))}", found
+            "not_utf8", f"a cell isn't UTF-8; {advice(','.join(cells).encode(errors='surrogateescape'))}", text_excerpt
         )
     if len(cells) != len(header):
-        return Malformed("wrong_number_of_cells", f"{len(cells)} cells, the header has {len(header)}", found)
+        return Malformed("wrong_number_of_cells", f"{len(cells)} cells, the header has {len(header)}", text_excerpt)
     return dict(zip(header, cells))

@@ -1,4 +1,4 @@
-"""Files that are packed with gzip, xz or zstd, unpacked while they are read."""
+"""Files compressed with gzip, xz or zstd, decompressed while they are read."""
 
 import gzip
 import io
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.reading.formats import Opener
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -16,37 +16,37 @@ XZ_MAGIC = b"\xfd7zXZ\0"
 BYTES_PER_READ = 1 << 20
 
 
-class _Unpacked(io.BufferedReader):
-    """What unpacks a file, which it closes with itself."""
+class _DecompressedReader(io.BufferedReader):
+    """A reader of decompressed data that closes the compressed file, too."""
 
-    def __init__(self, unpacking: BinaryIO, packed: BinaryIO):
-        super().__init__(unpacking, BYTES_PER_READ)
-        self.packed = packed
+    def __init__(self, decompressor: BinaryIO, compressed: BinaryIO):
+        super().__init__(decompressor, BYTES_PER_READ)
+        self.compressed = compressed
 
     def close(self) -> None:
         super().close()
-        self.packed.close()
+        self.compressed.close()
 
 
-def open_file(path: Path) -> BinaryIO:
-    """The file as it lies."""
+def open_raw(path: Path) -> BinaryIO:
+    """Open a file without decompression."""
     return path.open("rb", buffering=BYTES_PER_READ)
 
 
-def open_unpacked(path: Path) -> BinaryIO:
-    """The file, unpacked. By content and not by suffix: downloaders like to unpack a .gz and keep its name."""
-    return unpacked(lambda: open_file(path))
+def open_decompressed(path: Path) -> BinaryIO:
+    """Open a file decompressed; by content, not by suffix, because some downloaders decompress a .gz and keep its name."""
+    return decompressed(lambda: open_raw(path))
 
 
-def unpacked(opening: Opening) -> BinaryIO:
-    """What `opening` opens, unpacked."""
-    with opening() as file:
+def decompressed(opener: Opener) -> BinaryIO:
+    """Decompress what `opener` opens."""
+    with opener() as file:
         magic = file.read(len(XZ_MAGIC))
-    file = opening()
+    file = opener()
     if magic.startswith(GZIP_MAGIC):
-        return _Unpacked(gzip.GzipFile(fileobj=file), file)
+        return _DecompressedReader(gzip.GzipFile(fileobj=file), file)
     if magic.startswith(XZ_MAGIC):
-        return _Unpacked(lzma.LZMAFile(file), file)
+        return _DecompressedReader(lzma.LZMAFile(file), file)
     if magic.startswith(ZSTD_MAGIC):
-        return _Unpacked(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), file)
+        return _DecompressedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), file)
     return file

@@ -1,4 +1,4 @@
-"""Text in other encodings than UTF-8: read as UTF-8 where the source names its encoding, recognised where it doesn't."""
+"""Text in other encodings than UTF-8: converted if the source names the encoding, else detected for the error message."""
 
 import codecs
 import io
@@ -9,37 +9,37 @@ from snaketune.errors import SnaketuneError
 
 UTF_8 = "utf-8"
 BYTES_PER_READ = 1 << 20
-# What stands for bytes that the encoding has no character for: no UTF-8, so that it costs its row.
-NO_CHARACTER = b"\xff"
+# Replaces bytes that the encoding has no character for: invalid UTF-8, so that the row is malformed.
+INVALID_BYTE = b"\xff"
 ERRORS = "snaketune.no_character"
-MARKS = {
+BYTE_ORDER_MARKS = {
     b"\xff\xfe\0\0": "utf-32",
     b"\0\0\xfe\xff": "utf-32",
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
-# Which of four bytes are zero where the characters are those of English.
-ZEROS = {
+# Which of four bytes are zero in English text.
+ZERO_BYTE_PATTERNS = {
     (False, True, True, True): "utf-32-le",
     (True, True, True, False): "utf-32-be",
     (False, True, False, True): "utf-16-le",
     (True, False, True, False): "utf-16-be",
 }
-# More than Western languages have in a row.
-THREE_OTHERS = re.compile(rb"[\x80-\xff]{3}")
-FEWEST, LOOKED_AT = 16, 500
+# Western languages don't have three such characters in a row.
+THREE_NON_ASCII = re.compile(rb"[\x80-\xff]{3}")
+MIN_BYTES, BYTES_CHECKED = 16, 500
 
 
-def _no_character(error: UnicodeError) -> tuple[str | bytes, int]:
-    return ("\udcff" if isinstance(error, UnicodeDecodeError) else NO_CHARACTER), error.end
+def _replace_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
+    return ("\udcff" if isinstance(error, UnicodeDecodeError) else INVALID_BYTE), error.end
 
 
-codecs.register_error(ERRORS, _no_character)
+codecs.register_error(ERRORS, _replace_invalid)
 
 
 class _AsUtf8(io.RawIOBase):
-    def __init__(self, file: BinaryIO, encoding: str, shown: str):
-        self.file, self.shown, self.encoding, self.left = file, shown, encoding, b""
+    def __init__(self, file: BinaryIO, encoding: str, display_name: str):
+        self.file, self.display_name, self.encoding, self.pending = file, display_name, encoding, b""
         self.decoder = codecs.getincrementaldecoder(encoding)(ERRORS)
 
     def readable(self) -> bool:
@@ -47,16 +47,16 @@ class _AsUtf8(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         data = b"more"
-        while data and not self.left:
+        while data and not self.pending:
             data = self.file.read(BYTES_PER_READ)
             try:
                 text = self.decoder.decode(data, final=not data)
             except UnicodeError as error:
-                # No single character, but the whole: UTF-16 without its mark, say.
-                raise SnaketuneError(f"{self.shown}: {not_in(self.encoding)}: {error}") from None
-            self.left = text.encode("utf-8", ERRORS)
-        taken = self.left[: len(buffer)]
-        self.left = self.left[len(buffer) :]
+                # The whole file is affected, not one character: for instance UTF-16 without its byte order mark.
+                raise SnaketuneError(f"{self.display_name}: {wrong_encoding(self.encoding)}: {error}") from None
+            self.pending = text.encode("utf-8", ERRORS)
+        taken = self.pending[: len(buffer)]
+        self.pending = self.pending[len(buffer) :]
         buffer[: len(taken)] = taken
         return len(taken)
 
@@ -65,41 +65,41 @@ class _AsUtf8(io.RawIOBase):
         super().close()
 
 
-def as_utf8(file: BinaryIO, encoding: str, shown: str) -> BinaryIO:
-    """A file in another encoding as one in UTF-8. What the encoding has no character for is no UTF-8 there either."""
-    return io.BufferedReader(_AsUtf8(file, encoding, shown), BYTES_PER_READ)
+def as_utf8(file: BinaryIO, encoding: str, display_name: str) -> BinaryIO:
+    """Convert a file in another encoding to UTF-8. Bytes that the encoding has no character for become invalid UTF-8."""
+    return io.BufferedReader(_AsUtf8(file, encoding, display_name), BYTES_PER_READ)
 
 
 def other_unicode(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, where a file begins as text in it does.
+    """Return UTF-16 or UTF-32 if a file begins like text in it, else None.
 
     >>> other_unicode("some text".encode("utf-16-be"))
     'utf-16-be'
     """
-    for mark, encoding in MARKS.items():
+    for mark, encoding in BYTE_ORDER_MARKS.items():
         if head.startswith(mark):
             return encoding
-    start = head[: min(len(head), LOOKED_AT) // 4 * 4]
-    if len(start) < FEWEST:
+    start = head[: min(len(head), BYTES_CHECKED) // 4 * 4]
+    if len(start) < MIN_BYTES:
         return None
-    return ZEROS.get(tuple(start[place::4].count(0) > len(start) / 8 for place in range(4)))
+    return ZERO_BYTE_PATTERNS.get(tuple(start[offset::4].count(0) > len(start) / 8 for offset in range(4)))
 
 
 def advice(data: bytes) -> str:
-    """What to do about text that isn't UTF-8.
+    """Return what to do about text that isn't UTF-8.
 
     >>> advice("schön".encode("latin-1"))
     'if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that'
     """
     if not data.decode("utf-8", "ignore").isascii():
-        return "other text beside it is; mend it, or fetch the file again"
+        return "other text in it is; fix it, or fetch the file again"
     if may_be_western(data):
         return "if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that"
     return "if the file is in another encoding, set the `encoding` of its source to have it read as that"
 
 
 def may_be_western(data: bytes) -> bool:
-    """Whether bytes that aren't UTF-8 look like text in Windows-1252, of which Latin-1 is a part.
+    """Return True if bytes that aren't UTF-8 look like Windows-1252, of which Latin-1 is a part.
 
     >>> may_be_western("schön".encode("latin-1")), may_be_western("текст".encode("koi8-r"))
     (True, False)
@@ -108,9 +108,9 @@ def may_be_western(data: bytes) -> bool:
         data.decode("cp1252")
     except UnicodeDecodeError:
         return False
-    return b"\0" not in data and not THREE_OTHERS.search(data)
+    return b"\0" not in data and not THREE_NON_ASCII.search(data)
 
 
-def not_in(encoding: str) -> str:
-    """What is wrong with text that isn't in the encoding that its source names."""
+def wrong_encoding(encoding: str) -> str:
+    """Describe text that isn't in the encoding that its source names."""
     return f"not all of it is in {encoding}, the source's `encoding`"

@@ -1,9 +1,8 @@
-"""The rows of one JSON document, block by block: an array, an object that wraps one, or objects one after another.
+"""Rows of one JSON document, read block by block: an array, an object that wraps one, or consecutive objects.
 
-An array is cut at commas between its elements, and each piece of about a block is parsed as an array of its own, so
-that memory stays the same however large the file is. The commas are found among the few bytes that structure JSON,
-without parsing. A wrong guess about damaged JSON does no harm: the pieces are parsed strictly, and what parses piece by
-piece is valid as a whole.
+An array is cut at commas between its elements, and each chunk of about one block is parsed as an array of its own, so
+that memory doesn't grow with the file. The commas are found among the few bytes that structure JSON, without parsing. A wrong
+guess about damaged JSON does no harm: chunks are parsed strictly, and a document is valid if all its chunks are.
 """
 
 from collections.abc import Iterator
@@ -11,46 +10,46 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from snaketune.corpus.excerpts import say
-from snaketune.corpus.reading.json_values import malformed_in, marked, parse_document
+from snaketune.corpus.excerpts import print_line
+from snaketune.corpus.reading.json_values import checked_row, first_malformed, parse_document
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 BLOCK = 1 << 20
-# An object with one of these holding a list is a row itself; any other object around one list wraps rows.
+# An object with a list in one of these columns is a row; any other object around one list wraps rows.
 COLUMNS_OF_LISTS = {"messages", "conversations", "conversation", "turns", "instances", "replies", "chosen", "rejected"}
 COLUMNS_OF_LISTS |= {"chosen_messages", "rejected_messages", "prompt", "completion", "trajectory", "context", "history"}
-# Of splits in one object.
+# Splits in one object: the one that is read, and those that aren't.
 SPLIT = "train"
 OTHER_SPLITS = {"test", "validation", "valid", "val", "dev", "eval", "evaluation"}
 
-QUOTE, COMMA, OPENS, CLOSES = 1, 2, 3, 4
-MARKS = bytes(
-    {34: QUOTE, 44: COMMA, 91: OPENS, 123: OPENS, 93: CLOSES, 125: CLOSES}.get(byte, 0) for byte in range(256)
+QUOTE, COMMA, OPEN, CLOSE = 1, 2, 3, 4
+STRUCTURAL_BYTES = bytes(
+    {34: QUOTE, 44: COMMA, 91: OPEN, 123: OPEN, 93: CLOSE, 125: CLOSE}.get(byte, 0) for byte in range(256)
 )
-STEPS = np.array([0, 0, 0, 1, -1], np.int64)
+DEPTH_CHANGES = np.array([0, 0, 0, 1, -1], np.int64)
 
 
 class Structure(NamedTuple):
-    """The bytes that structure a piece of JSON: where they are, which of the four they are, and the depth after each."""
+    """The bytes that structure a chunk of JSON: position, type, and depth after each."""
 
-    places: np.ndarray
+    positions: np.ndarray
     marks: np.ndarray
     depths: np.ndarray
 
 
-def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
-    """The elements of an array, alone or in an object; objects one after another; or the one value that the document is.
+def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[Any]:
+    """Yield the elements of an array, alone or in an object; consecutive objects; or the one value that the document is.
 
-    An object of more than a block counts as such a wrapper by its beginning, before its end is known. Of several arrays in an
-    object, the one called `train` is read, and the log names the others.
+    An object larger than one block counts as a wrapper by its beginning, before its end is known. Of several arrays in an
+    object, the one named `train` is read, and the others are logged.
 
     Args:
-        shown: the name of the file in messages.
+        display_name: the name of the file in messages.
         start: a byte order mark, which is skipped.
     Raises:
         Malformed: not valid JSON.
-        SnaketuneError: the object has another array further on.
+        SnaketuneError: the object has another array after the first.
     """
     window = file.read(BLOCK)
     whole = len(window) < BLOCK
@@ -59,79 +58,80 @@ def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
         rest = yield from _elements(file, window[1:])
         while rest:
             if not rest.isspace():
-                raise Malformed("not_json", "something stands after the end of the array")
+                raise Malformed("not_json", "there is text after the end of the array")
             rest = file.read(BLOCK)
         return
-    before = None if whole else _before_the_array(window)
+    before = None if whole else _array_prefix(window)
     if before is None and window.startswith(b"{"):
-        yield from _objects(file, window, shown)
+        yield from _objects(file, window, display_name)
         return
     if before is None:
-        value, odd = parse_document(window + file.read())
-        yield _marked(value, odd)
+        value, irregular = parse_document(window + file.read())
+        yield _checked(value, irregular)
         return
     rest = yield from _elements(file, window[len(before) + 1 :])
-    around, odd = parse_document(before + b"[]" + rest + file.read())
-    if odd and malformed_in(around):
+    wrapper, irregular = parse_document(before + b"[]" + rest + file.read())
+    if irregular and first_malformed(wrapper):
         raise Malformed("not_json", "the object around the rows has a key twice")
-    lists = {key: value for key, value in around.items() if isinstance(value, list)}
+    lists = {key: value for key, value in wrapper.items() if isinstance(value, list)}
     if next(iter(lists)) == SPLIT:
-        _say_what_is_not_read(lists, shown)
+        _log_unread_splits(lists, display_name)
     elif len(lists) > 1:
         raise SnaketuneError(
-            f"{shown} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, or call one {SPLIT}"
+            f"{display_name} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, "
+            f"or name one {SPLIT}"
         )
 
 
-def _objects(file: BinaryIO, window: bytes, shown: str) -> Iterator[Any]:
-    """The rows of the object that `window` begins with; or, where more follow without a comma, these objects."""
+def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
+    """Yield the rows of the object that `window` begins with; or, if more objects follow without a comma, these objects."""
     number = 0
     while True:
-        found = _structure(window)
-        ends = (found.places[(found.depths == 0) & (found.marks == CLOSES)] + 1).tolist()
+        structure = _structure(window)
+        ends = (structure.positions[(structure.depths == 0) & (structure.marks == CLOSE)] + 1).tolist()
         alone = not number and len(ends) == 1 and not window[ends[0] :].strip()
         if not ends or alone:
-            # Twice as much each time, as for elements of an array.
+            # The window doubles each time, as for elements of an array.
             more = file.read(max(BLOCK, len(window)))
             if more:
                 window += more
                 continue
             if window.strip():
                 try:
-                    document, odd = parse_document(window)
+                    document, irregular = parse_document(window)
                 except Malformed as error:
                     row = f"row {number + 1}: " if number else ""
                     raise Malformed(error.reason, f"{row}{error.detail}", error.excerpt) from None
-                yield from (_marked(row, odd) for row in _rows_of(document, shown))
+                yield from (_checked(row, irregular) for row in _rows_of(document, display_name))
             return
-        pieces = [window[start:end] for start, end in zip([0, *ends], ends)]
-        commas = np.cumsum([len(piece) + 1 for piece in pieces[:-1]]) - 1
-        yield from _parsed(b",".join(pieces), commas, number)
-        number += len(pieces)
+        chunks = [window[start:end] for start, end in zip([0, *ends], ends)]
+        commas = np.cumsum([len(chunk) + 1 for chunk in chunks[:-1]]) - 1
+        yield from _parsed(b",".join(chunks), commas, number)
+        number += len(chunks)
         window = window[ends[-1] :] + file.read(BLOCK)
 
 
 def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
-    """The elements of an array that `window` begins within; returns what was read beyond its end."""
+    """Yield the elements of an array that `window` begins within; return what was read beyond its end."""
     number = 0
     while True:
-        found = _structure(window)
-        ends = np.flatnonzero((found.depths == 0) & (found.marks == COMMA))
-        closing = np.flatnonzero(found.depths < 0)[:1]
+        structure = _structure(window)
+        ends = np.flatnonzero((structure.depths == 0) & (structure.marks == COMMA))
+        closing = np.flatnonzero(structure.depths < 0)[:1]
         if closing.size:
             ends = ends[ends < closing[0]]
-            end = int(found.places[closing[0]])
+            end = int(structure.positions[closing[0]])
         elif ends.size:
-            end = int(found.places[ends[-1]])
+            end = int(structure.positions[ends[-1]])
         else:
-            # Twice as much each time: an element that spans many blocks is looked through a few times only.
+            # The window doubles each time, so that an element of many blocks is scanned only a few times.
             more = file.read(max(BLOCK, len(window)))
             if not more:
                 raise Malformed("not_json", f"it ends within row {number + 1}")
             window += more
             continue
         if number or ends.size or window[:end].strip():
-            for row in _parsed(window[:end], found.places[ends], number):
+            for row in _parsed(window[:end], structure.positions[ends], number):
                 number += 1
                 yield row
         if closing.size:
@@ -141,49 +141,52 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
         window = window[end + 1 :] + file.read(BLOCK)
 
 
-def _parsed(piece: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
-    """The elements in a piece of an array, parsed together; `before` of them came before."""
+def _parsed(chunk: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
+    """Yield the elements in a chunk of an array, parsed together; `before` is the number of elements before it."""
     try:
-        rows, odd = parse_document(b"[" + piece + b"]")
+        rows, irregular = parse_document(b"[" + chunk + b"]")
         if not rows:
-            raise Malformed("not_json", "nothing stands there")
+            raise Malformed("not_json", "an element is missing")
     except Malformed:
         start = 0
-        for number, end in enumerate((*commas[commas < len(piece)].tolist(), len(piece)), start=before + 1):
+        for number, end in enumerate((*commas[commas < len(chunk)].tolist(), len(chunk)), start=before + 1):
             try:
-                parse_document(piece[start:end])
+                parse_document(chunk[start:end])
             except Malformed as error:
                 raise Malformed(error.reason, f"row {number}: {error.detail}", error.excerpt) from None
             start = end + 1
         raise
-    return (_marked(row, odd) for row in rows)
+    return (_checked(row, irregular) for row in rows)
 
 
 def _structure(text: bytes) -> Structure:
-    r"""The structure of a piece of JSON that begins outside of any string.
+    r"""Return the structure of a chunk of JSON that begins outside of any string.
 
     >>> _structure(rb'{"a": "[\"{"}, 3').depths.tolist()
     [1, 1, 1, 1, 1, 0, 0]
     """
     if b"\\" in text:
-        # Two backslashes are one, and what follows them isn't escaped; same lengths, so that places stay.
+        # Two backslashes are one, and don't escape what follows; replaced by as many bytes, so that positions stay
+        # valid.
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    codes = np.frombuffer(text.translate(MARKS), np.uint8)
-    places = np.flatnonzero(codes)
-    marks = codes[places]
+    codes = np.frombuffer(text.translate(STRUCTURAL_BYTES), np.uint8)
+    positions = np.flatnonzero(codes)
+    marks = codes[positions]
     outside = np.cumsum(marks == QUOTE) % 2 == 0
-    kept = outside | (marks == QUOTE)
-    places, marks = places[kept], marks[kept]
-    return Structure(places, marks, np.cumsum(STEPS[marks]))
+    structural = outside | (marks == QUOTE)
+    positions, marks = positions[structural], marks[structural]
+    return Structure(positions, marks, np.cumsum(DEPTH_CHANGES[marks]))
 
 
-def _before_the_array(window: bytes) -> bytes | None:
-    """What stands before the array in an object that wraps rows; None if it isn't one."""
+def _array_prefix(window: bytes) -> bytes | None:
+    """Return the text before the array of an object that wraps rows; None if `window` isn't such an object."""
     if not window.startswith(b"{"):
         return None
-    found = _structure(window)
+    structure = _structure(window)
     arrays = [
-        place for place in found.places[(found.depths == 2) & (found.marks == OPENS)] if window[place] == ord("[")
+        position
+        for position in structure.positions[(structure.depths == 2) & (structure.marks == OPEN)]
+        if window[position] == ord("[")
     ]
     if not arrays:
         return None
@@ -198,7 +201,7 @@ def _before_the_array(window: bytes) -> bytes | None:
     return before if window[len(before) + 1 :].lstrip().startswith(b"{") else None
 
 
-def _rows_of(document: Any, shown: str) -> list[Any]:
+def _rows_of(document: Any, display_name: str) -> list[Any]:
     if isinstance(document, dict):
         arrays = {key: value for key, value in document.items() if isinstance(value, list)}
         alone = len(arrays) == 1
@@ -209,18 +212,18 @@ def _rows_of(document: Any, shown: str) -> list[Any]:
             and key not in COLUMNS_OF_LISTS
             and all(isinstance(item, (dict, Malformed)) for item in array)
         ):
-            _say_what_is_not_read(arrays, shown)
+            _log_unread_splits(arrays, display_name)
             return array
     return document if isinstance(document, list) else [document]
 
 
-def _say_what_is_not_read(arrays: dict[str, list[Any]], shown: str) -> None:
-    """Name the splits beside the one that is read, with their rows."""
+def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:
+    """Log the splits that aren't read, with their rows."""
     others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
     if SPLIT in arrays and others:
-        say(f"{shown}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
+        print_line(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
 
 
-def _marked(row: Any, odd: bool) -> Any:
-    """`row`, or what it is where a key may stand twice in it, or a NaN."""
-    return marked(row) if odd else row
+def _checked(row: Any, irregular: bool) -> Any:
+    """Return `row`, checked by `checked_row` if a key may be there twice in it, or a NaN."""
+    return checked_row(row) if irregular else row

@@ -1,9 +1,9 @@
 """JSON and JSON lines to raw rows.
 
-What a file calls itself is only a hint: a .json with one object per line and a .jsonl with one array are both common.
-The first two lines decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are
-rows, on one line or on several. A damaged line costs that line, a damaged array costs the file. Either is read a little at a
-time, so that memory doesn't grow with the file.
+The suffix is only a hint: a .json with one object per line and a .jsonl with one array are both common. The first two lines
+decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are rows, on one line or
+on several. A malformed line is one malformed row, a malformed array fails the file. Both are read in blocks, so that memory
+doesn't grow with the file.
 """
 
 import io
@@ -13,53 +13,53 @@ from typing import Any, BinaryIO, Literal
 
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.raw_rows import Noted, RawRow
-from snaketune.corpus.reading.encodings import UTF_8, not_in
-from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, UNNAMED, Opening, TextKeys, suffix_of
+from snaketune.corpus.reading.encodings import UTF_8, wrong_encoding
+from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, DEFAULT_KEYS, Opener, TextKeys, suffix_of
 from snaketune.corpus.reading.json_arrays import document_rows
 from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
-# Of a longer first line, only the beginning is looked at: it may be a whole file.
-LONGEST_HEAD = 1 << 20
+# Only so much of a longer first line is read: it may be a whole file.
+MAX_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
 
 
-def read_json(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
-    """Rows of one array, of an object that wraps one array, or of one object per line.
+def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
+    """Read the rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
-        opening: opens the file at its beginning, as often as it is called.
-        shown: the name of the file in messages.
+        opener: opens the file at its beginning; called repeatedly.
+        display_name: the name of the file in messages.
         keys: its encoding, for messages.
     Yields:
-        Rows, or why there is none. Blank lines are no rows.
+        Rows, or why one can't be read. Blank lines are skipped.
     Raises:
         SnaketuneError: neither one JSON document nor lines of JSON.
     """
-    head = _head(opening)
+    head = _head(opener)
     if not head:
         return
-    if _is_lines(head, shown):
-        yield from _json_lines(opening)
+    if _is_lines(head, display_name):
+        yield from _json_lines(opener)
         return
     number = 0
     try:
-        with opening() as file:
-            for number, row in enumerate(document_rows(file, shown, BYTE_ORDER_MARK), start=1):
+        with opener() as file:
+            for number, row in enumerate(document_rows(file, display_name, BYTE_ORDER_MARK), start=1):
                 yield RawRow("row", number, row) if type(row) is dict else _row("row", number, row)
     except Malformed as error:
         if number or not _is_object(head[-1]):
             what = f"{error.detail}. It may be cut off; fetch it again"
             if error.reason == "not_utf8":
-                what = error.detail if keys.encoding == UTF_8 else not_in(keys.encoding)
-            raise SnaketuneError(f"{shown} isn't whole JSON: {what}") from None
-        # Lines after all, and the first of them is damaged.
-        yield from _json_lines(opening)
+                what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
+            raise SnaketuneError(f"{display_name} isn't valid JSON: {what}") from None
+        # JSON lines after all, and the first line is malformed.
+        yield from _json_lines(opener)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that aren't blank, each with its number."""
+    """Yield lines that aren't blank, each with its number."""
     for number, line in enumerate(file, start=1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
@@ -67,20 +67,20 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _head(opening: Opening) -> list[bytes]:
-    """The first two lines that aren't blank, each as far as it is looked at."""
+def _head(opener: Opener) -> list[bytes]:
+    """Return the first two lines that aren't blank, each cut at MAX_HEAD."""
     head: list[bytes] = []
-    with opening() as file:
-        line = file.readline(LONGEST_HEAD).removeprefix(BYTE_ORDER_MARK)
+    with opener() as file:
+        line = file.readline(MAX_HEAD).removeprefix(BYTE_ORDER_MARK)
         while line and len(head) < 2:
             if not line.isspace():
                 head.append(line)
-            line = file.readline(LONGEST_HEAD)
+            line = file.readline(MAX_HEAD)
     return head
 
 
-def _json_lines(opening: Opening) -> Iterator[RawRow]:
-    with opening() as file:
+def _json_lines(opener: Opener) -> Iterator[RawRow]:
+    with opener() as file:
         for number, line in _lines(file):
             try:
                 row = parse(line)
@@ -92,19 +92,19 @@ def _json_lines(opening: Opening) -> Iterator[RawRow]:
                 yield from (_row("line", number, value) for value in _on_one_line(line, row))
 
 
-def _is_lines(head: list[bytes], shown: str) -> bool:
-    """Whether a file that begins with these lines is one JSON value per line."""
-    called_lines = suffix_of(shown) in (".jsonl", ".ndjson")
+def _is_lines(head: list[bytes], display_name: str) -> bool:
+    """Return True if a file that begins with these lines has one JSON value per line."""
+    named_lines = suffix_of(display_name) in (".jsonl", ".ndjson")
     first = head[0].strip()
-    cut = len(head[0]) >= LONGEST_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
+    cut = len(head[0]) >= MAX_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
     if cut and first.startswith((b"{", b"[")):
-        return called_lines and first.startswith(b"{")
+        return named_lines and first.startswith(b"{")
     try:
         value = parse(first)
     except Malformed:
-        # The beginning of a document over several lines, or a damaged line.
-        return called_lines and first != b"{" and not first.startswith(b"[")
-    return len(head) == 2 or _is_messages(value) or (called_lines and isinstance(value, (dict, Noted)))
+        # The beginning of a document over several lines, or a malformed line.
+        return named_lines and first != b"{" and not first.startswith(b"[")
+    return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, (dict, Noted)))
 
 
 def _is_object(line: bytes) -> bool:
@@ -112,11 +112,11 @@ def _is_object(line: bytes) -> bool:
         value = parse(line)
     except Malformed:
         return False
-    return isinstance(value.found if isinstance(value, Noted) else value, dict)
+    return isinstance(value.value if isinstance(value, Noted) else value, dict)
 
 
 def _is_messages(value: Any) -> bool:
-    """Whether a value is a list of messages, which a tree's flat messages aren't: each of those is a row."""
+    """Return True if a value is a list of messages; flat messages of a tree aren't one, because each of them is a row."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -128,7 +128,7 @@ def _is_messages(value: Any) -> bool:
 
 
 def _on_one_line(line: bytes, value: Any) -> Iterable[Any]:
-    """`value` itself, or the objects of a line that is no JSON because it holds several."""
+    """Return `value`, or the objects of a line that isn't valid JSON because it holds several."""
     if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
         with suppress(Malformed):
             return list(document_rows(io.BytesIO(line), "", b""))
@@ -143,5 +143,5 @@ def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:
         value = {"messages": value}
     if not isinstance(value, (dict, Malformed)):
         kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
-        value = Malformed("not_an_object", f"found {kind}", excerpt(value))
+        value = Malformed("not_an_object", f"expected an object, found {kind}", excerpt(value))
     return RawRow(unit, number, value, notes)

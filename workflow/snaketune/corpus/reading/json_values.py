@@ -1,8 +1,8 @@
-"""Bytes to a JSON value: fast where all is well, exact about what is wrong where it isn't.
+"""Bytes to a JSON value: fast for valid JSON, with an exact reason for malformed JSON.
 
-orjson parses at some 500 MB/s, but takes the last of two equal keys without a word and rounds integers of 64 bits and
-more. Both are looked for, and the json module has the last word wherever orjson refuses or one of them may be there. It
-reads a bare NaN too, which Python's writers spell a missing number as, and which is null here.
+orjson parses about 500 MB/s, but silently takes the last of two equal keys and rounds integers of 64 bits and more. Both are
+detected, and the json module parses again wherever orjson fails or one of them may be present. It also reads a bare NaN, which
+Python writes for a missing number, and which becomes null here.
 """
 
 import json
@@ -12,112 +12,112 @@ from typing import Any
 import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
-from snaketune.corpus.raw_rows import noted
+from snaketune.corpus.raw_rows import without_nan
 from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.rows import Malformed
 
-LARGEST_EXACT = 2**63
+MAX_EXACT = 2**63
 
 
 def parse(data: bytes) -> Any:
-    """The value that `data` spells; Noted if a NaN in it became null.
+    """Parse `data`; return Noted if a NaN in it became null.
 
     Raises:
         Malformed: not UTF-8, not JSON (Infinity isn't), or an object with the same key twice.
     """
-    value, odd = parse_document(data)
-    if odd:
-        value = marked(value)
+    value, irregular = parse_document(data)
+    if irregular:
+        value = checked_row(value)
         if isinstance(value, Malformed):
             raise value
     return value
 
 
 def parse_document(data: bytes) -> tuple[Any, bool]:
-    """The value, and whether a key stands twice somewhere in it, or a NaN: the parts of such a value have to be `marked`.
+    """Parse `data`; return its value, and whether it has a duplicate key or a NaN: then each row in it needs `checked_row`.
 
     Raises:
         Malformed: not UTF-8 or not JSON.
     """
     try:
         value = orjson.loads(data)
-        keys = _keys(value)
-        # Every key has its colon; mostly, no text has one more.
-        if keys == data.count(b":") or keys == _keys_at_most(data):
+        keys = _count_keys(value)
+        # Every key has a colon; most texts have none.
+        if keys == data.count(b":") or keys == _max_keys(data):
             return value, False
     except (ValueError, OverflowError, RecursionError):
         pass
-    return _parse_slowly(data)
+    return _parse_strictly(data)
 
 
-def marked(row: Any) -> Any:
-    """`row`; what is wrong with it where a key stands twice in it; without the NaN in it, and Noted."""
-    return malformed_in(row) or noted(row)
+def checked_row(row: Any) -> Any:
+    """Return `row`; the Malformed in it if a key is there twice; or Noted, with nulls for NaN."""
+    return first_malformed(row) or without_nan(row)
 
 
-def malformed_in(value: Any) -> Malformed | None:
-    """The first object with a key twice in a value of `parse_document`, where it is a Malformed."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
+def first_malformed(value: Any) -> Malformed | None:
+    """Return the first Malformed (an object with a duplicate key) in a value of `parse_document`; None if there is none."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
         if isinstance(value, Malformed):
             return value
         if isinstance(value, (dict, list)):
-            waiting.extend(reversed(value.values() if isinstance(value, dict) else value))
+            pending.extend(reversed(value.values() if isinstance(value, dict) else value))
     return None
 
 
-def _keys(value: Any) -> int:
-    """How many keys a value has at all depths. OverflowError if a number may be an integer that was rounded."""
+def _count_keys(value: Any) -> int:
+    """Count the keys of a value at all depths. Raises OverflowError if a number may be an integer that was rounded."""
     if type(value) is dict:
-        found, inner = len(value), value.values()
+        count, inner = len(value), value.values()
     elif type(value) is list:
-        found, inner = 0, value
+        count, inner = 0, value
     else:
-        found, inner = 0, (value,)
+        count, inner = 0, (value,)
     for item in inner:
         kind = type(item)
         if kind is dict or kind is list:
-            found += _keys(item)
-        elif kind is float and not -LARGEST_EXACT < item < LARGEST_EXACT:
+            count += _count_keys(item)
+        elif kind is float and not -MAX_EXACT < item < MAX_EXACT:
             raise OverflowError
-    return found
+    return count
 
 
-def _keys_at_most(data: bytes) -> int:
-    r"""An upper bound of the keys that valid JSON spells, and almost always their number.
+def _max_keys(data: bytes) -> int:
+    r"""Return an upper bound of the number of keys in valid JSON, which is nearly always exact.
 
     A key ends on a quote before a colon. Within a text that quote has a backslash before it, and a key's own quote has
     one only if that backslash is itself escaped, so two of them count again. Any space before a colon counts too.
 
-    >>> _keys_at_most(rb'{"a": "x \": y", "b\\": 2, "c" : 3}')
+    >>> _max_keys(rb'{"a": "x \": y", "b\\": 2, "c" : 3}')
     3
     """
-    found = data.count(b'":') + data.count(b" :")
+    count = data.count(b'":') + data.count(b" :")
     if b"\\" in data:
-        found += data.count(b'\\\\":') - data.count(b'\\":')
-    # These stand between tokens only, and in most lines nowhere.
-    return found + sum(data.count(space + b":") for space in (b"\t", b"\n", b"\r") if space in data)
+        count += data.count(b'\\\\":') - data.count(b'\\":')
+    # These occur between tokens only, and in most lines not at all.
+    return count + sum(data.count(space + b":") for space in (b"\t", b"\n", b"\r") if space in data)
 
 
-def _parse_slowly(data: bytes) -> tuple[Any, bool]:
-    odd = False
+def _parse_strictly(data: bytes) -> tuple[Any, bool]:
+    irregular = False
 
     def object_of(pairs: list[tuple[str, Any]]) -> Any:
-        nonlocal odd
-        made = dict(pairs)
-        if len(made) == len(pairs):
-            return made
-        odd = True
+        nonlocal irregular
+        result = dict(pairs)
+        if len(result) == len(pairs):
+            return result
+        irregular = True
         seen: set[str] = set()
         key = next(key for key, _ in pairs if key in seen or seen.add(key))
-        return Malformed("duplicate_key", f"the key {key[:40]!r} stands twice in one object", excerpt(made))
+        return Malformed("duplicate_key", f"the key {key[:40]!r} is twice in one object", excerpt(result))
 
-    def constant_of(spelled: str) -> float:
-        nonlocal odd
-        if spelled != "NaN":
-            raise ValueError(f"{spelled} is no JSON")
-        odd = True
+    def constant_of(literal: str) -> float:
+        nonlocal irregular
+        if literal != "NaN":
+            raise ValueError(f"{literal} isn't valid JSON")
+        irregular = True
         return math.nan
 
     try:
@@ -129,5 +129,5 @@ def _parse_slowly(data: bytes) -> tuple[Any, bool]:
     except ValueError as error:
         reason, detail = "not_json", str(error)
     else:
-        return value, odd
+        return value, irregular
     raise Malformed(reason, detail, data[: 4 * EXCERPT_LENGTH].decode(errors="backslashreplace")[:EXCERPT_LENGTH])

@@ -8,77 +8,83 @@ import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.raw_rows import Noted, RawRow, nan_as_null, without_nulls
-from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
 BYTES_PER_READ = 1 << 20
-LARGEST_UNPACKED = 1 << 30
+MAX_DECOMPRESSED = 1 << 30
 
 
-def read_parquet(opening: Opening, shown: str) -> Iterator[RawRow]:
-    """Rows of a Parquet file; ArrowException or OSError if it is damaged, SnaketuneError if a column is there twice."""
+def read_parquet(opener: Opener, display_name: str) -> Iterator[RawRow]:
+    """Read the rows of a Parquet file.
+
+    Raises:
+        ArrowException, OSError: the file is damaged.
+        SnaketuneError: a column is there twice, or the file is compressed and too large to decompress in memory.
+    """
     from pyarrow.parquet import ParquetFile
 
-    return _rows(ParquetFile(_buffer(opening, shown)).iter_batches(ROWS_PER_READ), shown)
+    return _rows(ParquetFile(_buffer(opener, display_name)).iter_batches(ROWS_PER_READ), display_name)
 
 
-def read_arrow(opening: Opening, shown: str) -> Iterator[RawRow]:
-    """Rows of an Arrow file or stream; raises what `read_parquet` raises."""
-    buffer = _buffer(opening, shown)
+def read_arrow(opener: Opener, display_name: str) -> Iterator[RawRow]:
+    """Read the rows of an Arrow file or stream; raises what `read_parquet` raises."""
+    buffer = _buffer(opener, display_name)
     try:
         reader = pa.ipc.open_file(buffer)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
     except pa.ArrowInvalid:
         buffer.seek(0)
         batches = pa.ipc.open_stream(buffer)
-    return _rows(batches, shown)
+    return _rows(batches, display_name)
 
 
-def _buffer(opening: Opening, shown: str) -> pa.NativeFile:
-    """The file as it lies on disk where it isn't packed, else all of it in memory."""
-    with opening() as file:
+def _buffer(opener: Opener, display_name: str) -> pa.NativeFile:
+    """Map the file if it isn't compressed, else decompress it into memory."""
+    with opener() as file:
         raw = getattr(file, "raw", None)
         if isinstance(raw, io.FileIO):
             return pa.memory_map(str(raw.name))
-        unpacked = pa.BufferOutputStream()
+        decompressed = pa.BufferOutputStream()
         while block := file.read(BYTES_PER_READ):
-            if unpacked.tell() + len(block) > LARGEST_UNPACKED:
+            if decompressed.tell() + len(block) > MAX_DECOMPRESSED:
                 raise SnaketuneError(
-                    f"{shown} is a table of more than {LARGEST_UNPACKED >> 20} MB, packed, which would be unpacked in memory; "
-                    "unpack it, and it is read where it lies"
+                    f"{display_name} is a compressed table of more than {MAX_DECOMPRESSED >> 20} MB, which would have to be "
+                    "decompressed in memory; decompress it, and it is read from disk"
                 )
-            unpacked.write(block)
-        return pa.BufferReader(unpacked.getvalue())
+            decompressed.write(block)
+        return pa.BufferReader(decompressed.getvalue())
 
 
-def _rows(batches: Iterable[pa.RecordBatch], shown: str) -> Iterator[RawRow]:
+def _rows(batches: Iterable[pa.RecordBatch], display_name: str) -> Iterator[RawRow]:
     number = 0
     for batch in batches:
-        _check(batch, shown)
+        _check(batch, display_name)
         for start in range(0, batch.num_rows, ROWS_PER_READ):
             for row in _python_rows(batch.slice(start, ROWS_PER_READ)):
                 number += 1
                 yield RawRow("row", number, *row) if type(row) is Noted else RawRow("row", number, row)
 
 
-def _check(batch: pa.RecordBatch, shown: str) -> None:
+def _check(batch: pa.RecordBatch, display_name: str) -> None:
     names = batch.schema.names
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise SnaketuneError(f"{shown}: the table has the column {twice!r} twice; rename one of them")
-    # Without this, offsets that point nowhere would be followed, into any memory.
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise SnaketuneError(f"{display_name}: the table has the column {duplicate!r} twice; rename one of them")
+    # Unchecked, invalid offsets would read arbitrary memory.
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
-        # A text that isn't UTF-8 costs its row, below, and not the file; so look again, at bytes instead of texts.
+        # A text that isn't UTF-8 makes one row malformed, below, and doesn't fail the file; so check again with bytes
+        # for texts.
         for column in batch.columns:
             column.view(_as_bytes(column.type)).validate(full=True)
 
 
 def _as_bytes(type_: pa.DataType) -> pa.DataType:
-    """`type_` with bytes for texts, at all depths that messages have; the memory is laid out alike."""
+    """Return `type_` with bytes for texts, at all depths that messages have; the memory layout is the same."""
     if pa.types.is_string(type_):
         return pa.binary()
     if pa.types.is_large_string(type_):
@@ -93,7 +99,7 @@ def _as_bytes(type_: pa.DataType) -> pa.DataType:
 
 
 def _has_absent_keys(values: pa.Array) -> bool:
-    """Whether structs in a column, at any depth, have keys that are null."""
+    """Return True if structs in a column, at any depth, have null keys."""
     if pa.types.is_struct(values.type):
         fields = [values.field(i) for i in range(values.type.num_fields)]
         return any(field.null_count or _has_absent_keys(field) for field in fields)
@@ -103,7 +109,7 @@ def _has_absent_keys(values: pa.Array) -> bool:
 
 
 def _has_nan(values: pa.Array) -> bool:
-    """Whether a NaN is in a column, at any depth."""
+    """Return True if a column holds a NaN, at any depth."""
     if pa.types.is_floating(values.type):
         return values.is_nan().true_count > 0
     if pa.types.is_struct(values.type):
@@ -117,17 +123,17 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Noted | Malform
     try:
         rows = batch.to_pylist()
         nan = any(map(_has_nan, batch.columns))
-        made = [nan_as_null(row) for row in rows] if nan else rows
+        cleaned = [nan_as_null(row) for row in rows] if nan else rows
         for column, values in zip(batch.schema.names, batch.columns):
             if nan or _has_absent_keys(values):
-                for row in made:
+                for row in cleaned:
                     row[column] = without_nulls(row[column])
-        return [row if row is old else Noted(row) for row, old in zip(made, rows)] if nan else rows
+        return [row if row is old else Noted(row) for row, old in zip(cleaned, rows)] if nan else rows
     except UnicodeDecodeError as error:
-        why = Malformed("not_utf8", f"{error.reason} in a text column")
+        malformed = Malformed("not_utf8", f"{error.reason} in a text column")
     except (OverflowError, ValueError, LookupError) as error:
-        # A date out of Python's range, say, in a column that may not even be needed.
-        why = Malformed("unreadable_value", str(error)[:EXCERPT_LENGTH])
+        # For instance a date out of Python's range, in a column that may not even be needed.
+        malformed = Malformed("unreadable_value", str(error)[:EXCERPT_LENGTH])
     if batch.num_rows == 1:
-        return [why]
+        return [malformed]
     return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]

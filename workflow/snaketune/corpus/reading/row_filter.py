@@ -1,4 +1,4 @@
-"""The rows of a source that its `where:` leaves out, by what their columns hold."""
+"""The `where:` conditions of a source, which drop rows by the values of their columns."""
 
 import json
 import operator
@@ -8,12 +8,12 @@ from snaketune.config.conditions import Condition
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import Dropped, Malformed
 
-COMPARED = {
+COMPARISONS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
 }  # fmt: skip
 
 
-class Where:
+class RowFilter:
     """The conditions of one source, for the rows of one file."""
 
     def __init__(self, conditions: tuple[Condition, ...]):
@@ -21,11 +21,11 @@ class Where:
         self.absent = dict.fromkeys(self.conditions)
 
     def check(self, raw: dict[str, Any]) -> None:
-        """Raise unless a raw row fulfils all conditions; a null fulfils `!=` alone.
+        """Raise unless a raw row meets all conditions; null meets only `!=`.
 
         Raises:
-            Dropped: it doesn't.
-            Malformed: what the column holds can't be compared with the value.
+            Dropped: the row doesn't meet a condition.
+            Malformed: the column's value can't be compared with the condition's.
         """
         for text, condition in self.conditions.items():
             if condition.column in raw:
@@ -34,7 +34,7 @@ class Where:
                 raise Dropped(f"where {text}")
 
     def finish(self) -> None:
-        """Raise Malformed if no row of the file had a column."""
+        """Raise Malformed if no row of the file had a column of the conditions."""
         for text in self.absent:
             raise Malformed(
                 "missing_column",
@@ -43,25 +43,25 @@ class Where:
 
 
 def _fulfils(value: Any, condition: Condition, text: str) -> bool:
-    wanted = condition.value
-    if value is None or wanted is None:
-        return (value is wanted) == (condition.operator == "==")
-    if isinstance(value, str) and not isinstance(wanted, str):
-        # As a CSV has truth values and numbers.
+    expected = condition.value
+    if value is None or expected is None:
+        return (value is expected) == (condition.operator == "==")
+    if isinstance(value, str) and not isinstance(expected, str):
+        # CSV files have truth values and numbers as text.
         value = _parsed(value)
-    if type(value) is not type(wanted) and value in (0, 1) and wanted in (0, 1):
-        # One is a truth value, the other a number.
-        value, wanted = int(value), int(wanted)
-    if _kind(value) is not _kind(wanted):
+    if type(value) is not type(expected) and value in (0, 1) and expected in (0, 1):
+        # One is a boolean, the other a number.
+        value, expected = int(value), int(expected)
+    if _kind(value) is not _kind(expected):
         raise Malformed(
             "wrong_type",
             f"{condition.column} holds {excerpt(value)[:40]}, which can't be compared as `where: {text}` does",
         )
-    return COMPARED[condition.operator](value, wanted)
+    return COMPARISONS[condition.operator](value, expected)
 
 
 def _kind(value: Any) -> type:
-    """Of integers and other numbers the same."""
+    """Return the type of a value, float for all numbers."""
     return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 

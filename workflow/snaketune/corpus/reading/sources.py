@@ -1,7 +1,7 @@
 """Files and Hub datasets to raw rows, one at a time.
 
-All of them are streamed. A row that can't be read is handed on as the reason why; a file that can't be read, or breaks
-off in the middle, ends the stage, because nobody knows how much of it is missing.
+All of them are streamed. For a row that can't be read, the reason is yielded; a file that can't be read, or is cut off,
+fails the stage, because the number of missing rows is unknown.
 """
 
 import codecs
@@ -16,21 +16,21 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from snaketune.config.corpus_sources import HubDataset
-from snaketune.corpus.excerpts import printable, say
+from snaketune.corpus.excerpts import print_line, printable
 from snaketune.corpus.raw_rows import NAN_AS_NULL, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.archives import BadZipFile, is_tar, is_zip, tar_members, zip_members
 from snaketune.corpus.reading.csv_files import read_csv
-from snaketune.corpus.reading.decompression import open_unpacked, unpacked
-from snaketune.corpus.reading.encodings import UTF_8, as_utf8, not_in
+from snaketune.corpus.reading.decompression import decompressed, open_decompressed
+from snaketune.corpus.reading.encodings import UTF_8, as_utf8, wrong_encoding
 from snaketune.corpus.reading.formats import (
     DATA_SUFFIXES,
+    DEFAULT_KEYS,
     HEAD_LENGTH,
-    UNNAMED,
-    Opening,
+    Opener,
     TextKeys,
     format_of,
     suffix_of,
-    table_of,
+    table_format,
 )
 from snaketune.corpus.reading.json_files import read_json
 from snaketune.corpus.reading.parquet_arrow import read_arrow, read_parquet
@@ -39,134 +39,134 @@ from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}
-NOT_THERE_OR_BROKEN = (
+READ_ERRORS = (
     OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, BadZipFile, pa.ArrowException
 )  # fmt: skip
-# What stands beside data in an archive.
-BESIDE_DATA = {"readme", "license", "licence", "copying", "notice", "changelog", "authors", "citation"}
-MOST_NAMES = 20
+# Names of files in an archive that aren't data.
+NOT_DATA_NAMES = {"readme", "license", "licence", "copying", "notice", "changelog", "authors", "citation"}
+MAX_NAMES = 20
 
 
 def read_files(
-    path: Path, shown: str, *, plain: bool = False, keys: TextKeys = UNNAMED
+    path: Path, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS
 ) -> Iterator[tuple[str, Iterator[RawRow]]]:
-    """The files in a file, each with its name and its rows: itself; or of an archive, those in a format that is read here.
+    """Yield name and rows of the file, or of each file in a supported format if it is an archive.
 
     Args:
         path: where it is.
-        shown: its name in messages, as the config has it.
+        display_name: its name in messages, as in the config.
         plain: whether a file in no other format is a text.
-        keys: what its source says of text files.
+        keys: keys of its source for text files.
     Raises:
-        SnaketuneError: missing, empty, cut off, or of no known format.
+        SnaketuneError: missing, empty, cut off, or in no supported format.
     """
-    with _broken(shown):
+    with _explained_errors(display_name):
         if path.exists() and not path.is_file():
-            what = "a folder; name the files in it" if path.is_dir() else "no regular file; write its rows to one"
-            raise SnaketuneError(f"{shown} is {what}")
-        opening = partial(open_unpacked, path)
+            what = "a folder; name the files in it" if path.is_dir() else "not a regular file; write its rows to one"
+            raise SnaketuneError(f"{display_name} is {what}")
+        opener = partial(open_decompressed, path)
         if is_zip(path):
-            members = zip_members(path, shown)
-        elif is_tar(_head(opening)):
-            members = tar_members(opening, shown)
+            members = zip_members(path, display_name)
+        elif is_tar(_head(opener)):
+            members = tar_members(opener, display_name)
         else:
-            yield shown, _rows(opening, shown, plain, keys)
+            yield display_name, _rows(opener, display_name, plain, keys)
             return
         read, unread = 0, []
         for member in members:
-            name = f"{shown}/{printable(member.name)}"
-            if member.opening and _holds_data(opening := partial(unpacked, member.opening), member.name, plain, keys):
+            name = f"{display_name}/{printable(member.name)}"
+            if member.opener and _holds_data(opener := partial(decompressed, member.opener), member.name, plain, keys):
                 read += 1
-                yield name, _rows(opening, name, plain, keys)
+                yield name, _rows(opener, name, plain, keys)
             else:
                 unread.append(printable(member.name))
-    names = ", ".join(sorted(unread)[:MOST_NAMES]) + (
-        f" and {len(unread) - MOST_NAMES} more" if len(unread) > MOST_NAMES else ""
+    names = ", ".join(sorted(unread)[:MAX_NAMES]) + (
+        f" and {len(unread) - MAX_NAMES} more" if len(unread) > MAX_NAMES else ""
     )
     if not read:
         raise SnaketuneError(
-            f"{shown} holds no file that is read here, but {names or 'none at all'}; unpack it, and name its files"
+            f"{display_name} holds no file in a supported format ({names or 'it is empty'}); unpack it, and name its files"
         )
     if unread:
-        say(f"{shown}: not read: {names}")
+        print_line(f"{display_name}: not read: {names}")
 
 
-def read_file(path: Path, shown: str, *, plain: bool = False, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
-    """Rows of one file, or of all files in an archive; see `read_files`."""
-    for _, rows in read_files(path, shown, plain=plain, keys=keys):
+def read_file(path: Path, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
+    """Yield the rows of one file, or of all files in an archive; see `read_files`."""
+    for _, rows in read_files(path, display_name, plain=plain, keys=keys):
         yield from rows
 
 
 @contextmanager
-def _broken(shown: str) -> Iterator[None]:
+def _explained_errors(display_name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise SnaketuneError(f"{shown} doesn't exist; `files` are relative to the working directory") from None
-    except NOT_THERE_OR_BROKEN as error:
+        raise SnaketuneError(f"{display_name} doesn't exist; `files` are relative to the working directory") from None
+    except READ_ERRORS as error:
         raise SnaketuneError(
-            f"{shown} can't be read: {str(error) or type(error).__name__}. It may be damaged or cut off; fetch it again"
+            f"{display_name} can't be read: {str(error) or type(error).__name__}. It may be damaged or cut off; fetch it again"
         ) from None
 
 
-def _head(opening: Opening) -> bytes:
-    with opening() as file:
+def _head(opener: Opener) -> bytes:
+    with opener() as file:
         return file.read(HEAD_LENGTH)
 
 
-def _in_utf8(opening: Opening, shown: str, keys: TextKeys) -> tuple[Opening, bytes]:
-    """A file, in UTF-8 if it is a text, and how it begins."""
-    head = _head(opening)
-    if keys.encoding == UTF_8 or table_of(head):
-        return opening, head
+def _in_utf8(opener: Opener, display_name: str, keys: TextKeys) -> tuple[Opener, bytes]:
+    """Return an opener of a file, converted to UTF-8 if it is a text, and its first bytes."""
+    head = _head(opener)
+    if keys.encoding == UTF_8 or table_format(head):
+        return opener, head
 
     def recoded() -> BinaryIO:
-        return as_utf8(opening(), keys.encoding, shown)
+        return as_utf8(opener(), keys.encoding, display_name)
 
     return recoded, _head(recoded)
 
 
-def _rows(opening: Opening, shown: str, plain: bool, keys: TextKeys) -> Iterator[RawRow]:
+def _rows(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> Iterator[RawRow]:
     rows = 0
-    with _broken(shown):
-        opening, head = _in_utf8(opening, shown, keys)
+    with _explained_errors(display_name):
+        opener, head = _in_utf8(opener, display_name, keys)
         if head:
-            format_ = format_of(head, shown, plain=plain, keys=keys)
+            format_ = format_of(head, display_name, plain=plain, keys=keys)
             by_keys = (keys,) if format_ in ("json", "csv") else ()
-            raws = READERS[format_](opening, shown, *by_keys)
+            raws = READERS[format_](opener, display_name, *by_keys)
             if keys.encoding != UTF_8:
                 raws = _not_in_encoding(raws, keys.encoding)
             for rows, row in enumerate(raws, start=1):  # noqa: B007
                 yield row
     if not rows:
-        raise SnaketuneError(f"{shown} holds no rows; fetch it again, or take it out of the corpus")
+        raise SnaketuneError(f"{display_name} holds no rows; fetch it again, or remove it from the corpus")
 
 
 def _not_in_encoding(raws: Iterator[RawRow], encoding: str) -> Iterator[RawRow]:
-    """`raws`; where one isn't UTF-8, it wasn't in the encoding that it is read in."""
+    """Yield `raws`; name the source's encoding as the reason where a row isn't valid in it."""
     for raw in raws:
-        if isinstance(raw.found, Malformed) and raw.found.reason == "not_utf8":
-            raw = raw._replace(found=Malformed("not_utf8", not_in(encoding), raw.found.excerpt))
+        if isinstance(raw.value, Malformed) and raw.value.reason == "not_utf8":
+            raw = raw._replace(value=Malformed("not_utf8", wrong_encoding(encoding), raw.value.excerpt))
         yield raw
 
 
-def _holds_data(opening: Opening, shown: str, plain: bool, keys: TextKeys) -> bool:
-    """Whether a member of an archive is read: it is called as data is, or is data, and not about them."""
-    path = PurePosixPath(shown)
-    if path.stem.lower() in BESIDE_DATA or any(part.startswith((".", "__MACOSX")) for part in path.parts):
+def _holds_data(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> bool:
+    """Return True if a member of an archive is read: its suffix or content is that of data, and its name not a readme's."""
+    path = PurePosixPath(display_name)
+    if path.stem.lower() in NOT_DATA_NAMES or any(part.startswith((".", "__MACOSX")) for part in path.parts):
         return False
-    if suffix_of(shown) in DATA_SUFFIXES:
+    if suffix_of(display_name) in DATA_SUFFIXES:
         return True
     try:
-        opening, head = _in_utf8(opening, shown, keys)
-        format_ = format_of(head, shown, plain=plain, keys=keys)
+        opener, head = _in_utf8(opener, display_name, keys)
+        format_ = format_of(head, display_name, plain=plain, keys=keys)
     except SnaketuneError:
         return False
     return bool(head) and not is_tar(head) and (format_ not in ("csv", "text") or not _is_binary(head))
 
 
 def _is_binary(head: bytes) -> bool:
-    """Whether what begins like this is no text in UTF-8; the last character may be cut."""
+    """Return True if a file that begins like this isn't text in UTF-8; the last character may be cut."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
@@ -175,10 +175,10 @@ def _is_binary(head: bytes) -> bool:
 
 
 def read_hub(hub: HubDataset) -> Iterator[RawRow]:
-    """Rows of a Hub dataset, through the cache of `datasets`.
+    """Yield the rows of a Hub dataset, through the cache of `datasets`.
 
     Raises:
-        SnaketuneError: it can't be had.
+        SnaketuneError: it can't be loaded.
     """
     from datasets import load_dataset
 
@@ -192,13 +192,13 @@ def read_hub(hub: HubDataset) -> Iterator[RawRow]:
     if not len(dataset):
         raise SnaketuneError(f"{hub_name(hub)} holds no rows; check its split")
     for number, row in enumerate(dataset, start=1):
-        made = nan_as_null(row)
-        found = {column: without_nulls(value) for column, value in made.items()}
-        yield RawRow("row", number, found, () if made is row else NAN_AS_NULL)
+        cleaned = nan_as_null(row)
+        columns = {column: without_nulls(value) for column, value in cleaned.items()}
+        yield RawRow("row", number, columns, () if cleaned is row else NAN_AS_NULL)
 
 
 def hub_name(hub: HubDataset) -> str:
-    """How messages and the quarantine call a Hub dataset.
+    """Return the name of a Hub dataset in messages and in the quarantine.
 
     >>> hub_name(HubDataset(path="openai/gsm8k", name="main", revision="main"))
     'openai/gsm8k (main, train) at main'

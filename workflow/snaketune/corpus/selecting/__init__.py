@@ -1,1 +1,1 @@
-"""Sound rows to those that are used: cleaned, without duplicates and test data, split by prompt, mixed by caps and weights."""
+"""Selection of valid rows: cleaning, removal of duplicates and test data, split by prompt, caps and weights."""

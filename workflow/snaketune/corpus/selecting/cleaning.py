@@ -1,8 +1,8 @@
-"""What is done to the text of a row before anything else looks at it, step by step, each counted.
+"""Cleaning of the text of each row, step by step, each step counted.
 
 Text steps (mojibake, normalization, personal data) change every turn and the checkable answer; row steps (length,
-patterns, language) drop rows by what all turns say together. Costs per 1 kB of text, about: ftfy 230 µs where it isn't
-ASCII, normalization 3 µs, personal data 15 µs, and 450 µs where an @ or digits ask for a closer look, language 100 µs.
+patterns, language) drop rows by the text of all turns. Approximate cost per 1 kB of text: ftfy 230 µs if it isn't ASCII,
+normalization 3 µs, personal data 15 µs, and 450 µs if it has an @ or digits that must be checked, language 100 µs.
 """
 
 import os
@@ -14,22 +14,23 @@ from dataclasses import replace
 from itertools import islice
 
 from snaketune.config.corpus_sources import Cleaning
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Row, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Row, roles_and_texts
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import search
 
-# Nothing that datafog finds is without an @ or several digits near each other.
+# datafog matches nothing without an @ or several digits near each other.
 MAYBE_PERSONAL = re.compile(r"@|\d[\d\s().+-]{5,}\d")
 # Bare numbers of nine to eleven digits are counts and timestamps far more often than telephone or security numbers.
 BARE_NUMBER = r"\d{9,11}"
 
 
 class Cleaner:
-    """The steps that a config asks for.
+    """The configured cleaning steps.
 
     Attributes:
         counts: rows changed by each text step, and personal data masked, by kind.
-        mask: masks personal data in any other text without counting it, where it is masked at all.
+        mask: masks personal data in other text without counting it; None where nothing is masked.
+        active: whether any step is configured.
     """
 
     def __init__(self, cleaning: Cleaning):
@@ -45,14 +46,13 @@ class Cleaner:
             self.steps["mask_personal_data"] = _masker(cleaning.mask_personal_data, self.counts)
         self.mask = _masker(cleaning.mask_personal_data, Counter()) if cleaning.mask_personal_data else None
         self.classify = _language_classifier(cleaning.languages) if cleaning.languages else None
-        # Whether there is anything to do.
         self.active = cleaning != Cleaning()
 
     def clean(self, row: Row) -> Row:
-        """The row as it is after all steps; the one given isn't changed.
+        """Return the row after all steps; the argument isn't changed.
 
         Raises:
-            Malformed: nothing is left of a turn, or the two completions of a preference have become the same.
+            Malformed: a turn has no text after cleaning, or the two completions of a preference have become the same.
             Dropped: too_short, too_long, matches_pattern or language.
         """
         if self.steps:
@@ -85,8 +85,8 @@ class Cleaner:
         _check_texts(cleaned)
         turns = iter(cleaned)
         columns = {column: list(islice(turns, len(getattr(row, column)))) for column in row.columns}
-        if isinstance(row, Preference) and spoken(columns["chosen"]) == spoken(columns["rejected"]):
-            raise Malformed("identical_chosen_and_rejected", "cleaned, chosen and rejected are the same")
+        if isinstance(row, Preference) and roles_and_texts(columns["chosen"]) == roles_and_texts(columns["rejected"]):
+            raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same after cleaning")
         return replace(row, **columns, answer=answer)
 
 
@@ -99,7 +99,8 @@ def _check_texts(turns: list[Message]) -> None:
 def _mojibake_fixer() -> Callable[[str], str]:
     import ftfy
 
-    # Encoding alone: curled quotes, ligatures and widths are no damage, and code must keep its HTML entities.
+    # Only the encoding is fixed: curled quotes, ligatures and widths are no damage, and code must keep its HTML
+    # entities.
     config = ftfy.TextFixerConfig(
         unescape_html=False,
         remove_terminal_escapes=False,
@@ -116,7 +117,7 @@ def _mojibake_fixer() -> Callable[[str], str]:
 
 
 def _masker(kinds: tuple[str, ...], counts: Counter[str]) -> Callable[[str], str]:
-    # Off by default as it is; this keeps it off whatever the environment says.
+    # Off by default; set here so that no environment can turn it on.
     os.environ["DATAFOG_NO_TELEMETRY"] = "1"
     from datafog.engine import scan
 
@@ -125,8 +126,8 @@ def _masker(kinds: tuple[str, ...], counts: Counter[str]) -> Callable[[str], str
     def mask(text: str) -> str:
         if not MAYBE_PERSONAL.search(text):
             return text
-        found = scan(text, engine="regex", entity_types=wanted, allowlist_patterns=[BARE_NUMBER]).entities
-        for entity in sorted(found, key=lambda entity: -entity.start):
+        entities = scan(text, engine="regex", entity_types=wanted, allowlist_patterns=[BARE_NUMBER]).entities
+        for entity in sorted(entities, key=lambda entity: -entity.start):
             text = f"{text[: entity.start]}[{entity.type}]{text[entity.end :]}"
             counts[entity.type.lower()] += 1
         return text
@@ -140,6 +141,6 @@ def _language_classifier(languages: tuple[str, ...]) -> Callable[[str], tuple[st
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     if unknown := sorted(set(languages) - set(identifier.labels)):
         raise SnaketuneError(
-            f"cleaning.languages: py3langid can't tell {', '.join(unknown)}; it knows {', '.join(identifier.labels)}"
+            f"cleaning.languages: py3langid can't detect {', '.join(unknown)}; it knows {', '.join(identifier.labels)}"
         )
     return identifier.classify

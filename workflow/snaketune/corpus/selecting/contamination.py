@@ -1,13 +1,14 @@
-"""Train rows that share an n-gram with what is evaluated on: to train on them is to train on the test.
+"""Contamination: train rows that share an n-gram with evaluation data.
 
-As Brown et al. (2020, "Language Models are Few-Shot Learners", appendix C) did with 13-grams: a row is dropped if any
-`n` words in a row of one of its turns are also in an evaluation text. An evaluation text of fewer than `n` words, and
-at least five, counts as a whole: it is found where a turn says just these words. System texts say nothing about a row
-and aren't compared, and short answers aren't looked for, because "Is there anything else I can do?" is no secret.
+As in Brown et al. (2020, "Language Models are Few-Shot Learners", appendix C) with 13-grams, a row is dropped if any `n`
+consecutive words of one of its turns are also in an evaluation text. An evaluation text of fewer than `n` words, and at least
+five, is matched as a whole: against turns of exactly these words. System texts aren't compared, because they are the same in
+many rows, and neither are short answers of evaluation data, because sentences like "Is there anything else I can do?" are
+common.
 
-That is what the config evaluates on, compared as rows are read, and then the corpus' own held-out rows, once it is known
-which they are. Every corpus has sayings and templates that many of its rows share; so of its own rows, what several
-prompts have in common doesn't count, and of short turns only the prompt does.
+Rows are compared with the evaluation data of the config as they are read, and with the corpus' own held-out rows once the
+split is known. Many rows of a corpus share phrases and templates. So for its own held-out rows, n-grams that several prompts
+share don't count, and of short turns only the prompt does.
 """
 
 import json
@@ -21,72 +22,78 @@ import pyarrow as pa
 
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.rows import id_of
-from snaketune.corpus.selecting.evaluation_ngrams import Evaluated, EvaluatedTexts
+from snaketune.corpus.selecting.evaluation_ngrams import EvaluationNgrams, EvaluationText
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts, split_words, windows, words_of
 from snaketune.stages.progress import progress
 
-# No corpus and no file in a folder is called so.
-OWN = "its own held-out rows"
+# Can't be the name of a corpus, or of a folder and a file.
+OWN_HELD_OUT = "its own held-out rows"
 
 
 class Contamination:
-    """Hits and places of rows: written down inside `with`, as rows are read; read again when it is known which rows are
-    train rows."""
+    """Hits and locations of rows: recorded inside `with`, as rows are read; read again after the split."""
 
-    def __init__(self, folder: Path, evaluated: list[EvaluatedTexts], *, n: int, own: bool):
+    def __init__(self, folder: Path, evaluation: list[EvaluationNgrams], *, n: int, own_held_out: bool):
         """Args:
-        folder: for what is written down.
-        own: whether train rows are compared with held-out rows too.
+        folder: where hits and locations are recorded.
+        own_held_out: whether train rows are compared with the corpus' held-out rows too.
         """
-        self.folder, self.evaluated, self.n, self.own = folder, evaluated, n, own
+        self.folder, self.evaluations, self.n, self.own_held_out = folder, evaluation, n, own_held_out
 
     def __enter__(self) -> Self:
         self.hits = (self.folder / "hits.jsonl").open("w", encoding="utf-8")
-        self.places = (self.folder / "places.jsonl").open("w", encoding="utf-8")
+        self.locations = (self.folder / "places.jsonl").open("w", encoding="utf-8")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.hits.close()
-        self.places.close()
+        self.locations.close()
 
-    def append(self, turns: list[list[str]], places: list[dict[str, Any]], hashes: np.ndarray, row: int) -> None:
-        """Compare one batch.
+    def append(self, turns: list[list[str]], locations: list[dict[str, Any]], hashes: np.ndarray, row: int) -> None:
+        """Compare one batch of rows.
 
         Args:
             turns: for each row, the texts that are compared.
-            places: for each row, where it came from.
-            hashes: for each row, what its id is made of.
+            locations: for each row, file and line or row number.
+            hashes: uint64, for each row the hash that its id is made of.
             row: number of the first row of the batch.
         """
-        if self.own:
-            self.places.write(json.dumps(places) + "\n")
-        for i, hit in _compare(self.evaluated, turns):
-            record = {"id": id_of(int(hashes[i])), **places[i], **hit}
+        if self.own_held_out:
+            self.locations.write(json.dumps(locations) + "\n")
+        for i, hit in _compare(self.evaluations, turns):
+            record = {"id": id_of(int(hashes[i])), **locations[i], **hit}
             self.hits.write(json.dumps([row + i, record]) + "\n")
 
     def confirm(
         self,
-        kept: np.ndarray,
+        remaining: np.ndarray,
         held_out: np.ndarray,
         *,
         spool: Spool,
         hashes: np.ndarray,
-        drawn: np.ndarray,
+        prompt_hashes: np.ndarray,
         record: Path,
     ) -> tuple[np.ndarray, dict[str, int]]:
-        """Write the hits of train rows that are kept so far; these rows, and how many of them each evaluation hits.
+        """Write the hits of the remaining train rows to `record`.
 
         Args:
-            kept, held_out, hashes, drawn: for each row, whether it is kept so far, whether it is held out, what its id is
-                made of, and the number drawn for its prompt.
+            remaining, held_out, hashes, prompt_hashes: for each row, whether no earlier step dropped it, whether it is held
+                out, the hash that its id is made of, and the hash of its prompt.
             record: the file for the hits.
+        Returns:
+            bool[rows], True for contaminated rows; and by evaluation, the number of train rows with a hit.
         """
-        train = kept & ~held_out
-        contaminated = np.zeros(len(kept), bool)
-        counts = {evaluated.name: 0 for evaluated in self.evaluated} | ({OWN: 0} if self.own else {})
+        train = remaining & ~held_out
+        contaminated = np.zeros(len(remaining), bool)
+        counts = {evaluation.name: 0 for evaluation in self.evaluations} | (
+            {OWN_HELD_OUT: 0} if self.own_held_out else {}
+        )
         with record.open("w", encoding="utf-8") as out:
-            for hits in (self._written_hits(), self._own_hits(train, kept & held_out, spool, hashes, drawn)):
+            for hits in (
+                self._recorded_hits(),
+                self._hits_in_own_held_out(train, remaining & held_out, spool, hashes, prompt_hashes),
+            ):
                 for row, hit in hits:
                     if train[row]:
                         contaminated[row] = True
@@ -94,71 +101,73 @@ class Contamination:
                         out.write(printable(json.dumps(hit, ensure_ascii=False)) + "\n")
         return contaminated, counts
 
-    def _written_hits(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _recorded_hits(self) -> Iterator[tuple[int, dict[str, Any]]]:
         with (self.folder / "hits.jsonl").open(encoding="utf-8") as hits:
             for line in progress(hits, "reading hits", "hits"):
                 yield json.loads(line)
 
-    def _own_hits(
-        self, train: np.ndarray, held_out: np.ndarray, spool: Spool, hashes: np.ndarray, drawn: np.ndarray
+    def _hits_in_own_held_out(
+        self, train: np.ndarray, held_out: np.ndarray, spool: Spool, hashes: np.ndarray, prompt_hashes: np.ndarray
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        if not self.own:
+        if not self.own_held_out:
             return
-        # Caps come later, so that what they leave out can make up for what is dropped here; a row may be dropped for a
-        # held-out one that a cap leaves out.
-        evaluated = EvaluatedTexts(OWN, _own_texts(spool, held_out, hashes, drawn), self.n)
+        # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
+        # held-out row that a cap drops.
+        evaluation = EvaluationNgrams(OWN_HELD_OUT, _held_out_texts(spool, held_out, hashes, prompt_hashes), self.n)
         rows_of_batches = progress(
             _rows(spool, train), "comparing with held-out rows", "batches", -(-len(train) // ROWS_PER_BATCH)
         )
-        with (self.folder / "places.jsonl").open(encoding="utf-8") as places:
-            for line, (numbers, rows) in zip(places, rows_of_batches):
+        with (self.folder / "places.jsonl").open(encoding="utf-8") as locations:
+            for line, (numbers, rows) in zip(locations, rows_of_batches):
                 turns = [compared_texts([turn for column in row.values() for turn in column]) for row in rows]
-                where = None
-                for i, hit in _compare([evaluated], turns):
-                    where = where or json.loads(line)
+                batch_locations = None
+                for i, hit in _compare([evaluation], turns):
+                    batch_locations = batch_locations or json.loads(line)
                     row = int(numbers[i])
-                    yield row, {"id": id_of(int(hashes[row])), **where[row % ROWS_PER_BATCH], **hit}
+                    yield row, {"id": id_of(int(hashes[row])), **batch_locations[row % ROWS_PER_BATCH], **hit}
 
 
-def _compare(evaluations: list[EvaluatedTexts], turns: list[list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The first hit of each row, which is enough to show: number of the row, and what is found where."""
+def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the first hit of each row per evaluation: the index of the row, and the n-gram with its evaluation row."""
     texts = [text for row in turns for text in row]
     first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)[:-1]
     words = words_of(texts) if evaluations else None
-    for evaluated in evaluations:
-        runs = windows(words, evaluated.n)
-        found, hit_rows = evaluated.hits(runs.hashes)
-        text = np.searchsorted(runs.starts, found, side="right") - 1
+    for evaluation in evaluations:
+        runs = windows(words, evaluation.n)
+        positions, hit_rows = evaluation.hits(runs.hashes)
+        text = np.searchsorted(runs.offsets, positions, side="right") - 1
         rows = np.searchsorted(first, text, side="right") - 1
         for i in np.unique(rows, return_index=True)[1].tolist():
-            begin = int(found[i] - runs.starts[text[i]])
+            word = int(positions[i] - runs.offsets[text[i]])
             yield (
                 int(rows[i]),
                 {
-                    "evaluated": evaluated.name,
+                    "evaluated": evaluation.name,
                     "evaluated_row": hit_rows[i],
-                    "ngram": " ".join(split_words(texts[text[i]])[begin : begin + evaluated.n]),
+                    "ngram": " ".join(split_words(texts[text[i]])[word : word + evaluation.n]),
                 },
             )
 
 
-def _own_texts(spool: Spool, held_out: np.ndarray, hashes: np.ndarray, drawn: np.ndarray) -> Iterator[Evaluated]:
-    """Prompts and answers of held-out rows; of preferences, the prompts."""
+def _held_out_texts(
+    spool: Spool, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray
+) -> Iterator[EvaluationText]:
+    """Yield prompts and answers of held-out rows; of preferences, the prompts."""
     for numbers, rows in _rows(spool, held_out):
         for number, row in zip(numbers.tolist(), rows):
-            row_id, prompt = id_of(int(hashes[number])), int(drawn[number])
+            row_id, prompt = id_of(int(hashes[number])), int(prompt_hashes[number])
             seen_prompt = False
             for turn in row[spool.columns[0]]:
                 if turn["role"] != "system":
                     is_prompt = turn["role"] == "user" and not seen_prompt
                     seen_prompt |= is_prompt
-                    yield Evaluated(row_id, turn["content"], is_prompt, prompt)
+                    yield EvaluationText(row_id, turn["content"], is_prompt, prompt)
 
 
 def _rows(spool: Spool, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, list[dict[str, Any]]]]:
-    """For each batch, the numbers of the wanted rows in it, and these rows."""
+    """Yield, for each batch, the numbers of the wanted rows in it, and these rows."""
     start = 0
     for batch in spool.batches():
-        here = np.flatnonzero(wanted[start : start + batch.num_rows])
-        yield here + start, batch.select(spool.columns).take(pa.array(here)).to_pylist()
+        in_batch = np.flatnonzero(wanted[start : start + batch.num_rows])
+        yield in_batch + start, batch.select(spool.columns).take(pa.array(in_batch)).to_pylist()
         start += batch.num_rows

@@ -1,7 +1,7 @@
-"""Rows that say the same, and groups of rows that belong together.
+"""Duplicate rows, and groups of related rows.
 
-Rows are known by their number and compared by 64-bit hashes: among ten million rows, two different ones share a hash
-with a probability of 3 in a million. Sorting costs some 40 bytes of memory per row while it lasts.
+Rows are identified by their number and compared by 64-bit hashes: among ten million rows, the probability that two
+different ones share a hash is 3 in a million. Sorting takes about 40 bytes of memory per row.
 """
 
 from array import array
@@ -9,53 +9,53 @@ from array import array
 import numpy as np
 
 
-def first_of(hashes: np.ndarray) -> np.ndarray:
-    """For each row, the first row with the same hash; its own number if it is that first one.
+def first_occurrence(hashes: np.ndarray) -> np.ndarray:
+    """Return, for each row, the first row with the same hash; the row's own number if it is the first.
 
-    >>> first_of(np.array([7, 5, 7, 7], np.uint64)).tolist()
+    >>> first_occurrence(np.array([7, 5, 7, 7], np.uint64)).tolist()
     [0, 1, 0, 0]
     """
     order = np.argsort(hashes, kind="stable").astype(np.uint32)
     ordered = hashes[order]
-    begins = np.ones(len(hashes), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+    starts = np.ones(len(hashes), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=starts[1:])
     del ordered
-    # Where the run of equal hashes begins that each place of the order lies in.
-    run = np.maximum.accumulate(np.where(begins, np.arange(len(hashes), dtype=np.uint32), np.uint32(0)))
+    # For each position in sorted order, where its run of equal hashes starts.
+    run = np.maximum.accumulate(np.where(starts, np.arange(len(hashes), dtype=np.uint32), np.uint32(0)))
     first = np.empty(len(hashes), np.uint32)
     first[order] = order[run]
     return first
 
 
-def but_first(group: np.ndarray) -> np.ndarray:
-    """Which rows aren't the first of their group: those to drop, where it is one of duplicates.
+def not_first(group: np.ndarray) -> np.ndarray:
+    """Return True for rows that aren't the first of their group: the ones to drop if it is a group of duplicates.
 
-    >>> but_first(np.array([0, 1, 0, 1])).tolist()
+    >>> not_first(np.array([0, 1, 0, 1])).tolist()
     [False, False, True, True]
     """
     return group != np.arange(len(group))
 
 
 class Groups:
-    """Disjoint groups of rows (union-find), each known by its first row."""
+    """Disjoint groups of rows (union-find), each identified by its first row."""
 
     def __init__(self, first: np.ndarray):
-        """Args: first: for each row, the first row of the group that it begins in."""
+        """Args: first: for each row, the first row of its initial group."""
         self.parent = array("I")
         self.parent.frombytes(first.astype(np.uint32).tobytes())
 
     def join(self, a: int, b: int) -> None:
-        """Make one group of those of rows `a` and `b`."""
+        """Join the groups of rows `a` and `b`."""
         a, b = self._root(a), self._root(b)
         self.parent[max(a, b)] = min(a, b)
 
-    def apart(self, pairs: np.ndarray) -> np.ndarray:
-        """The pairs of rows that aren't in one group, as far as a look at their parents tells."""
+    def not_joined(self, pairs: np.ndarray) -> np.ndarray:
+        """Return the pairs of rows with different parents; some of them may be in one group all the same."""
         parent = np.frombuffer(self.parent, np.uint32)
         return pairs[parent[pairs[:, 0]] != parent[pairs[:, 1]]]
 
     def first(self) -> np.ndarray:
-        """For each row, the first row of its group."""
+        """Return, for each row, the first row of its group."""
         parent = np.frombuffer(self.parent, np.uint32).copy()
         while True:
             further = parent[parent]

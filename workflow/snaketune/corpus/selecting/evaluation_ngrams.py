@@ -1,6 +1,6 @@
-"""What is evaluated on, as n-grams that no train row may hold: held-out rows of corpora, and data files of tasks.
+"""N-grams of evaluation data that no train row may contain: held-out rows of corpora, and data files of tasks.
 
-It is held in memory, 12 bytes per word and 40 for a moment while it is sorted.
+Takes 12 bytes of memory per word, and 40 bytes during sorting.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.decompression import open_unpacked
+from snaketune.corpus.reading.decompression import open_decompressed
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.selecting.words import windows, words_of
@@ -23,13 +23,13 @@ SHORTEST_WORDS = 5
 TEXTS_PER_BATCH = 4096
 
 
-class Evaluated(NamedTuple):
-    """A text that is evaluated on.
+class EvaluationText(NamedTuple):
+    """A text of evaluation data.
 
     Attributes:
-        row: the row that it is in.
-        whole: whether it is looked for as a whole if it is too short for an n-gram.
-        prompt: the number of its prompt, where n-grams that several prompts have in common don't count.
+        row: the id or location of its row.
+        whole: whether it is matched as a whole if it is too short for an n-gram.
+        prompt: the hash of its prompt, where n-grams that several prompts share don't count.
     """
 
     row: str
@@ -38,30 +38,30 @@ class Evaluated(NamedTuple):
     prompt: int = 0
 
 
-def evaluated_corpus(corpus: Artifact) -> Iterator[Evaluated]:
-    """The prompts and answers of a corpus that are held out; of preferences, the prompts."""
+def texts_of_corpus(corpus: Artifact) -> Iterator[EvaluationText]:
+    """Yield the held-out prompts and answers of a corpus; of preferences, the prompts."""
     with pa.OSFile(str(corpus.file("held_out.arrow"))) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
             for row in reader.get_batch(number).to_pylist():
                 for turn in row.get("messages") or row["prompt"]:
                     if turn["role"] != "system":
-                        yield Evaluated(row["id"], turn["content"], turn["role"] == "user")
+                        yield EvaluationText(row["id"], turn["content"], turn["role"] == "user")
 
 
-def evaluated_file(path: Path) -> Iterator[Evaluated]:
-    """All texts in a data file of a task, whatever its columns are called; of plain text, its lines."""
+def texts_of_file(path: Path) -> Iterator[EvaluationText]:
+    """Yield all texts in a data file of a task, in whatever columns; of plain text, its lines."""
     if {".txt", ".tsv"} & {*path.suffixes[-2:]}:
-        with open_unpacked(path) as file:
+        with open_decompressed(path) as file:
             for number, line in enumerate(file, start=1):
-                yield Evaluated(f"line {number}", line.decode("utf-8", errors="replace"), True)
+                yield EvaluationText(f"line {number}", line.decode("utf-8", errors="replace"), True)
         return
     for raw in read_file(path, str(path)):
-        if isinstance(raw.found, Malformed):
-            print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.found}"), flush=True)
+        if isinstance(raw.value, Malformed):
+            print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.value}"), flush=True)
         else:
-            for text in _texts(raw.found):
-                yield Evaluated(f"{raw.unit} {raw.number}", text, True)
+            for text in _texts(raw.value):
+                yield EvaluationText(f"{raw.unit} {raw.number}", text, True)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -76,25 +76,25 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from _texts(part)
 
 
-class EvaluatedTexts:
-    """The n-grams of one corpus or file that is evaluated on, sorted, and which row each is of."""
+class EvaluationNgrams:
+    """The sorted n-grams of one corpus or file of evaluation data, and the row of each."""
 
-    def __init__(self, name: str, texts: Iterable[Evaluated], n: int):
+    def __init__(self, name: str, texts: Iterable[EvaluationText], n: int):
         self.name, self.n = name, n
         self.rows: list[str] = []
         grams, owners = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         prompts: list[np.ndarray] = [np.empty(0, np.uint64)]
         texts = progress(texts, f"reading {name}", "texts")
         while batch := list(islice(texts, TEXTS_PER_BATCH)):
-            words = words_of([evaluated.text for evaluated in batch])
-            shortest = np.array([min(n, SHORTEST_WORDS) if evaluated.whole else n for evaluated in batch])
+            words = words_of([text.text for text in batch])
+            shortest = np.array([min(n, SHORTEST_WORDS) if text.whole else n for text in batch])
             runs = windows(words, n)
             owner = np.repeat(np.arange(len(batch)), runs.lengths)
             compared = (words.lengths >= shortest)[owner]
             grams.append(runs.hashes[compared])
             owners.append((owner[compared] + len(self.rows)).astype(np.uint32))
-            prompts.append(np.array([evaluated.prompt for evaluated in batch], np.uint64))
-            self.rows += [evaluated.row for evaluated in batch]
+            prompts.append(np.array([text.prompt for text in batch], np.uint64))
+            self.rows += [text.row for text in batch]
         self.grams, first, same = np.unique(np.concatenate(grams), return_index=True, return_inverse=True)
         owner = np.concatenate(owners)
         self.owners = owner[first]
@@ -104,17 +104,17 @@ class EvaluatedTexts:
         self.grams, self.owners = self.grams[~common], self.owners[~common]
 
     def hits(self, grams: np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """Places of the n-grams that are evaluated on, and the row that each is of."""
+        """Return the positions of the n-grams that are in the evaluation data, and the evaluation row of each."""
         if not len(self.grams):
             return np.empty(0, np.int64), []
         nearest = np.minimum(np.searchsorted(self.grams, grams), len(self.grams) - 1)
-        found = np.flatnonzero(self.grams[nearest] == grams)
-        return found, [self.rows[owner] for owner in self.owners[nearest[found]]]
+        positions = np.flatnonzero(self.grams[nearest] == grams)
+        return positions, [self.rows[owner] for owner in self.owners[nearest[positions]]]
 
 
-def all_evaluated(corpora: list[Artifact], files: list[Path], n: int) -> list[EvaluatedTexts]:
-    """All of it: held-out rows of corpora, and files; these by folder and name, since tasks call theirs alike."""
+def load_evaluations(corpora: list[Artifact], files: list[Path], n: int) -> list[EvaluationNgrams]:
+    """Load held-out rows of corpora and task files; files are named with their folder, as many tasks use the same name."""
     return [
-        *(EvaluatedTexts(corpus.manifest_path.parent.name, evaluated_corpus(corpus), n) for corpus in corpora),
-        *(EvaluatedTexts(f"{path.parent.name}/{path.name}", evaluated_file(path), n) for path in files),
+        *(EvaluationNgrams(corpus.manifest_path.parent.name, texts_of_corpus(corpus), n) for corpus in corpora),
+        *(EvaluationNgrams(f"{path.parent.name}/{path.name}", texts_of_file(path), n) for path in files),
     ]

@@ -1,7 +1,7 @@
-"""How much of each source is taken: a cap on its rows, and a weight on its train rows.
+"""Caps and weights: how many rows of each source are used, and how many times.
 
-Both are drawn by hashes of the rows, so that the same rows are taken whatever else is in the corpus, a higher cap keeps
-what a lower one kept, and a larger weight what a smaller one did.
+Both select rows by their hashes. So the same rows are selected whatever else is in the corpus, a higher cap keeps the rows of
+a lower one, and a larger weight keeps those of a smaller one.
 """
 
 import math
@@ -10,12 +10,12 @@ import numpy as np
 
 from snaketune.corpus.selecting.words import mix
 
-# Apart from what caps go by, or a weight would choose among the rows that a cap has chosen already.
+# Independent of the hash that caps use; else a weight would select among rows that a cap has selected already.
 WEIGHT_SALT = np.uint64(0x5851F42D4C957F2D)
 
 
 def over_cap(hashes: np.ndarray, max_rows: int) -> np.ndarray:
-    """Places of the rows that are too many: all but those with the smallest hashes.
+    """Return the indices of the rows over the cap: all but those with the smallest hashes.
 
     >>> over_cap(np.array([5, 3, 9], np.uint64), 2).tolist()
     [2]
@@ -23,12 +23,12 @@ def over_cap(hashes: np.ndarray, max_rows: int) -> np.ndarray:
     return np.sort(np.argsort(hashes, kind="stable")[max_rows:])
 
 
-def times_used(hashes: np.ndarray, weight: float) -> np.ndarray:
-    """How often each row is used: as often as the weight's whole part says, and once more for its fraction of the rows.
+def copies_by_weight(hashes: np.ndarray, weight: float) -> np.ndarray:
+    """Return the copies of each row: the integer part of the weight, and one more for the share of rows in its fraction.
 
-    >>> times_used(np.arange(1000, dtype=np.uint64), 2.5).mean().round(1)
+    >>> copies_by_weight(np.arange(1000, dtype=np.uint64), 2.5).mean().round(1)
     np.float64(2.5)
     """
-    whole = math.floor(weight)
-    limit = np.uint64((weight - whole) * 2**64)
-    return (whole + (mix(hashes ^ WEIGHT_SALT) < limit)).astype(np.uint8)
+    integer = math.floor(weight)
+    limit = np.uint64((weight - integer) * 2**64)
+    return (integer + (mix(hashes ^ WEIGHT_SALT) < limit)).astype(np.uint8)

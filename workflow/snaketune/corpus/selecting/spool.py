@@ -1,7 +1,7 @@
-"""Sound rows on disk, in order, between the pass that reads them and the pass that writes what is kept of them.
+"""Valid rows on disk, in order, between the first and the last pass.
 
-An Arrow file in the work folder's state, 1024 rows to a batch, with the columns of the result except id and source. It is read
-by plain reads and not by memory map, so that what was read doesn't stay in the process.
+An Arrow file in the state of the work folder, 1024 rows to a batch, with the columns of the result except id and source. It is
+read by plain reads instead of a memory map, so that the pages read don't stay in the process.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class Spool:
         self.writer.close()
 
     def append(self, rows: list[Row]) -> np.ndarray:
-        """Write a batch, of `ROWS_PER_BATCH` rows unless it is the last; the characters of each row are given back."""
+        """Write a batch, of `ROWS_PER_BATCH` rows unless it is the last, and return int64[rows], the characters of each row."""
         arrays: list[pa.Array] = []
         characters = np.zeros(len(rows), np.int64)
         for column in self.columns:
@@ -50,14 +50,14 @@ class Spool:
         return characters
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches, in order."""
+        """Yield all batches, in order."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 yield reader.get_batch(number)
 
     def rows(self, numbers: list[int]) -> Iterator[dict]:
-        """The rows of these numbers."""
+        """Yield the rows with these numbers."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in numbers:
@@ -66,7 +66,7 @@ class Spool:
 
 
 def _turns_array(rows: list[list[Message]]) -> tuple[pa.Array, np.ndarray]:
-    """A column of turns, and the characters of each row in it; no row is without turns."""
+    """Return a column of turns, and the characters of each row in it; every row must have turns."""
     turns = list(chain.from_iterable(rows))
     roles = list(map(itemgetter("role"), turns))
     contents = list(map(itemgetter("content"), turns))

@@ -1,8 +1,8 @@
-"""Texts as words, and runs of words as 64-bit hashes: what near duplicates and contamination are found by.
+"""Words of texts, and n-grams of words as 64-bit hashes, for near duplicates and contamination.
 
-Words are lower-cased runs of letters, digits and underscores, so spacing doesn't tell texts apart; symbols count as
-words only where asked for. In languages written without spaces a word is a whole clause, and only longer passages
-match. Some 0.4 µs per word.
+Words are lower-cased runs of letters, digits and underscores, so spacing makes no difference; symbols count as words only
+where requested. In languages written without spaces a word is a whole clause, and only longer passages match. Takes about
+0.4 µs per word.
 
     words      the cat sat on the mat        n = 4
     windows    └── the cat sat on ──┘
@@ -23,25 +23,24 @@ WORD_OR_SYMBOLS = re.compile(r"\w+|[^\w\s]+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Runs(NamedTuple):
-    """Hashes that belong to texts: those of text `i` are `hashes[starts[i]:starts[i + 1]]`."""
+class TextHashes(NamedTuple):
+    """Hashes of texts: those of text `i` are `hashes[offsets[i]:offsets[i + 1]]`."""
 
     hashes: np.ndarray
-    starts: np.ndarray
+    offsets: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
+        return np.diff(self.offsets)
 
 
 def compared_texts(turns: list[Message]) -> list[str]:
-    """The texts that rows are compared by: what the system is told is the same in row after row, and would make them all
-    alike."""
+    """Return the texts that rows are compared by, without the system text, which is the same in many rows."""
     return [turn["content"] for turn in turns if turn["role"] != "system"]
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text.
+    """Split a text into words.
 
     >>> split_words("It's 4 o'clock.")
     ['it', 's', '4', 'o', 'clock']
@@ -49,42 +48,42 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def words_of(texts: list[str], *, symbols: bool = False) -> Runs:
-    """The hash of every word of every text; with `symbols`, those between words are words too."""
+def words_of(texts: list[str], *, symbols: bool = False) -> TextHashes:
+    """Return the hash of every word of every text; with `symbols`, runs of symbols are words too."""
     find = (WORD_OR_SYMBOLS if symbols else WORD).findall
     words: list[str] = []
-    starts = [0]
+    offsets = [0]
     for text in texts:
         words += find(text.lower())
-        starts.append(len(words))
+        offsets.append(len(words))
     hashes = RMinHash.hash_token_sets([words])[0] if words else []
-    return Runs(np.array(hashes, np.uint64), np.array(starts, np.int64))
+    return TextHashes(np.array(hashes, np.uint64), np.array(offsets, np.int64))
 
 
-def windows(words: Runs, n: int) -> Runs:
-    """The hash of every `n` words in a row; of a shorter text, the one hash of all its words; of an empty one, none.
+def windows(words: TextHashes, n: int) -> TextHashes:
+    """Return the hash of every `n` consecutive words; of a shorter text, one hash of all its words; of an empty one, none.
 
     >>> windows(words_of(["a b c d", "a b", "?"]), 3).lengths.tolist()
     [2, 1, 0]
     """
     lengths = words.lengths
     counts = np.where(lengths >= n, lengths - n + 1, lengths > 0)
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    # Where the words of each window begin, and how many they are.
-    begins = np.arange(starts[-1]) + np.repeat(words.starts[:-1] - starts[:-1], counts)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    # The first word of each window, and the number of its words.
+    starts = np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts)
     sizes = np.repeat(np.minimum(lengths, n), counts)
-    hashes = np.zeros(len(begins), np.uint64)
+    hashes = np.zeros(len(starts), np.uint64)
     for size in np.unique(sizes):
         of_size = np.flatnonzero(sizes == size)
         run = np.full(len(of_size), size, np.uint64)
         for offset in range(size):
-            run = run * FACTOR + words.hashes[begins[of_size] + offset]
+            run = run * FACTOR + words.hashes[starts[of_size] + offset]
         hashes[of_size] = mix(run)
-    return Runs(hashes, starts)
+    return TextHashes(hashes, offsets)
 
 
 def mix(numbers: np.ndarray) -> np.ndarray:
-    """Each 64-bit number scrambled so that all its bits depend on all of the input's (SplitMix64; Steele et al., 2014)."""
+    """Scramble each 64-bit number so that every output bit depends on every input bit (SplitMix64; Steele et al., 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
