@@ -2,7 +2,7 @@
 
 import pytest
 
-from snaketune.cluster.limits import Ask, within
+from snaketune.cluster.limits import ResourceRequest, fit_to_partitions
 from snaketune.cluster.site import Partition, Site, read_site, site_file
 from snaketune.errors import SnaketuneError
 
@@ -13,7 +13,7 @@ partitions:
   cpu: {max_runtime: "1-00:00:00", max_mem_mb: 64000, max_threads: 16, max_cpus_per_task: 16}
   gpu: {max_runtime: 2880, max_gpu: 8, max_nodes: 2, available_gpu_models: [a100]}
 """
-TRAINING = Ask(threads=8, mem_mb=32000, runtime=600, gpus=1)
+TRAINING = ResourceRequest(threads=8, mem_mb=32000, runtime=600, gpus=1)
 
 
 def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
@@ -81,13 +81,13 @@ def test_nowhere_is_no_site(monkeypatch):
 def test_what_can_never_start_is_refused_with_every_partitions_reason(changed, partitions, told):
     site = Site(gpu_model="a100", gpus_per_node={"gpu": 2}, partitions=partitions)
     with pytest.raises(SnaketuneError, match=told):
-        within(Ask(**(vars(TRAINING) | changed)), site, "sft/x")
+        fit_to_partitions(ResourceRequest(**(vars(TRAINING) | changed)), site, "sft/x")
 
 
 def test_time_is_cut_to_the_partition_that_gives_most_of_it():
     short, long = Partition(max_runtime=60, max_mem_mb=500_000), Partition(max_runtime=480, max_mem_mb=16_000)
     site = Site(partitions={"short": short, "long": long})
-    found = within(Ask(threads=1, mem_mb=1000, runtime=9999), site, "corpus/x")
+    found = fit_to_partitions(ResourceRequest(threads=1, mem_mb=1000, runtime=9999), site, "corpus/x")
     assert (found.runtime, found.mem_mb) == (480, 1000)
     # A short one that needs much memory goes where there is much of it.
-    assert within(Ask(threads=1, mem_mb=100_000, runtime=30), site, "corpus/x").mem_mb == 100_000
+    assert fit_to_partitions(ResourceRequest(threads=1, mem_mb=100_000, runtime=30), site, "corpus/x").mem_mb == 100_000

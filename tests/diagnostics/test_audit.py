@@ -7,7 +7,7 @@ import pytest
 from snaketune.config.diagnose import doubtful
 from snaketune.config.training_runs import Learning
 from snaketune.diagnostics.audit import as_markdown, audit
-from snaketune.diagnostics.step_profile import divided
+from snaketune.diagnostics.step_profile import shares_by_part
 from snaketune.stages.specs import AuditSpec, Variant
 
 from .test_diagnosis import RUN
@@ -133,7 +133,7 @@ def test_parts_of_a_step_are_told_by_their_names():
         ("Memcpy HtoD", 5.0),
         ("elementwise", 5.0),
     ]
-    assert divided(cuda, 100.0) == {
+    assert shares_by_part(cuda, 100.0) == {
         "other": 0.05, "attention": 0.2, "optimizer": 0.0, "products": 0.5, "communication": 0.0, "copies": 0.05,
         "waiting": 0.2,
     }  # fmt: skip
@@ -159,7 +159,7 @@ def test_parts_of_a_step_are_told_by_their_names():
     ],
 )
 def test_kernels_are_known_by_the_names_that_libraries_give_them(kernel, part):
-    assert {name: share for name, share in divided([(kernel, 50.0)], 100.0).items() if share} == {
+    assert {name: share for name, share in shares_by_part([(kernel, 50.0)], 100.0).items() if share} == {
         part: 0.5,
         "waiting": 0.5,
     }

@@ -16,7 +16,7 @@ from snaketune.config.training_runs import Learning, Sft
 from snaketune.diagnostics import timed_training
 from snaketune.diagnostics import trial as trial_module
 from snaketune.diagnostics.attribution import as_csv, as_markdown, attribution
-from snaketune.diagnostics.attribution_picture import picture
+from snaketune.diagnostics.attribution_picture import attribution_svg
 from snaketune.errors import SnaketuneError
 from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.specs import DiagnosisSpec, SftSpec, TrialSpec, Variant, canonical
@@ -122,9 +122,9 @@ def test_the_table_the_csv_and_the_picture_say_the_same():
     assert "| packed | training.batch_rows: 1 | 1,210 | 21.0 | 100.0 |" in as_markdown(found)
     rows = list(csv.reader(io.StringIO(as_csv(found))))
     assert rows[2][:5] == ["packed", "training.batch_rows: 1", "1,210", "21.0", "100.0"]
-    drawn = ElementTree.fromstring(picture(found))
+    drawn = ElementTree.fromstring(attribution_svg(found))
     assert "packed" in "".join(drawn.itertext())
-    assert picture(found) == picture(found)
+    assert attribution_svg(found) == attribution_svg(found)
 
 
 def test_no_cell_is_a_formula():
@@ -168,7 +168,7 @@ def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monk
     begun = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
     monkeypatch.setattr(timed_training.sft_trainer, "begin", lambda *_: begun)
     found = [
-        Finding(key="training", found="needs 900.0 GB before there is a single activation", do="use a smaller one")
+        Finding(key="training", problem="needs 900.0 GB before there is a single activation", do="use a smaller one")
     ]
     monkeypatch.setattr(timed_training, "fitness_of", lambda *_: SimpleNamespace(findings=found))
     spec = TrialSpec(
@@ -182,6 +182,6 @@ def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monk
     measured = json.loads((work.payload / "measured.json").read_text(encoding="utf-8"))
     assert measured == {"fits": False, "why": "needs 900.0 GB before there is a single activation"}
     # Whatever else is certain stops it, as it would stop the training.
-    found[:] = [Finding(key="training.optimizer", found="bitsandbytes has no GPU build", do="take another one")]
+    found[:] = [Finding(key="training.optimizer", problem="bitsandbytes has no GPU build", do="take another one")]
     with pytest.raises(SnaketuneError, match="no GPU build"):
         trial_module.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)

@@ -9,7 +9,7 @@ import yaml
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.load import load
-from snaketune.diagnostics.leaks import held_out_in_training
+from snaketune.diagnostics.leaks import check_leaks
 from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import PreflightEvaluation
@@ -63,7 +63,7 @@ def found_in(
     corpora: list[Artifact], evaluated: list[Artifact], trained_on: tuple[str, ...] = ("pairs",)
 ) -> list[Finding]:
     of = PreflightEvaluation(key="eval.demo", corpora=("chat",), trained_on=trained_on, exact_match=())
-    return held_out_in_training([of], corpora, evaluated)
+    return check_leaks([of], corpora, evaluated)
 
 
 PROMPTS = [f"What is {number} plus {number}?" for number in range(12)]
@@ -75,7 +75,7 @@ def test_prompts_trained_on_as_another_kind_of_row_stop_the_run(tmp_path, kind, 
     pairs = corpus(tmp_path / "pairs", kind, [*map(row, PROMPTS[:11])], [row("Hello")], split_seed=1)
     (found,) = found_in([chat, pairs], [chat])
     assert found.certain and found.key == "corpora.pairs.decontamination"
-    assert "11 of the 12 held-out prompts of chat are trained on in pairs" in found.found
+    assert "11 of the 12 held-out prompts of chat are trained on in pairs" in found.problem
     assert "the same split_seed and held_out (chat has 0 and 0.1, pairs 1 and 0.1)" in found.do
 
 
@@ -83,7 +83,7 @@ def test_up_to_half_of_them_is_told_and_goes_on(tmp_path):
     chat = corpus(tmp_path / "chat", "conversations", [], [*map(conversation, PROMPTS)])
     pairs = corpus(tmp_path / "pairs", "preferences", [*map(pair, PROMPTS[:6])], [])
     (found,) = found_in([pairs], [chat])
-    assert not found.certain and "6 of the 12 held-out prompts" in found.found
+    assert not found.certain and "6 of the 12 held-out prompts" in found.problem
     # Their splits agree already, so that another one is no help.
     assert found.do == "set it ({}), or take them out of the files"
 
@@ -119,7 +119,7 @@ def test_where_one_corpus_has_no_system_texts_user_turns_alone_are_compared(tmp_
         corpus(tmp_path / "pairs", "preferences", trained, []),
     )
     (found,) = found_in([pairs], [chat])
-    assert "11 of the 12" in found.found
+    assert "11 of the 12" in found.problem
 
 
 def test_what_no_evaluated_model_is_trained_on_is_no_matter(tmp_path):
@@ -133,7 +133,7 @@ def test_documents_are_known_by_their_ids(tmp_path):
     chat = corpus(tmp_path / "chat", "text", [], [*map(document, texts)])
     pairs = corpus(tmp_path / "pairs", "text", [*map(document, texts[:3])], [])
     (found,) = found_in([pairs], [chat])
-    assert "3 of the 4 held-out documents of chat are trained on in pairs" in found.found
+    assert "3 of the 4 held-out documents of chat are trained on in pairs" in found.problem
     asked = corpus(tmp_path / "asked/pairs", "preferences", [pair(text) for text in texts], [])
     assert not found_in([asked], [chat])
 

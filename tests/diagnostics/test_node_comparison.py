@@ -19,8 +19,8 @@ def node(name: str, factor: float = 1.0, **gpu: str) -> dict[str, Any]:
 
 def test_nodes_within_five_percent_are_alike_and_one_that_is_slow_is_named_with_what_differs():
     usual = [node("a", 1.01, **{"clocks.sm": "1980 MHz"}), node("b", 0.97, **{"clocks.sm": "1980 MHz"})]
-    assert node_comparison.differing(usual) == []
-    (said,) = node_comparison.differing([*usual, node("c", 0.7, **{"clocks.sm": "1200 MHz"})])
+    assert node_comparison.describe_outliers(usual) == []
+    (said,) = node_comparison.describe_outliers([*usual, node("c", 0.7, **{"clocks.sm": "1200 MHz"})])
     assert said.startswith("c: matrix products 28% slower than the median, copies")
     assert "clocks.sm is 1200 MHz there, elsewhere 1980 MHz" in said
 
@@ -66,10 +66,10 @@ def test_without_slurm_or_its_file_it_says_what_is_missing(tmp_path, monkeypatch
     monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: None)
     with pytest.raises(SnaketuneError, match="there is no SLURM here"):
-        node_comparison.on_nodes(2)
+        node_comparison.measure_nodes(2)
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: name)
     with pytest.raises(SnaketuneError, match="make slurm-profile"):
-        node_comparison.on_nodes(2)
+        node_comparison.measure_nodes(2)
 
 
 def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp_path):
@@ -83,9 +83,9 @@ def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp
         lambda count, site: [sys.executable, "-c", "import sys; sys.exit('no such nodes')"],
     )
     with pytest.raises(SnaketuneError, match="0 nodes answered; SLURM says: no such nodes"):
-        node_comparison.on_nodes(2)
+        node_comparison.measure_nodes(2)
 
 
 def test_a_site_without_gpus_is_asked_for_none():
-    told = node_comparison.asked_for(4, Site.model_validate({"partitions": {"cpu": {}}}))
+    told = node_comparison.srun_command(4, Site.model_validate({"partitions": {"cpu": {}}}))
     assert "--partition=cpu" in told and not [word for word in told if "gpu" in word or "gres" in word]

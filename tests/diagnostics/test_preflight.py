@@ -13,7 +13,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, Scratch
 from snaketune.diagnostics import environment, family_checks, preflight
-from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
+from snaketune.diagnostics.tokenizer_match import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
@@ -229,9 +229,9 @@ def test_a_tokenizer_of_another_model_is_told(family, told, says):
 
     chat = ChatTokenizer.load(family.tokenizer.folder)
     config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | told)
-    found = tokenizer_of_another("sft.demo", chat, config)
+    found = check_tokenizer_match("sft.demo", chat, config)
     assert [one.certain for one in found] == [False] * bool(says)
-    assert not says or (says in found[0].found and found[0].key == "sft.demo.tokenizer")
+    assert not says or (says in found[0].problem and found[0].key == "sft.demo.tokenizer")
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
@@ -245,17 +245,17 @@ def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
     run = SimpleNamespace(key="sft.demo", run=SimpleNamespace(lora=None))
     planned = SimpleNamespace(parameters=100, trained=100)
-    (found,) = environment.disk_space(run, planned, 2, tmp_path)
-    assert found.certain and "its result takes" in found.found
+    (found,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    assert found.certain and "its result takes" in found.problem
     made = tmp_path / "sft/demo/manifest.json"
     made.parent.mkdir(parents=True)
     made.touch()
-    (found,) = environment.disk_space(run, planned, 2, tmp_path)
+    (found,) = environment.check_disk_space(run, planned, 2, tmp_path)
     assert not found.certain
     # In half precision, half of it.
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=300))
-    assert [one.certain for one in environment.disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
-    assert [one.certain for one in environment.disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
+    assert [one.certain for one in environment.check_disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
+    assert [one.certain for one in environment.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
 
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(environment.fcntl, "flock", refuse)
-    assert [one.key for one in environment.file_system(tmp_path)] == ["results"]
+    assert [one.key for one in environment.check_file_system(tmp_path)] == ["results"]
 
 
 def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apart(monkeypatch):
@@ -291,20 +291,20 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        found = environment.hub("sft.demo.base", base)
+        found = environment.check_hub("sft.demo.base", base)
         assert {one.key for one in found} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
         assert all(one.certain == (what is not ConnectionError) for one in found)
-        said[str(what)] = [one.found for one in found]
+        said[str(what)] = [one.problem for one in found]
     missing, revision, gated, silent, pickled, sound = said.values()
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
     # Of a gated model everybody may read the page.
-    (gated,) = environment.hub("sft.demo.base", Pretrained(path="owner/gated"))
-    assert "gated" in gated.found and gated.certain
+    (gated,) = environment.check_hub("sft.demo.base", Pretrained(path="owner/gated"))
+    assert "gated" in gated.problem and gated.certain
     # Somebody who works offline is sure to stay so.
     answer[:] = [errors.OfflineModeIsEnabled]
-    assert [one.certain for one in environment.hub("dpo.demo.reference", base)] == [True]
+    assert [one.certain for one in environment.check_hub("dpo.demo.reference", base)] == [True]
 
 
 def raises(error: Exception) -> Any:

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.card_results import Told
 from snaketune.publishing.markdown import text
-from snaketune.stages.specs import CorpusWords
+from snaketune.stages.specs import CorpusDescription
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
 
@@ -137,7 +137,7 @@ def test_code_that_comes_with_a_model_is_told_of(tmp_path):
 
 
 def test_foreign_text_stays_text(tmp_path):
-    words = {name: CorpusWords(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")}
+    words = {name: CorpusDescription(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")}
     hostile = {"spec": CHAIN["dpo/demo"]["spec"] | {"loss": HOSTILE, "training": LEARNING | {HOSTILE: HOSTILE}}}
     card = card_of(tmp_path / "hostile", spec_of(corpora=words, license="mit"), dpo_demo=hostile)
     plain = card_of(

@@ -15,7 +15,7 @@ from snaketune.models import compiling
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 from snaketune.stages.job import result_at
-from snaketune.stages.links import check_place, link_payload
+from snaketune.stages.links import check_link, link_payload
 from snaketune.stages.outcome import Outcome
 from tests.stages.test_build_once import run
 
@@ -158,10 +158,10 @@ def test_what_lies_at_the_place_of_the_best_is_not_removed(made):
     folder, _, _ = made
     (folder / "results/best").mkdir()
     with pytest.raises(SnaketuneError, match="is no link"):
-        check_place(folder / "results/best")
+        check_link(folder / "results/best")
     (folder / "results/best").rmdir()
     (folder / "results/best").symlink_to(folder / "precious")
-    check_place(folder / "results/best")
+    check_link(folder / "results/best")
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

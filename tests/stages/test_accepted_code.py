@@ -7,7 +7,7 @@ import pytest
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import RECORD, accept, accepted_codes
-from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 from snaketune.stages.outcome import Outcome
@@ -27,7 +27,7 @@ def run(folder: Path, code: str, built: list, **more) -> dict:
         "payload": "rows",
         "work_root": folder / "results/.work",
     } | more
-    run_once(stage="demo", code=code, out=out, build=build, **arguments)
+    build_once(stage="demo", code=code, out=out, build=build, **arguments)
     return json.loads((out / "manifest.json").read_text())
 
 

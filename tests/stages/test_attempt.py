@@ -19,7 +19,6 @@ from snaketune.stages import run as stages
 from snaketune.stages.cache import build_once, fingerprint
 from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.attempt import Attempt, check_files, read_attempt, stamps_of
-from snaketune.stages.cache.build_once import run_once
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.outcome import Outcome
@@ -50,7 +49,7 @@ def run(folder: Path, source: Path, build, **changes) -> Path:
         "stage": "demo", "spec": {}, "artifacts": {}, "files": {"files": [source]}, "code": "c",
         "out": folder / "results/demo/x", "payload": "rows", "build": build, "work_root": folder / "results/.work",
     }  # fmt: skip
-    run_once(**(arguments | changes))
+    build_once.build_once(**(arguments | changes))
     return folder / "results/demo/x/rows/rows.txt"
 
 
@@ -83,17 +82,17 @@ def test_a_file_that_changes_while_it_is_built_from(tmp_path, source):
 
 
 def test_a_file_that_changes_while_its_digest_is_computed(tmp_path, source, monkeypatch):
-    real = fingerprint.read_outside
+    real = fingerprint.compute_digest
 
     def slow(path, work_root):
         digest = real(path, work_root)
         path.write_text("new")
         return digest
 
-    monkeypatch.setattr(fingerprint, "read_outside", slow)
+    monkeypatch.setattr(fingerprint, "compute_digest", slow)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source))
-    monkeypatch.setattr(fingerprint, "read_outside", real)
+    monkeypatch.setattr(fingerprint, "compute_digest", real)
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
@@ -311,7 +310,7 @@ def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch,
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch, stage):
     """Before its module is so much as imported."""
-    monkeypatch.setattr(stages, "run_once", lambda **given: given["build"](None))
+    monkeypatch.setattr(stages, "build_once", lambda **given: given["build"](None))
     monkeypatch.setattr(stages, "import_module", None)
     monkeypatch.setattr(stages, "result_at", lambda path: SimpleNamespace(manifest={"stage": ANY}))
     one = STAGES[stage].one

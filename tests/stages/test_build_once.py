@@ -21,14 +21,14 @@ from snaketune.artifacts.manifest import (
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.fingerprint import fingerprint, read_files
 from snaketune.stages.cache.status import Results
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.run import bring_back_from_the_future
+from snaketune.stages.run import reset_future_times
 
 
 def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
@@ -47,7 +47,7 @@ def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: li
         "stage": "demo", "spec": spec or {"a": 1}, "artifacts": {}, "files": {}, "code": "c", "out": out,
         "payload": "rows", "build": build, "work_root": folder / "results/.work",
     }  # fmt: skip
-    run_once(**(arguments | changes))
+    build_once(**(arguments | changes))
     return out / "manifest.json"
 
 
@@ -325,7 +325,7 @@ def test_results_of_a_later_time_get_that_of_now(tmp_path):
         path.touch()
         os.utime(path, (future, future))
     told = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
-    bring_back_from_the_future([read_artifact(manifest, "rows")], told)
+    reset_future_times([read_artifact(manifest, "rows")], told)
     assert all(path.stat().st_mtime <= time.time() for path in waited_for)
     assert manifest.stat().st_mtime == past
     assert (manifest.parent / "rows").stat().st_mtime <= time.time()

@@ -17,7 +17,7 @@ from snaketune.stages import table
 from snaketune.stages.declaration import Cost, any_number, exactly_one
 from snaketune.stages.job import Job
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.table import STAGES, in_order
+from snaketune.stages.table import STAGES, sort_stages
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (
@@ -86,9 +86,9 @@ def test_a_stage_that_is_declared_twice_is_refused_with_both_modules(tmp_path, m
     with pytest.raises(
         SnaketuneError, match=r"toy is declared twice, by declaredtwice\.one\.toy and declaredtwice\.two"
     ):
-        table.declared()
+        table.find_stages()
     (tmp_path / "declaredtwice/two/toy.py").unlink()
-    assert list(table.declared()) == ["other", "toy"]
+    assert list(table.find_stages()) == ["other", "toy"]
 
 
 def test_an_input_of_a_stage_that_there_is_not_is_refused():
@@ -96,7 +96,7 @@ def test_an_input_of_a_stage_that_there_is_not_is_refused():
     with pytest.raises(
         SnaketuneError, match=r"publishing\.convert: STAGE\.inputs\['model'\]: .* 'sfft'; did you mean 'sft'"
     ):
-        in_order([toy, STAGES["sft"]])
+        sort_stages([toy, STAGES["sft"]])
 
 
 def test_stages_that_read_each_other_are_refused():
@@ -104,7 +104,7 @@ def test_stages_that_read_each_other_are_refused():
     with pytest.raises(
         SnaketuneError, match=r"each other's results: (corpus → tokenizer → corpus|tokenizer → corpus → tok)"
     ):
-        in_order(found.values())
+        sort_stages(found.values())
 
 
 def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:

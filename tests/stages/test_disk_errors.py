@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from snaketune.stages.host.disk_errors import disk_trouble
+from snaketune.stages.host.disk_errors import disk_error_message
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from snaketune.stages.host.disk_errors import disk_trouble
 def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
     """A limit on the size of files stands for a full disk: it comes back from the same call."""
     script = (
-        "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.host.disk_errors import disk_trouble\n"
+        "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.host.disk_errors import disk_error_message\n"
         f"path = Path({str(tmp_path / 'x')!r})\n"
         f"try:\n    {save.replace('; ', chr(10) + '    ')}\n"
         "except Exception as error:\n    print(disk_trouble(error))"
@@ -40,5 +40,5 @@ def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
 
 
 def test_no_other_error_is_taken_for_it():
-    assert disk_trouble(FileNotFoundError(errno.ENOENT, "No such file", "x")) is None
-    assert disk_trouble(RuntimeError("shapes differ")) is None
+    assert disk_error_message(FileNotFoundError(errno.ENOENT, "No such file", "x")) is None
+    assert disk_error_message(RuntimeError("shapes differ")) is None

@@ -16,10 +16,10 @@ from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
     LONG_AGO,
     JobFile,
-    hold_job_files,
+    is_unchanged,
     job_file_of,
+    lock_job_files,
     read_job_file,
-    says_the_same,
     write_job_file,
 )
 from snaketune.stages.run import run
@@ -73,7 +73,7 @@ def test_a_result_from_the_future_is_older_than_the_file_of_its_stale_job():
 
 def hold_elsewhere() -> subprocess.Popen:
     """Another process that has the job files."""
-    code = "from snaketune.stages.job_files import hold_job_files; print(hold_job_files(), flush=True); input()"
+    code = "from snaketune.stages.job_files import lock_job_files; print(lock_job_files(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "True\n"
     return process
@@ -84,11 +84,11 @@ def test_one_run_at_a_time_has_the_job_files(monkeypatch, flock):
     if not flock:
         monkeypatch.setattr(job_files, "try_lock", no_locks)
     other = hold_elsewhere()
-    assert not hold_job_files()
+    assert not lock_job_files()
     other.kill()
     other.wait()
     # The kernel knows that it is gone.
-    assert hold_job_files()
+    assert lock_job_files()
 
 
 def no_locks(lock: Path):
@@ -98,23 +98,23 @@ def no_locks(lock: Path):
 def test_a_mark_may_be_kept_and_what_is_current_or_ran_since_is_marked_anew():
     write_job_file(PATH, JOB, ["spec differs"])
     text = PATH.read_bytes()
-    write_job_file(PATH, JOB, ["spec differs"], keep_mark=True)
+    write_job_file(PATH, JOB, ["spec differs"], keep_time=True)
     assert PATH.read_bytes() == text
     manifest = Path(JOB.out) / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}", encoding="utf-8")
     os.utime(manifest, (time.time() + 5,) * 2)
-    write_job_file(PATH, JOB, ["spec differs"], keep_mark=True)
+    write_job_file(PATH, JOB, ["spec differs"], keep_time=True)
     assert PATH.read_bytes() != text
 
 
 def test_what_a_job_reads_is_compared_without_what_is_said_of_its_result():
-    assert says_the_same(PATH, JOB)
+    assert is_unchanged(PATH, JOB)
     write_job_file(PATH, JOB, ["spec differs"])
-    assert says_the_same(PATH, JOB)
-    assert not says_the_same(PATH, JOB.model_copy(update={"code": "other"}))
+    assert is_unchanged(PATH, JOB)
+    assert not is_unchanged(PATH, JOB.model_copy(update={"code": "other"}))
     PATH.write_text("{", encoding="utf-8")
-    assert not says_the_same(PATH, JOB)
+    assert not is_unchanged(PATH, JOB)
 
 
 def test_outputs_are_where_a_default_storage_expects_them():
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_is_named():
     with pytest.raises(
         SnaketuneError, match=r"results/.jobs can't be written \(Not a directory\)|results is no folder"
     ):
-        hold_job_files()
+        lock_job_files()
 
 
 @pytest.mark.parametrize(

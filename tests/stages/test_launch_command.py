@@ -12,7 +12,14 @@ from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.host import launch_command
-from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, command, node_lines, planned
+from snaketune.stages.host.launch_command import (
+    check_installed,
+    check_limit,
+    check_nodes,
+    command,
+    describe_launch,
+    node_lines,
+)
 
 ROOT = Path(__file__).parents[2]
 STATE = Path("results/.work/sft/FINGERPRINT/state")
@@ -40,20 +47,20 @@ def test_the_recipe_for_eight_gpus_tells_its_one_command(monkeypatch):
     monkeypatch.chdir(ROOT)
     graph = JobGraph(*load(recipe("qwen3-8b-full")))
     for stage in ("sft", "dpo"):
-        head, only = planned(graph.job(stage, "qwen3-8b"))
+        head, only = describe_launch(graph.job(stage, "qwen3-8b"))
         assert head == f"{stage}/qwen3-8b: 8 processes (fsdp), one for each of 8 GPUs"
         state = f"results/.work/{stage}/FINGERPRINT/state"
         assert only == (
             "  node 1: env PET_STANDALONE=1 PET_LOCAL_ADDR=127.0.0.1 python -m accelerate.commands.launch --quiet "
             f"--config_file {state}/accelerate.yaml --module snaketune.training.launch.worker {state}/job.json"
         )
-    assert not [*planned(next(graph.stage("ref_logps")))]
-    assert not [*planned(next(graph.stage("eval")))]
+    assert not [*describe_launch(next(graph.stage("ref_logps")))]
+    assert not [*describe_launch(next(graph.stage("eval")))]
 
 
 def test_the_recipe_for_two_nodes_tells_the_command_of_each():
     graph = JobGraph(*load(recipe("llama3.1-70b-qlora-2x8")))
-    head, *lines = planned(graph.job("sft", "llama3.1-70b-qlora"))
+    head, *lines = describe_launch(graph.job("sft", "llama3.1-70b-qlora"))
     assert head == (
         "sft/llama3.1-70b-qlora: 16 processes (fsdp), one for each of 8 GPUs on each of 2 nodes, by srun --nodes=2 --ntasks=2 "
         "--ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"

@@ -93,7 +93,7 @@ def test_what_snakemake_leaves_out_is_named(project):
     marker.parent.mkdir(exist_ok=True)
     marker.write_text("{}", encoding="utf-8")
     said = project.snakemake("--rerun-incomplete")
-    left_out = re.findall(r"^stale, and not run: (.*); run again$", said, re.MULTILINE)
+    not_run = re.findall(r"^stale, and not run: (.*); run again$", said, re.MULTILINE)
     again = rules_in(project.snakemake())
-    assert left_out and again, said
+    assert not_run and again, said
     assert project.stale() == set()

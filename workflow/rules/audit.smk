@@ -14,9 +14,9 @@ rule audit:
     threads: 1
     resources:
         **cluster_resources_of("audit"),
-        mem_mb=needed("audit", "mem_mb"),
-        runtime=needed("audit", "runtime"),
-        gpu=needed("audit", "gpu"),
+        mem_mb=resource_of("audit", "mem_mb"),
+        runtime=resource_of("audit", "runtime"),
+        gpu=resource_of("audit", "gpu"),
     shell:
         "python -m snaketune audit {input.job:q} 2>&1 | tee {log:q}"
 

@@ -13,9 +13,9 @@ rule calibrate:
     threads: threads_of("calibrate")
     resources:
         **cluster_resources_of("calibrate"),
-        mem_mb=needed("calibrate", "mem_mb"),
-        runtime=needed("calibrate", "runtime"),
-        gpu=needed("calibrate", "gpu"),
+        mem_mb=resource_of("calibrate", "mem_mb"),
+        runtime=resource_of("calibrate", "runtime"),
+        gpu=resource_of("calibrate", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
 

@@ -75,7 +75,7 @@ def is_current(job):
         log_triggers()
         # Without an executor, the graph is only drawn.
         planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
-        for line in planner.results.tell(job):
+        for line in planner.results.log_lines(job):
             logger.info(line)
         current = planner.results.of(job).current
         if not current:

@@ -13,9 +13,9 @@ rule convert:
     threads: 1
     resources:
         **cluster_resources_of("convert"),
-        mem_mb=needed("convert", "mem_mb"),
-        runtime=needed("convert", "runtime"),
-        gpu=needed("convert", "gpu"),
+        mem_mb=resource_of("convert", "mem_mb"),
+        runtime=resource_of("convert", "runtime"),
+        gpu=resource_of("convert", "gpu"),
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 

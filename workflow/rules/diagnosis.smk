@@ -14,9 +14,9 @@ rule diagnosis:
     threads: 1
     resources:
         **cluster_resources_of("diagnosis"),
-        mem_mb=needed("diagnosis", "mem_mb"),
-        runtime=needed("diagnosis", "runtime"),
-        gpu=needed("diagnosis", "gpu"),
+        mem_mb=resource_of("diagnosis", "mem_mb"),
+        runtime=resource_of("diagnosis", "runtime"),
+        gpu=resource_of("diagnosis", "gpu"),
     shell:
         "python -m snaketune diagnosis {input.job:q} 2>&1 | tee {log:q}"
 

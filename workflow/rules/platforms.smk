@@ -5,7 +5,7 @@ import os
 from snakemake.settings.types import DeploymentMethod, ExecMode
 
 from snaketune.publishing.convert import find_converter
-from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, planned
+from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, describe_launch
 
 # A process that runs single jobs for the one that planned them decides nothing.
 PLANS = workflow.exec_mode == ExecMode.DEFAULT
@@ -47,8 +47,8 @@ def check_before_run(job):
     if job.manifest in checked:
         return
     checked.add(job.manifest)
-    requests.ask(job)
-    for line in planned(job):
+    requests.request(job)
+    for line in describe_launch(job):
         logger.info(line)
     # Not where the graph is only drawn.
     runs = workflow.executor_plugin is not None and not workflow.dryrun

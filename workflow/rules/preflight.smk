@@ -13,8 +13,8 @@ rule preflight:
     threads: 1
     resources:
         **cluster_resources_of("preflight"),
-        mem_mb=needed("preflight", "mem_mb"),
-        runtime=needed("preflight", "runtime"),
-        gpu=needed("preflight", "gpu"),
+        mem_mb=resource_of("preflight", "mem_mb"),
+        runtime=resource_of("preflight", "runtime"),
+        gpu=resource_of("preflight", "gpu"),
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

@@ -15,8 +15,8 @@ rule ref_logps:
     threads: threads_of("ref_logps")
     resources:
         **cluster_resources_of("ref_logps"),
-        mem_mb=needed("ref_logps", "mem_mb"),
-        runtime=needed("ref_logps", "runtime"),
-        gpu=needed("ref_logps", "gpu"),
+        mem_mb=resource_of("ref_logps", "mem_mb"),
+        runtime=resource_of("ref_logps", "runtime"),
+        gpu=resource_of("ref_logps", "gpu"),
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

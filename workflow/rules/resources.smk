@@ -1,23 +1,23 @@
 """What rules ask of the scheduler, which jobs are sent to a cluster as one, and why those that were sent wait."""
 
 from snaketune.cluster.pending_jobs import watch
-from snaketune.cluster.resources import Requests
+from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import read_site, site_file
 
 with plain_errors():
-    requests = Requests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
+    requests = ResourceRequests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
 
 
 def threads_of(stage):
     """CPUs of a job, on each of its nodes."""
 
     def threads(wildcards):
-        return ask_of(stage, wildcards).threads
+        return request_of(stage, wildcards).threads
 
     return threads
 
 
-def needed(stage, name):
+def resource_of(stage, name):
     """What a job of the stage needs of one resource: memory in MB, minutes, GPUs on all its nodes."""
 
     def resource(wildcards, attempt):
@@ -29,13 +29,13 @@ def needed(stage, name):
 
 def cluster_resources_of(stage):
     """On a cluster: where a job goes, in whose name, and what a GPU is called there."""
-    return {name: needed(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")}
+    return {name: resource_of(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")}
 
 
-def ask_of(stage, wildcards):
+def request_of(stage, wildcards):
     """What a job asks for; refused where it could never start."""
     with plain_errors():
-        return requests.ask(job_of(stage, wildcards))
+        return requests.request(job_of(stage, wildcards))
 
 
 def group_of(stage):

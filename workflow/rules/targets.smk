@@ -2,7 +2,7 @@
 
 from snaketune.publishing.push import pushed_jobs
 from snaketune.stages.job import RESULTS
-from snaketune.stages.links import check_place
+from snaketune.stages.links import check_link
 from snaketune.stages.cache.status import made_from
 
 
@@ -41,7 +41,7 @@ def link_to_best():
         return {}
     link = RESULTS / STAGES["report"].link
     with plain_errors():
-        check_place(link)
+        check_link(link)
     return {"best": directory(str(link))}
 
 
@@ -51,8 +51,8 @@ def pushed(wildcards):
         return results(pushed_jobs(graph))
 
 
-def log_left_out():
+def log_not_run():
     """Name the stale jobs that Snakemake left out though no option excludes them."""
     limited = workflow.dag_settings.until or workflow.dag_settings.omit_from
-    if not limited and (left_out := planner.left_out()):
-        logger.warning(f"stale, and not run: {', '.join(left_out)}; run again")
+    if not limited and (not_run := planner.not_run()):
+        logger.warning(f"stale, and not run: {', '.join(not_run)}; run again")

@@ -15,8 +15,8 @@ rule tokenize:
     threads: 1
     resources:
         **cluster_resources_of("tokenize"),
-        mem_mb=needed("tokenize", "mem_mb"),
-        runtime=needed("tokenize", "runtime"),
-        gpu=needed("tokenize", "gpu"),
+        mem_mb=resource_of("tokenize", "mem_mb"),
+        runtime=resource_of("tokenize", "runtime"),
+        gpu=resource_of("tokenize", "gpu"),
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from snaketune.cluster.job_endings import noted
+from snaketune.cluster.job_endings import note_job_number
 from snaketune.config.secrets import without_secrets
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
@@ -22,7 +22,7 @@ from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.libraries import quiet_libraries
 from snaketune.stages.cache.work_folders import WORK_ROOT
-from snaketune.stages.host.disk_errors import disk_trouble
+from snaketune.stages.host.disk_errors import disk_error_message
 from snaketune.stages.job import result_at
 from snaketune.stages.job_files import read_job_file
 from snaketune.stages.run import run
@@ -75,18 +75,18 @@ def main(arguments: list[str] | None = None) -> int:
             from snaketune.diagnostics import node_comparison
 
             if not options.nodes:
-                print(json.dumps(node_comparison.here(Path())))
+                print(json.dumps(node_comparison.measure_node(Path())))
                 return 0
-            found = node_comparison.on_nodes(options.nodes)
-            said = node_comparison.differing(found) or [
-                f"no node is more than {node_comparison.APART:.0%} from the median"
+            found = node_comparison.measure_nodes(options.nodes)
+            said = node_comparison.describe_outliers(found) or [
+                f"no node is more than {node_comparison.TOLERANCE:.0%} from the median"
             ]
             print(node_comparison.table(found), "", *said, sep="\n")
             return 0
         job = read_job_file(options.job_file)
         if job.stage != options.command:
             raise SnaketuneError(f"{options.job_file} is of stage {job.stage}, not {options.command}")
-        with noted(Path(job.out)):
+        with note_job_number(Path(job.out)):
             run(job)
     except SnaketuneError as error:
         # Libraries repeat addresses, and these may hold a password.
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if not (told := disk_trouble(error)):
+        if not (told := disk_error_message(error)):
             raise
         print(f"error: {told}", file=sys.stderr)
         return 1

@@ -8,7 +8,7 @@ from typing import Any
 STATUS = 130
 
 
-def say(number: int, frame: Any) -> None:
+def exit_on_interrupt(number: int, frame: Any) -> None:
     """Ends the process as an error does: locks are given back, processes that were started are ended."""
     # Another one would end in the middle of that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -19,4 +19,4 @@ def say(number: int, frame: Any) -> None:
 def install() -> None:
     """Where the system's default is in place; a process that is told to ignore it goes on doing so."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, say)
+        signal.signal(signal.SIGINT, exit_on_interrupt)

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from snaketune.cluster.site import minutes
-from snaketune.cluster.slurm import asked, fields, megabytes
+from snaketune.cluster.slurm import fields, megabytes, run_slurm
 from snaketune.errors import SnaketuneError
 
 GPUS = re.compile(r"gpu(?::(?P<model>[^:,()]+))?:(?P<count>\d+)")
@@ -33,7 +33,7 @@ def write_description(out: Path) -> str:
         raise SnaketuneError(
             f"{out} is there already, and may hold what you edited; remove it, or give --out another name"
         )
-    told, left_out = described()
+    told, left_out = describe_cluster()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(HEAD + yaml.safe_dump(told, sort_keys=False, default_flow_style=None, width=120), encoding="utf-8")
     lines = [f"{out}: partitions {', '.join(told['partitions'])}; jobs are watched by {told['status_command']}"]
@@ -46,11 +46,11 @@ def write_description(out: Path) -> str:
     return "\n".join(lines)
 
 
-def described() -> tuple[dict[str, Any], list[str]]:
+def describe_cluster() -> tuple[dict[str, Any], list[str]]:
     """What the file says, and partitions that take no jobs of ours, each with the reason."""
-    listed = asked("scontrol", "--oneliner", "show", "partition")
-    nodes = asked("sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G")
-    config = asked("scontrol", "show", "config")
+    listed = run_slurm("scontrol", "--oneliner", "show", "partition")
+    nodes = run_slurm("sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G")
+    config = run_slurm("scontrol", "show", "config")
     if not (listed and nodes and config):
         raise SnaketuneError(
             "SLURM doesn't answer here (scontrol, sinfo); run this where sbatch works, or write the file by hand"
@@ -114,5 +114,5 @@ def _number(told: str | None) -> int:
 
 
 def _account() -> str:
-    told = asked("sacctmgr", "--noheader", "--parsable2", "show", "user", getpass.getuser(), "format=DefaultAccount")
+    told = run_slurm("sacctmgr", "--noheader", "--parsable2", "show", "user", getpass.getuser(), "format=DefaultAccount")
     return (told or "").strip()

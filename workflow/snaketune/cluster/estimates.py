@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snaketune.cluster.limits import Ask
+from snaketune.cluster.limits import ResourceRequest
 from snaketune.config.training_runs import Pretrained, Scratch
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
@@ -48,15 +48,15 @@ class Estimates:
 
     def __init__(self, jobs: Iterable[Job]):
         self.jobs = tuple(jobs)
-        self._asks: dict[str, Ask] = {}
+        self._requests: dict[str, ResourceRequest] = {}
         self._bytes: dict[str, float] = {}
         self._below: dict[str, tuple[Job, ...]] = {}
 
-    def of(self, job: Job) -> Ask:
+    def of(self, job: Job) -> ResourceRequest:
         """What the job needs."""
-        if job.manifest not in self._asks:
-            self._asks[job.manifest] = self._estimate(job)
-        return self._asks[job.manifest]
+        if job.manifest not in self._requests:
+            self._requests[job.manifest] = self._estimate(job)
+        return self._requests[job.manifest]
 
     @cached_property
     def little_text(self) -> bool:
@@ -84,11 +84,11 @@ class Estimates:
             self._below[job.manifest] = tuple(found.values())
         return self._below[job.manifest]
 
-    def _estimate(self, job: Job) -> Ask:
+    def _estimate(self, job: Job) -> ResourceRequest:
         # Jobs of one array get what its first job asks for, so all of a stage ask alike.
         alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
         asks = [self._alone(one) for one in alike]
-        found = Ask(
+        found = ResourceRequest(
             threads=max(ask.threads for ask in asks),
             mem_mb=max(ask.mem_mb for ask in asks),
             runtime=max(ask.runtime for ask in asks),
@@ -96,10 +96,10 @@ class Estimates:
             nodes=job.operation.nodes if "nodes" in STAGES[job.stage].operation else 1,
         )
         for one in alike:
-            self._asks[one.manifest] = found
+            self._requests[one.manifest] = found
         return found
 
-    def _alone(self, job: Job) -> Ask:
+    def _alone(self, job: Job) -> ResourceRequest:
         computes = STAGES[job.stage].gpu
         cost = STAGES[job.stage].cost
         cost = cost(job.spec) if callable(cost) else cost
@@ -113,7 +113,7 @@ class Estimates:
             ask["mem_mb"] = measured if alike else max(measured, ask["mem_mb"])
         if (seconds := before.get("seconds")) and "tokens_per_second_median" not in before:
             ask["runtime"] = max(5 + 1.5 * seconds / 60, ask["runtime"])
-        return Ask(
+        return ResourceRequest(
             threads=ask["threads"], mem_mb=_rounded(ask["mem_mb"] + AROUND_MB, 100), runtime=_rounded(ask["runtime"], 1)
         )
 

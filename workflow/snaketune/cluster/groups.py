@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from snaketune.cluster.limits import Ask
+from snaketune.cluster.limits import ResourceRequest
 from snaketune.stages.job import Job
 
 GROUPS = ("data", "models")
 # Minutes up to which jobs are short, all in all, and how many there may be: Snakemake compares those of a group with each
 # other.
-SHORT, MOST = 60, 100
+SHORT_MINUTES, MAX_JOBS = 60, 100
 
 
-class Together:
+class JobGroup:
     """The jobs of one group, were they sent as one.
 
     Attributes:
@@ -28,21 +28,21 @@ class Together:
         whole: what Snakemake then asks for.
     """
 
-    def __init__(self, jobs: Iterable[Job], estimated: Callable[[Job], Ask], in_turn: bool):
+    def __init__(self, jobs: Iterable[Job], estimated: Callable[[Job], ResourceRequest], in_turn: bool):
         """Args: in_turn: whether those of one level take turns, and share the threads of one."""
         jobs = list(jobs)
         levels = _levels(jobs)
         widths = Counter(levels.values())
-        self.asks = {}
+        self.requests = {}
         for job in jobs:
             ask = estimated(job)
             if in_turn:
                 turns = widths[levels[job.manifest]]
                 threads = max(1, ask.threads // max(widths.values()))
                 ask = replace(ask, runtime=ask.runtime * turns, threads=threads)
-            self.asks[job.manifest] = ask
-        sums = [[self.asks[name] for name, level in levels.items() if level == one] for one in widths]
-        self.whole = Ask(
+            self.requests[job.manifest] = ask
+        sums = [[self.requests[name] for name, level in levels.items() if level == one] for one in widths]
+        self.total = ResourceRequest(
             threads=max(sum(ask.threads for ask in level) for level in sums),
             mem_mb=max(sum(ask.mem_mb for ask in level) for level in sums),
             runtime=sum(max(ask.runtime for ask in level) for level in sums),
@@ -50,7 +50,7 @@ class Together:
         )
 
 
-def alike(jobs: Iterable[Job]) -> bool:
+def can_take_turns(jobs: Iterable[Job]) -> bool:
     """Whether they can take turns on one GPU, or all do without."""
     needed = {(job.operation.gpus, job.operation.nodes) for job in jobs}
     return len(needed) == 1 and needed <= {(0, 1), (1, 1)}

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaketune.cluster.limits import Ask
+from snaketune.cluster.limits import ResourceRequest
 from snaketune.cluster.site import minutes
-from snaketune.cluster.slurm import asked, fields, megabytes
+from snaketune.cluster.slurm import fields, megabytes, run_slurm
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import RESULTS
 
@@ -24,7 +24,7 @@ LAST_BYTES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class JobEnding:
     """How a job of SLURM ended.
 
     Attributes:
@@ -38,7 +38,7 @@ class End:
 
 
 @contextmanager
-def noted(folder: Path) -> Iterator[None]:
+def note_job_number(folder: Path) -> Iterator[None]:
     """While a job of SLURM makes the result that is published in `folder`, its number is noted, and if it fails, left."""
     number = os.environ.get("SLURM_JOB_ID")
     if not number:
@@ -51,7 +51,7 @@ def noted(folder: Path) -> Iterator[None]:
     note.unlink(missing_ok=True)
 
 
-def last_end(folder: Path) -> End | None:
+def last_ending(folder: Path) -> JobEnding | None:
     """How the last attempt ended that left a note; None where there is none, or SLURM doesn't know."""
     try:
         number = _note(folder).read_text(encoding="utf-8").strip()
@@ -59,7 +59,7 @@ def last_end(folder: Path) -> End | None:
         return None
     if not number.isdecimal():
         return None
-    if told := asked("scontrol", "--oneliner", "show", "job", number):
+    if told := run_slurm("scontrol", "--oneliner", "show", "job", number):
         # One of an array's tasks has the number of the array itself, of which SLURM tells all.
         records = [fields(line) for line in told.splitlines()]
         found = next((one for one in records if one.get("JobId") == number), {})
@@ -68,7 +68,7 @@ def last_end(folder: Path) -> End | None:
         state, limit = found.get("JobState", ""), found.get("TimeLimit", "")
         if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(found.get("StdOut", ""))):
             state = "OUT_OF_MEMORY"
-    elif told := asked("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit"):
+    elif told := run_slurm("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit"):
         records = {number: rest for number, *rest in (line.split("|") for line in told.splitlines())}
         if number not in records:
             return None
@@ -77,7 +77,7 @@ def last_end(folder: Path) -> End | None:
         return None
     runtime = minutes(limit)
     # `CANCELLED by 1000` is one state.
-    return End(
+    return JobEnding(
         state=state.split()[0] if state else "",
         mem_mb=megabytes(memory) // max(1, nodes),
         runtime=runtime if isinstance(runtime, int) else 0,
@@ -94,13 +94,13 @@ def _ran_out_of_memory(log: Path) -> bool:
         return False
 
 
-def raised(ask: Ask, end: End | None) -> Ask:
+def raise_after(ask: ResourceRequest, end: JobEnding | None) -> ResourceRequest:
     """The ask of the attempt after one that ended so.
 
-    >>> ask = Ask(threads=1, mem_mb=1500, runtime=10)
-    >>> raised(ask, End(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
+    >>> ask = ResourceRequest(threads=1, mem_mb=1500, runtime=10)
+    >>> raise_after(ask, JobEnding(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
     Ask(threads=1, mem_mb=3000, runtime=10, gpus=0, nodes=1)
-    >>> raised(ask, End(state="FAILED", mem_mb=1500, runtime=10)) == ask
+    >>> raise_after(ask, JobEnding(state="FAILED", mem_mb=1500, runtime=10)) == ask
     True
     """
     if end and end.state == "OUT_OF_MEMORY":

@@ -8,7 +8,7 @@ from snaketune.errors import SnaketuneError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class ResourceRequest:
     """What one job asks for.
 
     Attributes:
@@ -24,7 +24,7 @@ class Ask:
     nodes: int = 1
 
 
-def within(ask: Ask, site: Site, key: str) -> Ask:
+def fit_to_partitions(ask: ResourceRequest, site: Site, key: str) -> ResourceRequest:
     """The ask, no larger than the partition allows that gives most of it.
 
     What is estimated (time, memory, threads) is cut: a training that takes longer goes on in a next job. What is asked for in
@@ -37,9 +37,9 @@ def within(ask: Ask, site: Site, key: str) -> Ask:
 
     >>> gpu = Partition(max_runtime=2880, max_gpu=2)
     >>> site = Site(partitions={"cpu": Partition(max_runtime=60, max_mem_mb=8000), "gpu": gpu})
-    >>> within(Ask(threads=8, mem_mb=16000, runtime=90), site, "corpus/chat")
+    >>> fit_to_partitions(ResourceRequest(threads=8, mem_mb=16000, runtime=90), site, "corpus/chat")
     Ask(threads=8, mem_mb=8000, runtime=60, gpus=0, nodes=1)
-    >>> within(Ask(threads=8, mem_mb=16000, runtime=9000, gpus=1), site, "sft/chat")
+    >>> fit_to_partitions(ResourceRequest(threads=8, mem_mb=16000, runtime=9000, gpus=1), site, "sft/chat")
     Ask(threads=8, mem_mb=16000, runtime=2880, gpus=1, nodes=1)
     """
     refused: list[str] = []
@@ -62,7 +62,7 @@ def within(ask: Ask, site: Site, key: str) -> Ask:
     return max((_cut(ask, one) for one in suited), key=lambda cut: (cut.runtime, cut.mem_mb, cut.threads))
 
 
-def _refusals(ask: Ask, name: str, partition: Partition, site: Site) -> Iterator[str]:
+def _refusals(ask: ResourceRequest, name: str, partition: Partition, site: Site) -> Iterator[str]:
     if partition.max_nodes and ask.nodes > partition.max_nodes:
         yield f"gives {partition.max_nodes} nodes"
     if not ask.gpus:
@@ -77,7 +77,7 @@ def _refusals(ask: Ask, name: str, partition: Partition, site: Site) -> Iterator
         yield f"has GPUs of model {', '.join(models)}"
 
 
-def _cut(ask: Ask, partition: Partition) -> Ask:
+def _cut(ask: ResourceRequest, partition: Partition) -> ResourceRequest:
     return replace(
         ask,
         threads=min(ask.threads, partition.max_threads or ask.threads),

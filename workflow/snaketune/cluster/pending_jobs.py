@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from snaketune.cluster.slurm import asked
+from snaketune.cluster.slurm import run_slurm
 
 SECONDS_BETWEEN_LOOKS = 60
 # By the beginning of SLURM's reason, first fit: what it means, and what to do.
@@ -38,16 +38,16 @@ REASONS = {
 }
 
 
-def explained(reason: str) -> str:
+def explain(reason: str) -> str:
     """
-    >>> explained("Priority")
+    >>> explain("Priority")
     'others are before it (Priority)'
     """
     words = next((words for begins, words in REASONS.items() if reason.startswith(begins)), "")
     return f"{words} ({reason})" if words else f"SLURM's reason is {reason}"
 
 
-def waiting(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str, str]]:
+def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str, str]]:
     """Of the lines of `squeue`, those of jobs sent from `folder` that have waited for a minute.
 
     Returns:
@@ -63,12 +63,12 @@ def waiting(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str,
             continue
         if waited >= 1:
             name = comment.removeprefix("rule_").replace("_wildcards_", " ")
-            yield number, reason, f"job {number} ({name}) has waited for {waited:.0f} min: {explained(reason)}"
+            yield number, reason, f"job {number} ({name}) has waited for {waited:.0f} min: {explain(reason)}"
 
 
 # Looks after which a run whose jobs are gone from the queue is told so; the executor itself looks every three minutes at least.
 LOOKS_WITHOUT_JOBS = 5
-LOST_SIGHT = (
+JOBS_LOST = (
     "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost "
     "sight of its jobs, as it may after slurmctld was away: end this, and run again; what the jobs have made is taken"
 )
@@ -78,13 +78,13 @@ LOST_SIGHT = (
 ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING", "SIGNALING"}
 
 
-class Gone:
+class LostJobs:
     """Whether jobs were there, and aren't any more."""
 
     def __init__(self):
         self.seen, self.looks = False, 0
 
-    def now(self, listed: str | None, folder: str) -> bool:
+    def check(self, listed: str | None, folder: str) -> bool:
         """Called at each look with this user's jobs, ended ones too, as `%T|%Z`; None where SLURM doesn't answer. True once."""
         if listed is None:
             return False
@@ -104,13 +104,13 @@ def watch(tell: Callable[[str], None]) -> None:
 
 def _watch(tell: Callable[[str], None], folder: str) -> None:
     told: set[tuple[str, str]] = set()
-    gone = Gone()
+    gone = LostJobs()
     pause = threading.Event()
     while not pause.wait(SECONDS_BETWEEN_LOOKS):
-        listed = asked("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
-        for number, reason, line in waiting(listed or "", folder, datetime.now()):
+        listed = run_slurm("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
+        for number, reason, line in waiting_jobs(listed or "", folder, datetime.now()):
             if (number, reason) not in told:
                 told.add((number, reason))
                 tell(line)
-        if gone.now(asked("squeue", "--me", "--noheader", "--states=all", "--format=%T|%Z"), folder):
-            tell(LOST_SIGHT)
+        if gone.check(run_slurm("squeue", "--me", "--noheader", "--states=all", "--format=%T|%Z"), folder):
+            tell(JOBS_LOST)

@@ -8,7 +8,7 @@ import subprocess
 SECONDS = 20
 
 
-def asked(*command: str) -> str | None:
+def run_slurm(*command: str) -> str | None:
     """What a program prints; None where it says nothing that could be used."""
     if not shutil.which(command[0]):
         return None

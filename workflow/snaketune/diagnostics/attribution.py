@@ -18,7 +18,7 @@ import math
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.diagnostics.attribution_picture import picture
+from snaketune.diagnostics.attribution_picture import attribution_svg
 from snaketune.diagnostics.trial_files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -61,7 +61,7 @@ def write_attribution(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Art
     (work.payload / "table.csv").write_text(as_csv(found), encoding="utf-8")
     table = as_markdown(found)
     (work.payload / "table.md").write_text(table, encoding="utf-8")
-    (work.payload / "attribution.svg").write_text(picture(found), encoding="utf-8")
+    (work.payload / "attribution.svg").write_text(attribution_svg(found), encoding="utf-8")
     print(table, flush=True)
     return Outcome(counts={"variants": len(names), "trials": len(trials)})
 

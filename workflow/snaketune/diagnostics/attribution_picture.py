@@ -19,7 +19,7 @@ SETTINGS = {
 }
 
 
-def picture(found: dict[str, Any]) -> str:
+def attribution_svg(found: dict[str, Any]) -> str:
     """SVG. Args: found: as `diagnosis.attribution` has it."""
     rows = [row for row in found["rows"][1:] if row["fits"]]
     with mpl.rc_context(SETTINGS):

@@ -9,7 +9,7 @@ WORTH_TELLING = 0.01
 FEW_SUPERVISED = 0.02
 
 
-def lost_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
+def check_dropped_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
     """What rows of this length lose, and what isn't learned from.
 
     Args:
@@ -19,7 +19,7 @@ def lost_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
     >>> lost = {"rows": 30, "tokens": 40_000, "enough": 2048}
     >>> counts = {"read": 100, "read_tokens": 120_000, "tokens": 80_000, "supervised_tokens": 30_000, "kept": 70}
     >>> manifest = {"packing_metadata": {"lost_to_length": lost}, "counts": {"train": counts}, "row_length": 512}
-    >>> print(*lost_tokens("sft.demo", manifest))  # doctest: +NORMALIZE_WHITESPACE
+    >>> print(*check_dropped_tokens("sft.demo", manifest))  # doctest: +NORMALIZE_WHITESPACE
     sft.demo.packing.length: 33.3% of the tokens (40,000 of 120,000, in 30 of 100 sequences) are lost, since rows have 512
         tokens; rows of 2048 would keep 99% of them
     """
@@ -34,7 +34,7 @@ def lost_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 key=f"{key}.packing.length",
-                found=f"{lost['tokens'] / read:.1%} of the tokens ({lost['tokens']:,} of {read:,}, in {lost['rows']:,} of "
+                problem=f"{lost['tokens'] / read:.1%} of the tokens ({lost['tokens']:,} of {read:,}, in {lost['rows']:,} of "
                 f"{counts['read']:,} sequences) are lost, since rows have {pack['row_length']} tokens",
                 do=enough,
                 certain=False,
@@ -45,7 +45,7 @@ def lost_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 key=f"{key}.packing.train_on",
-                found="no token of the rows is supervised, so that nothing would be learned",
+                problem="no token of the rows is supervised, so that nothing would be learned",
                 do="look at the tokenizer's chat template, and at which turns are marked `supervised: false`",
             )
         )
@@ -53,7 +53,7 @@ def lost_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 key=f"{key}.packing.train_on",
-                found=f"only {supervised / tokens:.2%} of the tokens are supervised ({supervised:,} of {tokens:,})",
+                problem=f"only {supervised / tokens:.2%} of the tokens are supervised ({supervised:,} of {tokens:,})",
                 do="if the prompts are meant to be so long, leave it; else look at the tokenizer's chat template",
                 certain=False,
             )

@@ -15,7 +15,7 @@ GB = 1e9
 SECONDS_TO_ANSWER = 10.0
 
 
-def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> list[Finding]:
+def check_disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> list[Finding]:
     """Whether the results fit, and the checkpoints beside them: two, as the older one goes when the newer one is there.
 
     Args:
@@ -33,7 +33,7 @@ def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> 
         return [
             Finding(
                 key=run.key,
-                found=f"its result takes up to {result / GB:.1f} GB, and the disk of {place} has {free / GB:.1f} GB left",
+                problem=f"its result takes up to {result / GB:.1f} GB, and the disk of {place} has {free / GB:.1f} GB left",
                 do="make room there (`snakemake clean_work` tells what old work would free), or move results to another disk",
             )
         ]
@@ -41,7 +41,7 @@ def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> 
         return [
             Finding(
                 key=run.key,
-                found=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, and the disk has "
+                problem=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, and the disk has "
                 f"{free / GB:.1f} GB left",
                 do="make room (`snakemake clean_work` tells what old work would free)",
                 certain=False,
@@ -50,7 +50,7 @@ def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> 
     return []
 
 
-def file_system(place: Path) -> list[Finding]:
+def check_file_system(place: Path) -> list[Finding]:
     """Whether a folder's file system can do what results lean on: locks, and mapping files into memory."""
     found = []
     try:
@@ -60,7 +60,7 @@ def file_system(place: Path) -> list[Finding]:
         found.append(
             Finding(
                 key="results",
-                found=f"the file system of {place} has no locks ({error.strerror})",
+                problem=f"the file system of {place} has no locks ({error.strerror})",
                 do="jobs tell each other apart by heartbeats in their work folders, which takes 90 seconds after a crash; "
                 "a file system with flock is quicker",
                 certain=False,
@@ -70,7 +70,7 @@ def file_system(place: Path) -> list[Finding]:
         found.append(
             Finding(
                 key="operation.load_in_memory",
-                found=f"the file system of {place} is slow to map, so rows are read into memory first",
+                problem=f"the file system of {place} is slow to map, so rows are read into memory first",
                 do="put results on a local disk where they don't fit in memory",
                 certain=False,
             )
@@ -78,7 +78,7 @@ def file_system(place: Path) -> list[Finding]:
     return found
 
 
-def hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
+def check_hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
     """Whether a model from the Hub is here, or can be had: the repository, the revision, and safetensors in it.
 
     Args:
@@ -88,7 +88,7 @@ def hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
         return []
     revision = base.revision or "main"
     found, do, certain = _on_the_hub(base.path, revision)
-    return [Finding(key=f"{key}.path", found=found, do=do, certain=certain)] if found else []
+    return [Finding(key=f"{key}.path", problem=found, do=do, certain=certain)] if found else []
 
 
 def _is_here(base: Pretrained) -> bool:

@@ -16,13 +16,13 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Pretrained
-from snaketune.diagnostics.dropped_tokens import lost_tokens
-from snaketune.diagnostics.environment import disk_space, file_system, hub
-from snaketune.diagnostics.hyperparameters import out_of_range
-from snaketune.diagnostics.leaks import held_out_in_training
-from snaketune.diagnostics.missing_answers import exact_match_of_nothing
-from snaketune.diagnostics.special_tokens import pads_with_the_end
-from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
+from snaketune.diagnostics.dropped_tokens import check_dropped_tokens
+from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
+from snaketune.diagnostics.hyperparameters import check_hyperparameters
+from snaketune.diagnostics.leaks import check_leaks
+from snaketune.diagnostics.missing_answers import check_missing_answers
+from snaketune.diagnostics.special_tokens import check_pad_token
+from snaketune.diagnostics.tokenizer_match import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
@@ -30,7 +30,7 @@ from snaketune.models.memory_trace import Planned
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
-from snaketune.stages.gpu_needs import Finding, tell
+from snaketune.stages.gpu_needs import Finding, report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightRun, PreflightSpec
 from snaketune.tokenization.chat import ChatTokenizer
@@ -63,19 +63,19 @@ def check_family(
     # The run that the family begins with.
     first = next(run.key for run in spec.runs if run.kind == "sft")
     found = [
-        *hub(f"{first}.base", spec.base),
-        *file_system(work.folder),
-        *pads_with_the_end(first, chat, tokenizer.manifest),
+        *check_hub(f"{first}.base", spec.base),
+        *check_file_system(work.folder),
+        *check_pad_token(first, chat, tokenizer.manifest),
     ]
     found += _of_base(first, spec, chat)
     for run in spec.runs:
-        found += hub(f"{run.key}.reference", run.reference)
+        found += check_hub(f"{run.key}.reference", run.reference)
         found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
-    found += held_out_in_training(spec.evaluations, corpora, evaluated)
-    found += exact_match_of_nothing(spec.evaluations, evaluated)
+    found += check_leaks(spec.evaluations, corpora, evaluated)
+    found += check_missing_answers(spec.evaluations, evaluated)
     found = list(dict.fromkeys(found))
     write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in found]})
-    tell(found)
+    report_findings(found)
     if not found:
         print("nothing was found that would fail or crawl", flush=True)
     return Outcome(counts={"runs": len(spec.runs), "findings": len(found)})
@@ -87,7 +87,7 @@ def _of_base(key: str, spec: PreflightSpec, chat: ChatTokenizer) -> list[Finding
     except SnaketuneError:
         # Told of each run that begins with it.
         return []
-    return tokenizer_of_another(key, chat, config) if config else []
+    return check_tokenizer_match(key, chat, config) if config else []
 
 
 def as_json(finding: Finding) -> dict[str, str]:
@@ -96,18 +96,18 @@ def as_json(finding: Finding) -> dict[str, str]:
         "severity": "stops" if finding.certain else "warns",
         "where": ".".join(finding.key.split(".")[:2]),
         "key": finding.key,
-        "found": finding.found,
+        "found": finding.problem,
         "do": finding.do,
     }
 
 
 def _of_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact, place: Path) -> list[Finding]:
-    found = [*lost_tokens(run.key, pack.manifest), *out_of_range(run, isinstance(spec.base, Pretrained), pack.manifest)]
+    found = [*check_dropped_tokens(run.key, pack.manifest), *check_hyperparameters(run, isinstance(spec.base, Pretrained), pack.manifest)]
     if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
         # TRL makes its rows itself, of lengths that nobody knows yet.
         return found
     fits, planned, width = _machine(run, spec, chat, pack)
-    return found + fits + (disk_space(run, planned, width, place) if planned else [])
+    return found + fits + (check_disk_space(run, planned, width, place) if planned else [])
 
 
 def _machine(
@@ -130,7 +130,7 @@ def _machine(
             processes=operation.processes,
         )
     except SnaketuneError as error:
-        return [Finding(key=run.key, found=str(error), do="mend it first: the training would stop at it")], None, 0
+        return [Finding(key=run.key, problem=str(error), do="mend it first: the training would stop at it")], None, 0
     found = [_named(run, finding) for finding in fitness.findings]
     stored = config if isinstance(spec.base, Pretrained) else None
     return found, fitness.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize

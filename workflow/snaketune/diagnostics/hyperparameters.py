@@ -21,7 +21,7 @@ LOWEST = 1e-8
 FEWEST_STEPS = 10
 
 
-def out_of_range(run: PreflightRun, pretrained: bool, pack: dict[str, Any]) -> list[Finding]:
+def check_hyperparameters(run: PreflightRun, pretrained: bool, pack: dict[str, Any]) -> list[Finding]:
     """What of the optimization is far from what such runs learn with.
 
     Args:
@@ -37,7 +37,7 @@ def out_of_range(run: PreflightRun, pretrained: bool, pack: dict[str, Any]) -> l
         found.append(
             Finding(
                 key=f"{run.key}.training.learning_rate",
-                found=f"{training.learning_rate:g}, where {what} learn from {of} with {LOWEST:g} to {highest:g}",
+                problem=f"{training.learning_rate:g}, where {what} learn from {of} with {LOWEST:g} to {highest:g}",
                 do="check the exponent; if it is meant, leave it",
                 certain=False,
             )
@@ -48,7 +48,7 @@ def out_of_range(run: PreflightRun, pretrained: bool, pack: dict[str, Any]) -> l
         found.append(
             Finding(
                 key=f"{run.key}.training.batch_rows",
-                found=f"{training.batch_rows} rows a step make {max(1, round(steps))} steps of {rows:,} rows, too few to "
+                problem=f"{training.batch_rows} rows a step make {max(1, round(steps))} steps of {rows:,} rows, too few to "
                 "learn by",
                 do="lower batch_rows, or raise epochs",
                 certain=False,

@@ -31,7 +31,7 @@ COMPARED = re.compile(r"\w+|[^\w\s.,;:!?'\"‘’‚‛“”„‟«»‹›…
 NO_SYSTEM = 0
 
 
-def held_out_in_training(
+def check_leaks(
     evaluations: Iterable[PreflightEvaluation], corpora: list[Artifact], evaluated: list[Artifact]
 ) -> list[Finding]:
     """Prompts that are held out of one corpus and trained on in another: more than half of them stop the run.
@@ -90,7 +90,7 @@ def _finding(name: str, corpus: Artifact, other: str, seen: Artifact, both: int,
     return [
         Finding(
             key=f"corpora.{other}.decontamination",
-            found=f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}, so that scores on them "
+            problem=f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}, so that scores on them "
             "say little",
             do=", or ".join([*ways, "take them out of the files"]),
             certain=2 * both > rows,

@@ -8,7 +8,7 @@ from snaketune.stages.specs import PreflightEvaluation
 from snaketune.tables import read_table
 
 
-def exact_match_of_nothing(evaluations: Iterable[PreflightEvaluation], evaluated: list[Artifact]) -> list[Finding]:
+def check_missing_answers(evaluations: Iterable[PreflightEvaluation], evaluated: list[Artifact]) -> list[Finding]:
     """Which rows have an answer is known once they are read; the config alone knows less (`config.workflow`)."""
     corpora = {corpus.folder.parent.name: corpus for corpus in evaluated}
     found = []
@@ -18,7 +18,7 @@ def exact_match_of_nothing(evaluations: Iterable[PreflightEvaluation], evaluated
             found.append(
                 Finding(
                     key=f"{one.key}.exact_match",
-                    found=f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(one.exact_match)} has a "
+                    problem=f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(one.exact_match)} has a "
                     "checkable answer, so that there is nothing to compare",
                     do=f"set corpora.{one.exact_match[0]}.answer_pattern to what finds it in the last assistant turn, or "
                     "fields.answer of its sources to the column that holds it, or leave exact_match out",

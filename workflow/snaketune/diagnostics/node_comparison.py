@@ -21,13 +21,13 @@ from typing import Any
 from snaketune.cluster.site import read_site, site_file
 from snaketune.errors import SnaketuneError
 
-APART = 0.05
+TOLERANCE = 0.05
 # A disk read once after it was written differs by more from itself.
-DISK_APART = 0.5
+DISK_TOLERANCE = 0.5
 STEPS, WARMUP = 20, 3
 # Width, heads, layers, rows and tokens of the transformer, where there is a GPU and where there is none.
 ON_GPU, ON_CPU = (2048, 16, 4, 8, 1024), (256, 4, 2, 2, 128)
-ASKED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "ecc.mode.current")
+QUERIED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "ecc.mode.current")
 FIGURES = {
     "matmul_flops_per_second": "matrix products",
     "copy_bytes_per_second": "copies in memory",
@@ -36,7 +36,7 @@ FIGURES = {
 }
 
 
-def here(place: Path) -> dict[str, Any]:
+def measure_node(place: Path) -> dict[str, Any]:
     """What this node does, and what it is."""
     import torch
 
@@ -83,15 +83,15 @@ def _gpu() -> dict[str, str]:
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     command = [
         "nvidia-smi",
-        f"--query-gpu={','.join(ASKED)}",
+        f"--query-gpu={','.join(QUERIED)}",
         "--format=csv,noheader",
         *(["--id", first] if first else []),
     ]
     said = subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
-    return dict(zip(ASKED, map(str.strip, said[0].split(",")))) if said else {}
+    return dict(zip(QUERIED, map(str.strip, said[0].split(",")))) if said else {}
 
 
-def on_nodes(count: int) -> list[dict[str, Any]]:
+def measure_nodes(count: int) -> list[dict[str, Any]]:
     """What each of so many nodes of the cluster says; partition, account and GPUs as the profile's file has them.
 
     Raises:
@@ -106,7 +106,7 @@ def on_nodes(count: int) -> list[dict[str, Any]]:
         raise SnaketuneError(
             f"{file} isn't there; `make slurm-profile` asks SLURM for partitions and GPUs and writes it"
         )
-    told = asked_for(count, read_site(file))
+    told = srun_command(count, read_site(file))
     done = subprocess.run([*told, sys.executable, "-m", "snaketune", "doctor"], capture_output=True, text=True)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(found) < count:
@@ -114,7 +114,7 @@ def on_nodes(count: int) -> list[dict[str, Any]]:
     return found
 
 
-def asked_for(count: int, site: Any) -> list[str]:
+def srun_command(count: int, site: Any) -> list[str]:
     """The command that runs a task on each of so many nodes, on those with GPUs where there are any."""
     with_gpus = [name for name in site.partitions if site.gpus_per_node.get(name)]
     partition = (with_gpus or list(site.partitions))[0]
@@ -134,12 +134,12 @@ def asked_for(count: int, site: Any) -> list[str]:
     ]
 
 
-def differing(nodes: list[dict[str, Any]]) -> list[str]:
+def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
     """A sentence for each node that is far from the median, with what else is different about it.
 
     >>> usual = {"device": "cuda", "matmul_flops_per_second": 100.0, "gpu": {"power.limit": "700 W"}}
     >>> slow = usual | {"node": "c", "matmul_flops_per_second": 70.0, "gpu": {"power.limit": "400 W"}}
-    >>> differing([usual | {"node": "a"}, usual | {"node": "b"}, slow])
+    >>> describe_outliers([usual | {"node": "a"}, usual | {"node": "b"}, slow])
     ['c: matrix products 30% slower than the median; power.limit is 400 W there, elsewhere 700 W']
     """
     found = []
@@ -147,7 +147,7 @@ def differing(nodes: list[dict[str, Any]]) -> list[str]:
         off = []
         for key, what in FIGURES.items():
             values = [one[key] for one in nodes if key in one]
-            apart = DISK_APART if key == "disk_bytes_per_second" else APART
+            apart = DISK_TOLERANCE if key == "disk_bytes_per_second" else TOLERANCE
             if key in node and abs(share := node[key] / statistics.median(values) - 1) > apart:
                 off.append(f"{what} {abs(share):.0%} {'faster' if share > 0 else 'slower'} than the median")
         if off:

@@ -6,7 +6,7 @@ from snaketune.stages.gpu_needs import Finding
 from snaketune.tokenization.chat import ChatTokenizer
 
 
-def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) -> list[Finding]:
+def check_pad_token(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) -> list[Finding]:
     """Whoever masks padding by its id hides the end of turn from the loss, and the model never stops.
 
     Args:
@@ -17,7 +17,7 @@ def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) 
         return [
             Finding(
                 key=f"{key}.tokenizer",
-                found=f"{chat.text_of(chat.pad_id)!r} both pads and ends a turn: whoever masks padding by its id hides the end "
+                problem=f"{chat.text_of(chat.pad_id)!r} both pads and ends a turn: whoever masks padding by its id hides the end "
                 "of turn from the loss, and the model never stops",
                 do="give its tokenizer_config.json a pad_token of its own",
                 certain=False,
@@ -27,7 +27,7 @@ def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) 
         return [
             Finding(
                 key=f"{key}.tokenizer",
-                found=f"the adopted tokenizer pads with {before!r}, which ends its turns: trained elsewhere, models with it "
+                problem=f"the adopted tokenizer pads with {before!r}, which ends its turns: trained elsewhere, models with it "
                 f"never learn to stop. Here {chat.text_of(chat.pad_id)!r} pads",
                 do="serve the model with the tokenizer beside it, not with the adopted one",
                 certain=False,

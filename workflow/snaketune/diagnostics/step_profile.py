@@ -36,7 +36,7 @@ PARTS = {
 REST, WAITING = "other", "waiting"
 
 
-class Profiled(TrainerCallback):
+class StepProfiler(TrainerCallback):
     """Takes the steps after a certain one apart, and ends the training."""
 
     def __init__(self, after: int, device: torch.device, trace: Path):
@@ -96,15 +96,15 @@ class Profiled(TrainerCallback):
             return {}
         if on_gpu:
             timed = ((event.name, event.time_range.elapsed_us()) for event in events)
-            return divided(timed, 1e6 * PROFILED_STEPS * step_seconds)
+            return shares_by_part(timed, 1e6 * PROFILED_STEPS * step_seconds)
         whole = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
-        return divided(((event.name, event.self_cpu_time_total) for event in events), whole)
+        return shares_by_part(((event.name, event.self_cpu_time_total) for event in events), whole)
 
 
-def divided(timed: Iterable[tuple[str, float]], whole: float) -> dict[str, float]:
+def shares_by_part(timed: Iterable[tuple[str, float]], whole: float) -> dict[str, float]:
     """Shares of a whole, by part.
 
-    >>> divided([("aten::mm", 60.0), ("aten::add", 10.0), ("Optimizer.step#AdamW.step", 5.0)], 100.0)
+    >>> shares_by_part([("aten::mm", 60.0), ("aten::add", 10.0), ("Optimizer.step#AdamW.step", 5.0)], 100.0)
     {'other': 0.1, 'attention': 0.0, 'optimizer': 0.05, 'products': 0.6, 'communication': 0.0, 'copies': 0.0, 'waiting': 0.25}
     """
     found: dict[str, Any] = dict.fromkeys(PARTS, 0.0)

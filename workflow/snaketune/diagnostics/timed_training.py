@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.diagnostics.step_profile import Profiled
+from snaketune.diagnostics.step_profile import StepProfiler
 from snaketune.diagnostics.trial_files import MEASURED, TRACE
 from snaketune.errors import SnaketuneError
 from snaketune.models.device_memory import peak_memory
@@ -29,7 +29,7 @@ from snaketune.models.devices import keep_freed_memory
 from snaketune.models.speed_probe import probe
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.gpu_needs import tell
+from snaketune.stages.gpu_needs import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.training.launch.worker import is_first_process
@@ -69,12 +69,12 @@ def time_training(
     else:
         begun = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
     fitness = fitness_of(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
-    if small := [finding.found for finding in fitness.findings if finding.certain and finding.key == "training"]:
+    if small := [finding.problem for finding in fitness.findings if finding.certain and finding.key == "training"]:
         # Found beforehand, it is as much a finding as a trial that runs out of memory.
         if is_first_process():
             write_json(work.payload / MEASURED, {"fits": False, "why": small[0]})
         return Outcome(counts={"steps": 0}, about=run.compute.about())
-    tell(fitness.findings, aloud=is_first_process())
+    report_findings(fitness.findings, log=is_first_process())
     if run.compute.device.type == "cpu":
         keep_freed_memory()
     measured = _measure(begun, spec) | {"probe": probe(run.compute.device, work.state)}
@@ -120,7 +120,7 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
         args, gauge = trainer.args, trainer.gauge
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         windows = Windows(trainer, spec.warmup_steps, spec.steps, goes_on=spec.profile)
-        profiled = Profiled(windows.last, gauge.device, begun.run.work.payload / TRACE)
+        profiled = StepProfiler(windows.last, gauge.device, begun.run.work.payload / TRACE)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(SetEpoch(trainer))
         trainer.add_callback(windows)

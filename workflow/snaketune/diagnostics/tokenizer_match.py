@@ -10,7 +10,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 MORE, FEWER = 0.01, 0.5
 
 
-def tokenizer_of_another(key: str, chat: ChatTokenizer, config: PretrainedConfig) -> list[Finding]:
+def check_tokenizer_match(key: str, chat: ChatTokenizer, config: PretrainedConfig) -> list[Finding]:
     """What only a tokenizer of some other model would do; the training itself makes embeddings for whatever it has.
 
     Args:
@@ -30,7 +30,7 @@ def tokenizer_of_another(key: str, chat: ChatTokenizer, config: PretrainedConfig
     return [
         Finding(
             key=f"{key}.tokenizer",
-            found=f"it isn't the base's own: {'; '.join(found)}",
+            problem=f"it isn't the base's own: {'; '.join(found)}",
             do="adopt the base's (`tokenizers.NAME.adopt`), unless its embeddings are to be learned anew",
             certain=False,
         )

@@ -20,12 +20,12 @@ from snaketune.stages.table import STAGES
 
 KEY = "report.compare"
 COMPARED = ("sft", "dpo")
-SHORTEST = 8
+MIN_PREFIX_DIGITS = 8
 FINGERPRINT = re.compile(r"[0-9a-f]{1,32}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedResult:
     """One entry: what it is called in the config, its result, and what asked its model, by fingerprint."""
 
     entry: str
@@ -33,7 +33,7 @@ class Compared:
     evaluations: tuple[Path, ...]
 
 
-def compared(entries: Iterable[str], work_root: Path = WORK_ROOT) -> list[Compared]:
+def find_compared_results(entries: Iterable[str], work_root: Path = WORK_ROOT) -> list[ComparedResult]:
     """The results behind the entries, in their order.
 
     Raises:
@@ -44,7 +44,7 @@ def compared(entries: Iterable[str], work_root: Path = WORK_ROOT) -> list[Compar
 
 def compared_files(entries: Iterable[str], work_root: Path = WORK_ROOT) -> dict[str, list[str]]:
     """What the report reads of them by role, as absolute paths, which no rule takes for what it makes."""
-    found = compared(entries, work_root)
+    found = find_compared_results(entries, work_root)
     runs = [one.manifest.with_name("run.json") for one in found]
     evaluations = dict.fromkeys(path for one in found for path in one.evaluations)
     return {
@@ -81,7 +81,7 @@ def result_of(manifest: Path, stages: Iterable[str]) -> Artifact:
     return artifact
 
 
-def _compared(entry: str, work_root: Path) -> Compared:
+def _compared(entry: str, work_root: Path) -> ComparedResult:
     check_plain(KEY, entry)
     folder = _folder(entry, work_root)
     manifest = folder / "manifest.json"
@@ -90,7 +90,7 @@ def _compared(entry: str, work_root: Path) -> Compared:
     except SnaketuneError as error:
         raise SnaketuneError(f"{KEY}: {entry!r}: {error}") from None
     by_fingerprint = dict(_evaluations(_results_of(folder), content))
-    return Compared(
+    return ComparedResult(
         entry=entry, manifest=manifest, evaluations=tuple(path for _, path in sorted(by_fingerprint.items()))
     )
 
@@ -107,9 +107,9 @@ def _folder(entry: str, work_root: Path) -> Path:
         raise SnaketuneError(
             f"{KEY}: there is no folder {entry!r}; expected one of a result, or a fingerprint of kept work"
         )
-    if len(entry) < SHORTEST:
+    if len(entry) < MIN_PREFIX_DIGITS:
         raise SnaketuneError(
-            f"{KEY}: there is no folder {entry!r}, and as the beginning of a fingerprint it is too short; expected {SHORTEST} "
+            f"{KEY}: there is no folder {entry!r}, and as the beginning of a fingerprint it is too short; expected {MIN_PREFIX_DIGITS} "
             "digits or more"
         )
     fit = sorted(path for stage in COMPARED for path in (work_root / stage).glob(f"{entry}*") if path.is_dir())

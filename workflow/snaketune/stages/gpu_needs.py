@@ -20,42 +20,42 @@ class Finding:
 
     Attributes:
         key: of the config, that can be edited.
-        found, do: what is the matter, and what to do about it.
+        problem, do: what is the matter, and what to do about it.
         certain: else it is a note, and the training goes on.
     """
 
     key: str
-    found: str
+    problem: str
     do: str
     certain: bool = True
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.found}; {self.do}"
+        return f"{self.key}: {self.problem}; {self.do}"
 
 
-def tell(findings: Iterable[Finding], aloud: bool = True) -> None:
+def report_findings(findings: Iterable[Finding], log: bool = True) -> None:
     """Print those that aren't certain.
 
     Args:
-        aloud: whether to print; of several processes one does.
+        log: whether to print; of several processes one does.
     Raises:
         SnaketuneError: with all that are.
     """
     found = list(findings)
-    for finding in found if aloud else ():
+    for finding in found if log else ():
         if not finding.certain:
             print(f"note: {finding}", flush=True)
     if certain := [str(finding) for finding in found if finding.certain]:
         raise SnaketuneError("\n       ".join(certain))
 
 
-def needs_of_gpu(spec: Any, operation: Operation) -> list[Finding]:
+def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
     """What needs a GPU, for a job that has none, unless the CPU is allowed.
 
     Args:
         spec: of a stage that computes on one.
 
-    >>> print(*needs_of_gpu(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
+    >>> print(*gpu_findings(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
     operation.gpus: asks for 2 GPUs, and this job has none; run it on a machine with GPUs, set gpus: 1, or train in 2 processes
         on the CPU by operation.allow_cpu: true
     """

@@ -88,12 +88,12 @@ def read_job_file(path: Path) -> JobFile:
     return job
 
 
-def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, keep_mark: bool = False) -> None:
+def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, keep_time: bool = False) -> None:
     """Write a job's file, unless it is there as it should be, and set its time.
 
     Args:
         stale: why the result isn't current; None if it is.
-        keep_mark: leave the file of a stale job as it is where it says so already: a run beside this one may need its time.
+        keep_time: leave the file of a stale job as it is where it says so already: a run beside this one may need its time.
     """
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"
@@ -105,7 +105,7 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, kee
         else:
             content["stale"] = list(stale)
             planned = there.pop("planned", None)
-            if keep_mark and planned and there == content and changed > _time(manifest):
+            if keep_time and planned and there == content and changed > _time(manifest):
                 return
             content["planned"] = datetime.now(UTC).isoformat()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,13 +124,13 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, kee
         raise SnaketuneError(f"{path} can't be written ({error.strerror}), and each job needs its file there") from None
 
 
-def says_the_same(path: Path, job: JobFile) -> bool:
+def is_unchanged(path: Path, job: JobFile) -> bool:
     """Whether writing the job's file would change nothing that a job reads, or there is no file yet."""
     there = _content_of(path)
     return not path.exists() or _planned(there) == _planned(job.model_dump(mode="json", exclude_defaults=True))
 
 
-def hold_job_files() -> bool:
+def lock_job_files() -> bool:
     """Whether no other run has the job files; this one has them from now on, until its process ends."""
     try:
         JOBS.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def hold_job_files() -> bool:
     lease = Lease(JOBS / LOCK)
     if not lease.take(flock=flock):
         return False
-    lease.beat(ends=lambda lost: None)
+    lease.beat(on_lost=lambda lost: None)
     atexit.register(lease.give_back)
     return True
 

@@ -9,7 +9,7 @@ from snaketune.errors import SnaketuneError
 LINKED = ("sft", "dpo")
 
 
-def check_place(link: Path) -> None:
+def check_link(link: Path) -> None:
     """Raise SnaketuneError where anything but a link is; Snakemake would remove it, as it does with whatever a rule makes.
 
     A link to a model that was deleted, or is just being trained again, is taken away: Snakemake fails at the time of what leads
@@ -45,7 +45,7 @@ def link_payload(out: Path, name: str) -> None:
     if not (out.parent / named["payload"]).is_dir():
         print(f"{link} isn't made: there is no {out.parent / named['payload']}", flush=True)
         return
-    check_place(link)
+    check_link(link)
     partial = out.parent / f".{name}.partial"
     try:
         partial.unlink(missing_ok=True)

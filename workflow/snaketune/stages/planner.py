@@ -15,9 +15,9 @@ from snaketune.stages.job import Job
 from snaketune.stages.job_files import (
     DRY_RUN,
     JobFile,
-    hold_job_files,
+    is_unchanged,
     job_file_of,
-    says_the_same,
+    lock_job_files,
     write_job_file,
 )
 from snaketune.stages.table import STAGES
@@ -43,7 +43,7 @@ class Planner:
         self.graph = JobGraph(*load(config))
         self.results = Results(
             code_of=lambda stage: self._codes[stage],
-            asked_for=is_forced,
+            is_forced=is_forced,
             installed=(lambda library: None) if deploys else installed_version,
             reruns_on=self.graph.config.reruns_on,
         )
@@ -65,7 +65,7 @@ class Planner:
         """
         if self._files:
             return
-        holds = not dry_run and hold_job_files()
+        holds = not dry_run and lock_job_files()
         for key, job in self.graph.jobs.items():
             path = job_file_of(*key)
             try:
@@ -74,14 +74,14 @@ class Planner:
                 # What a report compares isn't there: an error of that job alone, raised when its inputs are looked up.
                 self._files[key] = path
                 continue
-            if not holds and not says_the_same(path, content):
+            if not holds and not is_unchanged(path, content):
                 if not dry_run:
                     raise SnaketuneError(
                         f"{path}: another snakemake runs here, with another config or code; let it end, or run this one in a "
                         "folder of its own (--directory)"
                     )
                 path = job_file_of(*key, DRY_RUN)
-            write_job_file(path, content, stale, keep_mark=not holds)
+            write_job_file(path, content, stale, keep_time=not holds)
             self._files[key] = path
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
@@ -111,7 +111,7 @@ class Planner:
         """Where the job's file is."""
         return self._files.get((job.stage, job.name)) or job_file_of(job.stage, job.name)
 
-    def left_out(self) -> list[str]:
+    def not_run(self) -> list[str]:
         """Jobs whose inputs were looked up since they were stale, and whose results are still older than that."""
         return [key for key, job in self._to_run.items() if _time(Path(job.manifest)) < _time(self.job_file(job))]
 

@@ -17,10 +17,10 @@ from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked, templates
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.gpu_needs import needs_of_gpu, tell
+from snaketune.stages.gpu_needs import gpu_findings, report_findings
 from snaketune.stages.host.gpus import claimed_gpus, visible_gpus
 from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile
@@ -32,7 +32,7 @@ from snaketune.stages.table import STAGES
 M = TypeVar("M", bound=Model)
 
 
-def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -> None:
+def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
     """Give results that were read, or waited for, the time of now where theirs is yet to come, as after a clock was set back.
 
     Snakemake refuses what was made of a file of a later time, and removes it. Times of results decide nothing else.
@@ -84,7 +84,7 @@ def run(job: JobFile) -> None:
         # A launched process imports what shapes the result, and checks that itself.
         (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
         if stage.gpu and not (operation.gpus and visible_gpus()):
-            tell(needs_of_gpu(typed, operation))
+            report_findings(gpu_findings(typed, operation))
         with claimed_gpus(operation.gpus) if stage.gpu and not stage.key_module else nullcontext():
             if stage.launcher:
                 launch = import_module(stage.launcher).launch
@@ -115,7 +115,7 @@ def run(job: JobFile) -> None:
         keys = (
             import_module(stage.key_module).keys(stage_name, typed, operation, code, device) if stage.key_module else ()
         )
-        run_once(
+        build_once(
             stage=stage_name,
             spec=json.loads(canonical(typed)),
             artifacts=artifacts,
@@ -126,13 +126,13 @@ def run(job: JobFile) -> None:
             build=build,
             libraries=stage.libraries(typed, artifacts),
             reruns_on=job.reruns_on,
-            anew=stage.measures,
+            rebuild=stage.measures,
             device=device,
             keys=keys,
         )
     # Of a stage that reads manifests, what they describe.
     described = map(result_at, files.get("manifests", ()))
-    bring_back_from_the_future(chain(*artifacts.values(), described), operation)
+    reset_future_times(chain(*artifacts.values(), described), operation)
     if stage.link:
         # Also where there was nothing to compute: what an older result names may have been linked since.
         link_payload(out, stage.link)

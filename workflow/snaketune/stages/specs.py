@@ -240,7 +240,7 @@ class ReportedJob(Model):
     """The key of the config that asks for it, where that is a grid, `dpo.sweep`."""
 
 
-class CorpusWords(Model):
+class CorpusDescription(Model):
     """What a config says of a corpus for people alone."""
 
     license: str | None
@@ -253,7 +253,7 @@ class CardSpec(Model):
     model: str
     """`sft:NAME` or `dpo:NAME`."""
     license: str | None
-    corpora: dict[str, CorpusWords]
+    corpora: dict[str, CorpusDescription]
     """That were trained on."""
     jobs: tuple[ReportedJob, ...]
     """In the order of the manifests; the model's own training first, then those that it goes on from."""

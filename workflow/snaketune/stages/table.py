@@ -15,10 +15,10 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 
 PACKAGE = Path(__file__).parent.parent
-DECLARED = b"\nSTAGE = Stage("
+DECLARATION = b"\nSTAGE = Stage("
 
 
-def declared() -> dict[str, Stage]:
+def find_stages() -> dict[str, Stage]:
     """All stages by name, each after those whose results it reads.
 
     Raises:
@@ -26,7 +26,7 @@ def declared() -> dict[str, Stage]:
     """
     found: dict[str, Stage] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if DECLARED not in path.read_bytes():
+        if DECLARATION not in path.read_bytes():
             continue
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         stage = import_module(module).STAGE
@@ -37,10 +37,10 @@ def declared() -> dict[str, Stage]:
                 f"the stage {stage.name} is declared twice, by {found[stage.name].module} and {module}; rename one module"
             )
         found[stage.name] = stage
-    return in_order(found.values())
+    return sort_stages(found.values())
 
 
-def in_order(stages: Iterable[Stage]) -> dict[str, Stage]:
+def sort_stages(stages: Iterable[Stage]) -> dict[str, Stage]:
     """By name, each after those whose results it reads, ties by name; those that read manifests of any stage are the last.
 
     Raises:
@@ -76,4 +76,4 @@ def in_order(stages: Iterable[Stage]) -> dict[str, Stage]:
     return ordered
 
 
-STAGES: dict[str, Stage] = declared()
+STAGES: dict[str, Stage] = find_stages()

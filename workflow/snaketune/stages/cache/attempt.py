@@ -20,7 +20,7 @@ FILE = "attempt.json"
 # Size, times of the last change of content and of the entry, inode; of a file that is gone, nothing.
 Stamp = tuple[int, ...]
 # What a later attempt goes on with: checkpoints of a training, shards and log-probabilities already written.
-HALF_DONE = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
+UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
@@ -93,7 +93,7 @@ def check_files(state: Path) -> None:
 def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
     """The libraries that half-done work was begun with in another version than that of `versions`, and in which."""
     before = read_attempt(state)
-    if before is None or not any(found for pattern in HALF_DONE for found in state.glob(pattern)):
+    if before is None or not any(found for pattern in UNFINISHED_WORK for found in state.glob(pattern)):
         return {}
     older = {name: then for name, then in before.versions.items() if name in versions and then != versions[name]}
     if older:
@@ -107,7 +107,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_of(state: Path) -> int:
+def thread_count(state: Path) -> int:
     """How many threads to compute with: as many as the first attempt, for float32 sums depend on it; else as many as given."""
     before = read_attempt(state)
     given = int(os.environ.get("OMP_NUM_THREADS") or cores())
@@ -119,7 +119,7 @@ def threads_of(state: Path) -> int:
 
 
 @contextmanager
-def computing_with(threads: int | None) -> Iterator[None]:
+def use_threads(threads: int | None) -> Iterator[None]:
     """Let torch, here or in a process started from here, begin with this number of threads."""
     before = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:

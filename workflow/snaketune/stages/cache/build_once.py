@@ -19,7 +19,7 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.attempt import Attempt, computing_with, cores, resumed_from_versions, stamps_of, threads_of
+from snaketune.stages.cache.attempt import Attempt, cores, resumed_from_versions, stamps_of, thread_count, use_threads
 from snaketune.stages.cache.elapsed import timed
 from snaketune.stages.cache.external_files import digest_in
 from snaketune.stages.cache.fingerprint import Key, fingerprint, read_artifacts, read_files
@@ -29,7 +29,7 @@ from snaketune.stages.host.locks import locked
 from snaketune.stages.outcome import Outcome
 
 
-def run_once(
+def build_once(
     *,
     stage: str,
     spec: dict[str, Any],
@@ -43,7 +43,7 @@ def run_once(
     device: str = "",
     libraries: tuple[str, ...] = (),
     reruns_on: str = "code",
-    anew: bool = False,
+    rebuild: bool = False,
     keys: tuple[Key, ...] = (),
 ) -> None:
     """Publish the stage's result at `out`, building it first if nobody has.
@@ -58,7 +58,7 @@ def run_once(
             a result made on one isn't taken, on another.
         libraries: distributions whose version shapes the content.
         reruns_on: `versions` if a result made with other versions of them isn't taken.
-        anew: no finished result is taken, only half-done work.
+        rebuild: no finished result is taken, only half-done work.
         keys: what the result is known by, and then what others are known by that count as the same; none for the spec as it
             is, and the content of each input.
     Raises:
@@ -71,17 +71,17 @@ def run_once(
     outside = read_files(files, work_root)
     inputs = read_artifacts(artifacts, own.by) | outside
     found = fingerprint(stage, own.spec, inputs, code, own.device, counted)
-    # What is published says what was asked for here, whatever it was made for.
-    asked = {"stage": stage, "spec": spec, "inputs": inputs}
+    # What is published says what was requested for here, whatever it was made for.
+    requested = {"stage": stage, "spec": spec, "inputs": inputs}
     digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
     attempt = replace(attempt, digests=digests)
     work, claim = WorkFolder(work_root / stage / found), Claim(out, found, work_root)
-    if not anew and not work.manifest.is_file():
+    if not rebuild and not work.manifest.is_file():
         # What counts as the same: made with code that was accepted since, or with these versions before they counted.
         for key in (own, *alike):
             read = inputs if key is own else read_artifacts(artifacts, key.by) | outside
             codes = (key.code, *accepted_codes(key.stage, key.code, work_root.parent))
-            told = asked if key.stage == stage else asked | {"code": code}
+            told = requested if key.stage == stage else requested | {"code": code}
             for made_with, known in product(codes, (counted, None)):
                 name = fingerprint(key.stage, key.spec, read, made_with, key.device, known)
                 same = WorkFolder(work_root / key.stage / name)
@@ -91,14 +91,14 @@ def run_once(
         work = replace(work, lease=lease)
         # Files may have changed while their digests were computed, or while somebody else held the folder.
         attempt.check_files()
-        result = None if anew else work.result()
+        result = None if rebuild else work.result()
         if result is None:
             started = time.time()
             work.start()
             with timed(work) as spent:
                 older = resumed_from_versions(work.state, versions)
                 attempt = replace(
-                    attempt, threads=threads_of(work.state) if device else None, versions=versions | older
+                    attempt, threads=thread_count(work.state) if device else None, versions=versions | older
                 )
                 attempt.save(work.state)
                 outcome = _built(build, work, attempt)
@@ -124,13 +124,13 @@ def run_once(
         else:
             _say_known(stage, out, work)
         work.check_held()
-        publish(result, work, claim, payload, asked)
+        publish(result, work, claim, payload, requested)
 
 
 def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: Attempt) -> Outcome:
     """What `build` says, if the files that it read are those of the fingerprint."""
     try:
-        with computing_with(attempt.threads):
+        with use_threads(attempt.threads):
             return build(work)
     finally:
         # Also where it failed, perhaps for this very reason.
@@ -148,7 +148,7 @@ def _published(
     versions: dict[str, str | None] | None,
     claim: Claim,
     payload: str,
-    asked: dict[str, Any],
+    requested: dict[str, Any],
 ) -> bool:
     """Publish the result in a work folder, if there is one, made with `versions` from its beginning (None: with any)."""
     with locked(work.folder / "lock", f"{attempt.stage} {work.folder.name}"):
@@ -161,12 +161,12 @@ def _published(
         ):
             return False
         _say_known(attempt.stage, claim.out, work)
-        publish(result, work, claim, payload, asked)
+        publish(result, work, claim, payload, requested)
         return True
 
 
 def _say_known(stage: str, out: Path, work: WorkFolder) -> None:
-    print(f"{stage}: nothing to compute; {out} is the result of {work.made()} ({work.folder.name})", flush=True)
+    print(f"{stage}: nothing to compute; {out} is the result of {work.made_at()} ({work.folder.name})", flush=True)
 
 
 def _run_facts(started: float, attempts: list[float]) -> dict[str, Any]:

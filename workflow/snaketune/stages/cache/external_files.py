@@ -16,14 +16,14 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.stages.cache.attempt import stamps_of
 
 # Smaller files are read faster than a note of them would be looked up.
-NOTED_BYTES = 1 << 20
+CACHED_BYTES = 1 << 20
 # Two changes within one tick of the file system's clock leave the same stamp; ticks are up to two seconds long.
 TICK_NS = 2_000_000_000
 # Roles whose files are read as a folder, where a name tells a library what a file is for.
 FOLDERS = ("base", "tasks", "task_data")
 
 
-def entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
+def fingerprint_entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
     """What a role's files are in a fingerprint: each one's digest and, in a role read as a folder, its name below it.
 
     The folder is the innermost one that holds all of them, so that moving it as a whole changes nothing.
@@ -40,28 +40,28 @@ def digest_in(entry: str) -> str:
     return entry.split(" ", 1)[0]
 
 
-def outside_digest(path: Path, work_root: Path) -> str:
+def cached_digest(path: Path, work_root: Path) -> str:
     """The digest of a file's content, from `work_root/.digests` if the file is the one that was read then.
 
     Raises:
         SnaketuneError: the file can't be read.
     """
     try:
-        if path.stat().st_size < NOTED_BYTES:
+        if path.stat().st_size < CACHED_BYTES:
             return digest_file(path)
         entry = json.loads(_entry(path, work_root).read_text(encoding="utf-8"))
         if entry["stamp"] == _stamp(path):
             return entry["digest"]
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    return read_outside(path, work_root)
+    return compute_digest(path, work_root)
 
 
-def read_outside(path: Path, work_root: Path) -> str:
+def compute_digest(path: Path, work_root: Path) -> str:
     """The digest of a file's content, read now; it is kept unless the file has just changed."""
     before = _stamp(path)
     digest = digest_file(path)
-    if before and before[0] >= NOTED_BYTES and before == _stamp(path) and time.time_ns() - max(before[1:3]) > TICK_NS:
+    if before and before[0] >= CACHED_BYTES and before == _stamp(path) and time.time_ns() - max(before[1:3]) > TICK_NS:
         kept = _entry(path, work_root)
         partial = kept.with_name(f".{kept.name}.{os.getpid()}.partial")
         # A folder that can't be written to costs the time of reading again, and nothing else.

@@ -12,7 +12,7 @@ from typing import Any
 from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.external_files import entries, read_outside
+from snaketune.stages.cache.external_files import compute_digest, fingerprint_entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[
     for role, path in ((role, path) for role, found in files.items() for path in found):
         if not path.is_file():
             raise SnaketuneError(f"{role}: {path} is not a file")
-    return {role: entries(role, found, lambda path: read_outside(path, work_root)) for role, found in files.items()}
+    return {role: fingerprint_entries(role, found, lambda path: compute_digest(path, work_root)) for role, found in files.items()}
 
 
 def fingerprint(

@@ -15,18 +15,18 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.external_files import entries, outside_digest
+from snaketune.stages.cache.external_files import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.compared_results import compared_files
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Status:
     """How a result stands.
 
     Attributes:
@@ -51,36 +51,36 @@ class Results:
         self,
         *,
         code_of: Callable[[str], str],
-        asked_for: Callable[[Job], bool] = lambda job: False,
+        is_forced: Callable[[Job], bool] = lambda job: False,
         installed: Callable[[str], str | None] = lambda library: None,
         reruns_on: dict[str, str] | None = None,
     ):
         """Args:
         code_of: the digest of a stage's code.
-        asked_for: whether the user wants the job to run whatever its result is like (`--forcerun`).
+        is_forced: whether the user wants the job to run whatever its result is like (`--forcerun`).
         installed: the version of a library where jobs run; None if it isn't known.
         reruns_on: stages for which other versions of libraries are a reason.
         """
         self.code_of = code_of
-        self.asked_for = asked_for
+        self.is_forced = is_forced
         self.installed = installed
         self.reruns_on = reruns_on or {}
-        self._known: dict[str, Standing] = {}
-        self._told: set[str] = set()
+        self._known: dict[str, Status] = {}
+        self._logged: set[str] = set()
 
-    def of(self, job: Job) -> Standing:
+    def of(self, job: Job) -> Status:
         """How the job's result stands."""
         if job.manifest not in self._known:
-            self._known[job.manifest] = self._look(job)
+            self._known[job.manifest] = self._check(job)
         return self._known[job.manifest]
 
-    def _look(self, job: Job) -> Standing:
+    def _check(self, job: Job) -> Status:
         if not Path(job.manifest).is_file():
-            return Standing()
+            return Status()
         try:
             manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
             if is_damaged(manifest):
-                return Standing(why=("its manifest.json is damaged",))
+                return Status(why=("its manifest.json is damaged",))
             manifest = with_current_keys(manifest)
             content = content_digest(manifest)
             versions = tuple(
@@ -90,13 +90,13 @@ class Results:
             )
             why = tuple(chain(self._reasons(job, manifest), self._versions(job, versions)))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return Standing(why=("its manifest.json can't be read",))
+            return Status(why=("its manifest.json can't be read",))
         above = all(self.of(made).current for made in made_from(job))
-        return Standing(
+        return Status(
             content=content,
             pairs=manifest.get("pairs"),
             why=why,
-            current=not why and above and not self.asked_for(job),
+            current=not why and above and not self.is_forced(job),
             other_versions=versions,
         )
 
@@ -142,7 +142,7 @@ class Results:
             for role, jobs in job.artifacts.items()
         }
         return made | {
-            role: list(zip(files, entries(role, map(Path, files), lambda path: outside_digest(path, WORK_ROOT))))
+            role: list(zip(files, fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT))))
             for role, files in job.files.items()
         }
 
@@ -150,17 +150,17 @@ class Results:
         if versions and self.reruns_on.get(job.stage) == "versions":
             yield f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})"
 
-    def tell(self, job: Job) -> Iterator[str]:
+    def log_lines(self, job: Job) -> Iterator[str]:
         """Lines that say why the job and all that it is made from are stale, and with which other versions current results
         were made. Each is told once."""
         stale: dict[tuple[str, ...], list[str]] = {}
         versions: dict[tuple[str, str, str], list[str]] = {}
-        for one in self._untold(job):
-            standing = self.of(one)
-            for why in standing.why:
+        for one in self._not_logged(job):
+            status = self.of(one)
+            for why in status.why:
                 stale.setdefault((one.stage, why), []).append(one.key)
-            if standing.current:
-                for version in standing.other_versions:
+            if status.current:
+                for version in status.other_versions:
                     versions.setdefault(version, []).append(one.key)
         for (_, why), names in stale.items():
             yield f"stale: {_some(names)}: {why}"
@@ -168,11 +168,11 @@ class Results:
             count = f"{len(names)} result{'s' if len(names) > 1 else ''}"
             yield f"made with {library} {made_with}, here is {here}: {count} ({_some(names)})"
 
-    def _untold(self, job: Job) -> Iterator[Job]:
-        if job.manifest not in self._told:
-            self._told.add(job.manifest)
+    def _not_logged(self, job: Job) -> Iterator[Job]:
+        if job.manifest not in self._logged:
+            self._logged.add(job.manifest)
             for made in made_from(job):
-                yield from self._untold(made)
+                yield from self._not_logged(made)
             yield job
 
 
@@ -237,5 +237,5 @@ def _some(names: Iterable[str]) -> str:
     'a, b, c, d and 2 more'
     """
     names = list(names)
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

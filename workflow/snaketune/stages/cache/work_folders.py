@@ -104,7 +104,7 @@ class WorkFolder:
             return None
         return artifact
 
-    def made(self) -> str:
+    def made_at(self) -> str:
         """When the result was made."""
         try:
             return json.loads(self.run.read_text(encoding="utf-8"))["started"]
@@ -186,12 +186,12 @@ class Claim:
             )
 
 
-def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, asked: dict[str, Any]) -> None:
+def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, requested: dict[str, Any]) -> None:
     """Make a finished result appear where it is claimed: payload by hard link (copy where there are none), manifest last.
 
     Args:
         work: that it is in.
-        asked: entries of its manifest as the job has them that it is published for.
+        requested: entries of its manifest as the job has them that it is published for.
     Raises:
         SnaketuneError: somebody else's result belongs there by now.
     """
@@ -218,5 +218,5 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, as
         (out / "run.json").unlink(missing_ok=True)
         shutil.copyfile(run, out / "run.json")
     claim.check()
-    write_manifest(out / "manifest.json", artifact.manifest | asked)
+    write_manifest(out / "manifest.json", artifact.manifest | requested)
     work.unpublished.unlink(missing_ok=True)

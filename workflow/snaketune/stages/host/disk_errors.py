@@ -3,7 +3,7 @@
 import errno
 import re
 
-TROUBLE = {
+DISK_ERRNOS = {
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
@@ -17,16 +17,16 @@ TROUBLE = {
 IN_RUST = re.compile(r"\(os error (\d+)\)")
 
 
-def disk_trouble(error: BaseException) -> str | None:
+def disk_error_message(error: BaseException) -> str | None:
     """What to tell of an error that comes from the disk, and what to do; None for any other error.
 
-    >>> disk_trouble(ValueError("no")) is None
+    >>> disk_error_message(ValueError("no")) is None
     True
     """
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (told := IN_RUST.search(str(error))):
         number = int(told[1])
-    if number not in TROUBLE:
+    if number not in DISK_ERRNOS:
         return None
     what = getattr(error, "strerror", None) or str(error)
     where = getattr(error, "filename", None)

@@ -61,7 +61,7 @@ def node_lines(operation: Operation, state: Path) -> list[str]:
     return [_on_node(str(rank), state, "python") for rank in range(operation.nodes)]
 
 
-def planned(job: Job) -> Iterator[str]:
+def describe_launch(job: Job) -> Iterator[str]:
     """Lines that tell a plan's reader what each node will run, where a job trains in several processes."""
     operation = job.operation
     if "launch" not in STAGES[job.stage].operation or operation.processes == 1:

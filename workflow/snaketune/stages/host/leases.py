@@ -159,13 +159,13 @@ class Lease:
             f"{DEAD_SECONDS:.0f} s), so nothing more is written here. The other one goes on with the work; nothing is lost"
         )
 
-    def beat(self, ends: Callable[[str], None] | None = None) -> None:
+    def beat(self, on_lost: Callable[[str], None] | None = None) -> None:
         """Show from now on, in a thread of its own, that this process lives.
 
         Args:
             ends: called with what to say when the lease is lost; by default it ends this process.
         """
-        threading.Thread(target=self._beat, args=(ends or _end,), daemon=True, name=f"{self.path.name}").start()
+        threading.Thread(target=self._beat, args=(on_lost or _end,), daemon=True, name=f"{self.path.name}").start()
 
     def give_back(self) -> None:
         """Nobody has it any more; somebody else's stays."""
@@ -174,13 +174,13 @@ class Lease:
             if self.is_ours():
                 self.path.unlink()
 
-    def _beat(self, ends: Callable[[str], None]) -> None:
+    def _beat(self, on_lost: Callable[[str], None]) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_BEATS):
             try:
                 if self.is_ours():
                     os.utime(self.path)
                 elif not self._ended.is_set():
-                    ends(self.lost())
+                    on_lost(self.lost())
                     return
             except OSError:
                 # A file server that is away, a full disk: the next beat may come through.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import corpus_of
-from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
+from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
 
 
 def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
@@ -41,7 +41,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
         model=f"{training.stage}:{training.name}",
         license=next(filter(None, licenses), None),
         corpora={
-            corpus: CorpusWords(**config.corpora[corpus].model_dump(include=set(CorpusWords.model_fields)))
+            corpus: CorpusDescription(**config.corpora[corpus].model_dump(include=set(CorpusDescription.model_fields)))
             for corpus in sorted({corpus_of(pack).name for pack in packs})
         },
         jobs=tuple(reported(job, made_from) for job, made_from in shown),

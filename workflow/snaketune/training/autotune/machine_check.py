@@ -19,7 +19,7 @@ from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import Batch, Planned, plan_model
 from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.gpu_needs import ALLOW, Finding, needs_of_gpu
+from snaketune.stages.gpu_needs import ALLOW, Finding, gpu_findings
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.specs import DpoSpec, SftSpec
 
@@ -133,14 +133,14 @@ def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute
     if machine.others:
         found.append(shared_gpu(machine))
     if compute.device.type != "cuda":
-        found += needs_of_gpu(spec, operation)
+        found += gpu_findings(spec, operation)
         if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
             found.append(unusable_gpus(len(gpus)))
         if spec.quantization and compute.device.type != "cpu":
             found.append(
                 Finding(
                     key="quantization",
-                    found=f"4-bit weights can't be trained on {compute.device.type}",
+                    problem=f"4-bit weights can't be trained on {compute.device.type}",
                     do="take it out, or run it on a machine with a CUDA device",
                 )
             )
@@ -151,7 +151,7 @@ def shared_gpu(machine: Machine) -> Finding:
     """A GPU that other processes compute on too."""
     return Finding(
         key="operation.gpus",
-        found=f"other processes hold {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
+        problem=f"other processes hold {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
         do="speed is shared with them, and memory may run out as theirs grows; `nvidia-smi` lists them, and "
         "CUDA_VISIBLE_DEVICES names another GPU",
         certain=False,
@@ -163,7 +163,7 @@ def unusable_gpus(count: int) -> Finding:
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
     return Finding(
         key="operation.gpus",
-        found=f"this job sees {count} GPU{'s' if count > 1 else ''}, and torch {torch.__version__}, built for {built}, can't "
+        problem=f"this job sees {count} GPU{'s' if count > 1 else ''}, and torch {torch.__version__}, built for {built}, can't "
         "use them",
         do="install a torch that goes with the driver (`nvidia-smi` tells its CUDA version), set gpus: 0, or allow it by "
         + ALLOW,
@@ -175,7 +175,7 @@ def unloadable(machine: Machine, compute: Compute) -> list[Finding]:
     return [
         Finding(
             key="flash-attn",
-            found=f"{kernel} is installed and doesn't load ({why})",
+            problem=f"{kernel} is installed and doesn't load ({why})",
             do=f"attention runs on {compute.kernel}. To have it, install it again for torch {torch.__version__}: "
             + (
                 "pip install --force-reinstall --no-build-isolation --no-deps flash-attn"
@@ -201,7 +201,7 @@ def without_gpu_build(spec: Any, compute: Compute) -> list[Finding]:
     return [
         Finding(
             key="quantization" if spec.quantization else "training.optimizer",
-            found=trouble,
+            problem=trouble,
             do=f"`python -m bitsandbytes` tells which build torch's CUDA {torch.version.cuda} needs (pip install --upgrade "
             f"bitsandbytes brings the usual ones), or {instead}",
         )
@@ -221,7 +221,7 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
         return [
             Finding(
                 key="training",
-                found=f"needs {least / 1e9:.1f} GB before there is a single activation ({estimated}"
+                problem=f"needs {least / 1e9:.1f} GB before there is a single activation ({estimated}"
                 + (f", in each of {here} processes" if here > 1 else "")
                 + f"), and {where} has {whole / 1e9:.1f} GB",
                 do=_smaller(spec, machine, processes),
@@ -233,7 +233,8 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
     return [
         Finding(
             key="training.micro_batch_rows",
-            found=f"{here * expected / 1e9:.1f} GB are expected, and of {whole / 1e9:.1f} GB {machine.free / 1e9:.1f} are free",
+            problem=f"{here * expected / 1e9:.1f} GB are expected, and of {whole / 1e9:.1f} GB {machine.free / 1e9:.1f} are "
+            "free",
             do="should they run out, the next attempt takes fewer rows at once, or recomputes activations",
             certain=False,
         )
@@ -259,8 +260,8 @@ def too_slow(flops: float, processes: int, peak: Peak) -> list[Finding]:
     return [
         Finding(
             key="operation",
-            found=f"on this CPU the training would take {seconds / DAY:,.0f} days at best ({flops:.1e} FLOPs, and half of the "
-            f"{peak.flops_per_second / 1e9:,.0f} GFLOP/s of a {peak.source})",
+            problem=f"on this CPU the training would take {seconds / DAY:,.0f} days at best ({flops:.1e} FLOPs, and half of "
+            f"the {peak.flops_per_second / 1e9:,.0f} GFLOP/s of a {peak.source})",
             do=f"run it on a machine with a GPU, train a smaller model or fewer epochs, or allow it by {ALLOW}",
         )
     ]
