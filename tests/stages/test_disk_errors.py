@@ -26,7 +26,7 @@ def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
         "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.host.disk_errors import disk_error_message\n"
         f"path = Path({str(tmp_path / 'x')!r})\n"
         f"try:\n    {save.replace('; ', chr(10) + '    ')}\n"
-        "except Exception as error:\n    print(disk_trouble(error))"
+        "except Exception as error:\n    print(disk_error_message(error))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
