@@ -102,7 +102,10 @@ def as_json(finding: Finding) -> dict[str, str]:
 
 
 def _of_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact, place: Path) -> list[Finding]:
-    found = [*check_dropped_tokens(run.key, pack.manifest), *check_hyperparameters(run, isinstance(spec.base, Pretrained), pack.manifest)]
+    found = [
+        *check_dropped_tokens(run.key, pack.manifest),
+        *check_hyperparameters(run, isinstance(spec.base, Pretrained), pack.manifest),
+    ]
     if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
         # TRL makes its rows itself, of lengths that nobody knows yet.
         return found
