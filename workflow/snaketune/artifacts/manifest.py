@@ -164,7 +164,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
-    """Read a manifest and return its artifact; its files are in the folder `payload` beside it. SnaketuneError if unreadable."""
+    """Read a manifest and return its artifact, with its files in `payload` beside it; SnaketuneError if unreadable."""
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

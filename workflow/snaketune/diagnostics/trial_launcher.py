@@ -1,4 +1,4 @@
-"""Start a `trial` in processes of its own, in the portions that its run would have; running out of memory is a finding."""
+"""The launcher of `trial`: worker processes with the batch plan that the run would have; running out of memory is a result."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from snaketune.training.launch import processes
 
 
 def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
-    """As `training.launch.processes`, which starts the processes."""
+    """Launch a trial by `training.launch.processes`; its arguments and result are the same."""
     portions = choose(operation, spec.run.training.batch_rows, operation.processes, work.state)
     (work.state / RAN_OUT).unlink(missing_ok=True)
     try:
