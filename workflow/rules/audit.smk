@@ -1,5 +1,5 @@
 rule audit:
-    """A run's step by its parts beside the limits of the hardware, with what would make it faster."""
+    """Measure the parts of a run's step, compare them with the limits of the hardware, and list what would make it faster."""
     input:
         unpack(inputs_of("audit")),
     output:
@@ -22,6 +22,6 @@ rule audit:
 
 
 rule doctor:
-    """What holds each run back, and what would help."""
+    """Report what limits the speed of each run, and what would help."""
     input:
         results_of("audit"),

@@ -1,5 +1,5 @@
 rule calibrate:
-    """In which micro-batches a training is fastest on this device."""
+    """Find the micro-batch with which a training is fastest on this device."""
     input:
         unpack(inputs_of("calibrate")),
     output:
@@ -21,6 +21,6 @@ rule calibrate:
 
 
 rule calibrations:
-    """In which micro-batches each training is fastest on this device."""
+    """Find for each training the micro-batch with which it is fastest on this device."""
     input:
         results_of("calibrate"),

@@ -1,5 +1,5 @@
 rule card:
-    """README.md of each trained model, as the Hub reads it."""
+    """Write the model card of a trained model: README.md, as the Hub reads it."""
     input:
         unpack(inputs_of("card")),
     output:

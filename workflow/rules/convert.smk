@@ -1,5 +1,5 @@
 rule convert:
-    """A trained model as one GGUF file, by llama.cpp's own converter."""
+    """Convert a trained model to one GGUF file, by llama.cpp's own converter."""
     input:
         unpack(inputs_of("convert")),
     output:
@@ -21,6 +21,6 @@ rule convert:
 
 
 rule gguf:
-    """The GGUF files that the config names."""
+    """Make the GGUF files that the config names."""
     input:
         results_of("convert", key="gguf"),

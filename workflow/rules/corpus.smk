@@ -1,5 +1,5 @@
 rule corpus:
-    """Raw files to canonical rows: cleaned, deduplicated, split by prompt."""
+    """Convert raw files to canonical rows: cleaned, deduplicated, split by prompt."""
     input:
         unpack(inputs_of("corpus")),
     output:

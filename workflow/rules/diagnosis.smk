@@ -1,5 +1,5 @@
 rule diagnosis:
-    """What each change of a diagnosis brings."""
+    """Attribute the gain in speed to the changes of a diagnosis."""
     input:
         unpack(inputs_of("diagnosis")),
     output:
@@ -22,6 +22,6 @@ rule diagnosis:
 
 
 rule diagnose:
-    """What each change of the config's diagnoses brings."""
+    """Attribute the gain in speed to the changes of each diagnosis in the config."""
     input:
         results_of("diagnosis", key="diagnose"),

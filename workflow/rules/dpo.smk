@@ -1,5 +1,5 @@
 rule dpo:
-    """Direct preference optimization."""
+    """Train by direct preference optimization (DPO)."""
     input:
         unpack(inputs_of("dpo")),
     output:

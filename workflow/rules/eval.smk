@@ -1,5 +1,5 @@
 rule eval:
-    """One model on the held-out rows: loss, exact match, preference accuracy, tasks, samples."""
+    """Evaluate a model on held-out rows: loss, exact match, preference accuracy, tasks, samples."""
     input:
         unpack(inputs_of("eval")),
     output:

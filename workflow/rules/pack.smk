@@ -1,5 +1,5 @@
 rule pack:
-    """Packed Arrow shards (manifest v3.0): all parts as one artifact, by hard link."""
+    """Join all parts of the packed Arrow shards (manifest v3.0) in one artifact, by hard link."""
     input:
         unpack(inputs_of("pack")),
     output:

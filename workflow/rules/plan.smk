@@ -1,5 +1,5 @@
 rule plan:
-    """Which sequence goes into which row, from their lengths alone."""
+    """Assign sequences to rows, from their lengths and ids."""
     input:
         unpack(inputs_of("plan")),
     output:

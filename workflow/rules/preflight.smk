@@ -1,5 +1,5 @@
 rule preflight:
-    """What would fail or crawl hours later, found before the first training of a family of runs."""
+    """Check the runs of a family, before the first of them is trained, for what would stop or slow them down."""
     input:
         unpack(inputs_of("preflight")),
     output:

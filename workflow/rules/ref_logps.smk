@@ -1,5 +1,5 @@
 rule ref_logps:
-    """Log-probabilities of all pairs under the SFT model, shared by every DPO run from it."""
+    """Compute the log-probabilities of all pairs under the SFT model, for every DPO run from it."""
     input:
         unpack(inputs_of("ref_logps")),
     output:

@@ -1,5 +1,5 @@
 rule ref_pass:
-    """One part of the reference's log-probabilities, where a config shares them among jobs; the parts run side by side."""
+    """Compute one part of the reference's log-probabilities, if the config divides them among jobs; parts run in parallel."""
     input:
         unpack(inputs_of("ref_pass")),
     output:

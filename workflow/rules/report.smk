@@ -2,7 +2,7 @@ from snaketune.report.pages import files_to_judge, pages_of
 
 
 rule report:
-    """Figures and tables of everything that ran, as pages, and in `snakemake --report results/report.html`."""
+    """Write the report on all results, as pages and for `snakemake --report results/report.html`."""
     input:
         unpack(inputs_of("report")),
     output:

@@ -1,5 +1,5 @@
 rule sft:
-    """Supervised fine-tuning."""
+    """Train by supervised fine-tuning (SFT)."""
     input:
         unpack(inputs_of("sft")),
     output:

@@ -1,5 +1,5 @@
 rule tokenize:
-    """One part of a corpus to token ids and where they are supervised; the parts of a corpus run side by side."""
+    """Convert one part of a corpus to token ids and loss masks; the parts run in parallel."""
     input:
         unpack(inputs_of("tokenize")),
     output:

@@ -1,5 +1,5 @@
 rule tokenizer:
-    """A vocabulary trained on the corpora, or adopted from a base model."""
+    """Train a tokenizer on the corpora, or adopt that of a base model."""
     input:
         unpack(inputs_of("tokenizer")),
     output:

@@ -1,5 +1,5 @@
 rule trial:
-    """A short training that a diagnosis or an audit measures the time of."""
+    """Time a short training, for a diagnosis or an audit."""
     input:
         unpack(inputs_of("trial")),
     output:

@@ -1,5 +1,5 @@
 rule write:
-    """One part of the shards, from the plan; the parts run side by side."""
+    """Write one part of the shards, from the plan; the parts run in parallel."""
     input:
         unpack(inputs_of("write")),
     output:

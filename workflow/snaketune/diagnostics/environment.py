@@ -34,7 +34,7 @@ def check_disk_space(run: PreflightRun, planned: Planned, width: int, folder: Pa
             Finding(
                 key=run.key,
                 problem=f"its result takes up to {result / GB:.1f} GB, but the disk of {folder} has {free / GB:.1f} GB free",
-                do="free disk space (`snakemake clean_work` lists what old work would free), or move results to another disk",
+                do="free disk space (`snakemake clean_work` removes old work), or move results to another disk",
             )
         ]
     if result + 2 * checkpoint > free:
@@ -43,7 +43,7 @@ def check_disk_space(run: PreflightRun, planned: Planned, width: int, folder: Pa
                 key=run.key,
                 problem=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, but the disk has "
                 f"{free / GB:.1f} GB free",
-                do="free disk space (`snakemake clean_work` lists what old work would free)",
+                do="free disk space (`snakemake clean_work` removes old work)",
                 certain=False,
             )
         ]
