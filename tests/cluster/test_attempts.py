@@ -122,7 +122,7 @@ def test_those_that_wait_for_more_than_a_minute_say_why_and_what_to_edit():
     told = list(waiting_jobs(listed, "/here", datetime(2026, 11, 22, 10, 5)))
     assert [number for number, _, _ in told] == ["7", "10_[1-3]"]
     assert told[0][2].startswith(
-        "job 7 (sft run) has waited for 5 min: it asks for more time than its partition allows"
+        "job 7 (sft run) has waited for 5 min: it requests more time than its partition allows"
     )
     assert "max_runtime in the cluster's file (PartitionTimeLimit)" in told[0][2]
     assert told[1][2].endswith("SLURM's reason is SomethingNew")

@@ -54,7 +54,7 @@ def test_partitions_accounts_and_gpus_are_asked_for(slurm):
     path = slurm()
     told = write_description(path)
     assert "partitions cpu, gpu; jobs are watched by squeue" in told
-    assert "left out: theirs (not for account me), old (its state is DOWN)" in told
+    assert "excluded: theirs (not for account me), old (its state is DOWN)" in told
     site = read_site(path)
     assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "squeue", "gpus", {"gpu": 4})
     cpu, gpu = site.partitions["cpu"], site.partitions["gpu"]
@@ -65,7 +65,7 @@ def test_partitions_accounts_and_gpus_are_asked_for(slurm):
 
 def test_without_accounting_squeue_watches_and_without_tres_gpus_are_gres(slurm):
     path = slurm(storage="(null)", select="cons_res", account="")
-    assert "no account was found" in write_description(path)
+    assert "no default account" in write_description(path)
     told = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert (told["status_command"], told["gpus_by"]) == ("squeue", "gres")
     assert "account" not in told
@@ -85,7 +85,7 @@ def test_jobs_are_watched_in_the_queue_unless_it_forgets_them_and_there_are_acco
 def test_what_somebody_edited_is_never_overwritten(slurm):
     path = slurm()
     path.write_text("account: mine\n", encoding="utf-8")
-    with pytest.raises(SnaketuneError, match="is there already"):
+    with pytest.raises(SnaketuneError, match="exists, and may hold your edits"):
         write_description(path)
     assert path.read_text(encoding="utf-8") == "account: mine\n"
 

@@ -36,7 +36,7 @@ def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
         ("partitions: {}", "partitions: found {}"),
         ("partitions: {cpu: {max_mem_mb: much}}", "partitions.cpu.max_mem_mb: found 'much'"),
         ("partitions: {cpu: {max_runtime: a day}}", "partitions.cpu.max_runtime: found 'a day'"),
-        ("- cpu", "cluster.yaml is wrong"),
+        ("- cpu", "cluster.yaml is invalid"),
         ("partitions: [", "can't be read as YAML"),
         ("partitions: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
     ],
@@ -66,10 +66,10 @@ def test_nowhere_is_no_site(monkeypatch):
         (
             {"gpus": 4},
             {"gpu": {"max_gpu": 4}},
-            r"sft/x can never start: it asks for 4 GPUs.*partition gpu has 2 GPUs on a node",
+            r"sft/x can never start: it requests 4 GPUs.*partition gpu has 2 GPUs on a node",
         ),
-        ({"gpus": 2, "nodes": 4}, {"gpu": {"max_gpu": 4}}, "partition gpu gives 4 GPUs; lower operation.gpus"),
-        ({"gpus": 0, "nodes": 3}, {"cpu": {"max_nodes": 2}}, "partition cpu gives 2 nodes"),
+        ({"gpus": 2, "nodes": 4}, {"gpu": {"max_gpu": 4}}, "partition gpu allows 4 GPUs; lower operation.gpus"),
+        ({"gpus": 0, "nodes": 3}, {"cpu": {"max_nodes": 2}}, "partition cpu allows 2 nodes"),
         ({}, {"cpu": {}}, "partition cpu has no GPUs"),
         (
             {},

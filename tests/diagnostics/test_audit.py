@@ -49,13 +49,13 @@ def found(
 def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
     told = found()
     assert all((one["brings_percent"] or 0) < 5 for one in told["switches"])
-    assert told["holds_back"] == "compute: 45% of the device's peak is used, and no switch brings 5%"
+    assert told["holds_back"] == "compute: 45% of the device's peak is used, and no switch gains 5%"
 
 
 @pytest.mark.parametrize(
     ("given", "cause", "percent"),
     [
-        ({"micro_batch_rows": 1}, "the micro-batch: too few rows at once", 100.0),
+        ({"micro_batch_rows": 1}, "the micro-batch: too few rows per batch", 100.0),
         ({"variants": {"packed": measured(6000.0)}}, "padding: each row of a batch", 200.0),
         (
             {"gradient_checkpointing": True, "variants": {"activations-kept": measured(2600.0)}},
@@ -92,7 +92,7 @@ def test_what_is_learned_wrongly_goes_before_what_is_slow():
     told = found(findings=[finding], micro_batch_rows=1)["holds_back"]
     assert told.startswith("what is learned: sft.demo.packing.train_on")
     # And then what it would have said without.
-    assert "Of its speed, the micro-batch" in told
+    assert "As for speed: the micro-batch" in told
 
 
 def test_what_was_found_of_another_run_whose_name_begins_alike_is_not_told():
@@ -120,8 +120,8 @@ def test_the_table_says_what_was_measured_and_what_was_not():
         "| micro-batch | 1 rows x 2 (8 a step) | +100.0% | measured | sft.demo.training.micro_batch_rows: auto, or 4 |"
         in said
     )
-    assert "| chunked head | on; leaves out 10% of the operations | +0.0% | counted |" in said
-    assert "| compile | auto, off, as it earns nothing or can't be had | +0.0% | estimated |" in said
+    assert "| chunked head | on; saves 10% of the operations | +0.0% | counted |" in said
+    assert "| compile | auto, off, as it gains nothing or isn't available | +0.0% | estimated |" in said
     assert "| attention kernel | sdpa; attention is 10% of a step | at most +11% | estimated |" in said
     assert "| optimizer | adamw_torch_fused, 10% of a step; its states take up to 4 GB, and 1 in 8 bits |" in said
 

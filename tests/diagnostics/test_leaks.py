@@ -85,7 +85,7 @@ def test_up_to_half_of_them_is_told_and_goes_on(tmp_path):
     (found,) = found_in([pairs], [chat])
     assert not found.certain and "6 of the 12 held-out prompts" in found.problem
     # Their splits agree already, so that another one is no help.
-    assert found.do == "set it ({}), or take them out of the files"
+    assert found.do == "set it ({}), or remove them from the files"
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_the_ways_out_are_those_that_help(tmp_path):
     chat = corpus(tmp_path / "chat", "conversations", [], [conversation("Cats")], share=1)
     pairs = corpus(tmp_path / "pairs", "preferences", [pair("Cats")], [], decontamination={"ngram": 13})
     (found,) = found_in([pairs], [chat])
-    assert found.do == "take them out of the files"
+    assert found.do == "remove them from the files"
     moved = corpus(tmp_path / "moved/pairs", "preferences", [pair("Cats")], [], near_duplicates={"threshold": 0.8})
     chat = corpus(tmp_path / "other/chat", "conversations", [], [conversation("Cats")])
     (found,) = found_in([moved], [chat])
-    assert "leave near_duplicates out of both" in found.do
+    assert "remove near_duplicates from both" in found.do
 
 
 def test_an_evaluation_is_held_against_what_its_own_models_learned_from(monkeypatch):

@@ -79,10 +79,10 @@ def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: name)
     monkeypatch.setattr(
         node_comparison,
-        "asked_for",
+        "srun_command",
         lambda count, site: [sys.executable, "-c", "import sys; sys.exit('no such nodes')"],
     )
-    with pytest.raises(SnaketuneError, match="0 nodes answered; SLURM says: no such nodes"):
+    with pytest.raises(SnaketuneError, match="0 nodes answered; SLURM's output: no such nodes"):
         node_comparison.measure_nodes(2)
 
 

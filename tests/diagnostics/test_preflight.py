@@ -121,7 +121,7 @@ def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
     counts = family.pack.manifest["counts"]
     for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
         train = counts["train"] | {"supervised_tokens": supervised}
-        (found,) = family_checks.lost_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
+        (found,) = family_checks.check_dropped_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
         assert found.key == "sft.demo.packing.train_on" and family_checks.as_json(found)["severity"] == severity
 
 
@@ -182,7 +182,7 @@ def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, tol
         base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
     )
     run = SimpleNamespace(key="sft.demo", kind="sft", run=sft)
-    found = family_checks.out_of_range(run, isinstance(base, Pretrained), family.pack.manifest)
+    found = family_checks.check_hyperparameters(run, isinstance(base, Pretrained), family.pack.manifest)
     assert (["sft.demo.training.learning_rate"] if told else []) == [one.key for one in found]
 
 
@@ -217,10 +217,10 @@ def tiny_model(folder: Path) -> Path:
         ({}, None),
         # As for a template's few.
         ({"vocab_size": 399}, None),
-        ({"vocab_size": 300}, "has 400 tokens, and the base knows 300: the others begin untrained"),
-        ({"vocab_size": 32_000}, "has 400 tokens, of the 32,000 that the base knows"),
-        ({"eos_token_id": 300}, "what ends the base's texts, token 300, is the word"),
-        ({"eos_token_id": [300, 100_000]}, "what ends the base's texts, token 300, is the word"),
+        ({"vocab_size": 300}, "has 400 tokens, but the base only 300: the others start untrained"),
+        ({"vocab_size": 32_000}, "has 400 tokens, but the base 32,000"),
+        ({"eos_token_id": 300}, "the base's end-of-text token 300 is the word"),
+        ({"eos_token_id": [300, 100_000]}, "the base's end-of-text token 300 is the word"),
         ({"eos_token_id": None}, None),
     ],
 )

@@ -137,7 +137,9 @@ def test_code_that_comes_with_a_model_is_told_of(tmp_path):
 
 
 def test_foreign_text_stays_text(tmp_path):
-    words = {name: CorpusDescription(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")}
+    words = {
+        name: CorpusDescription(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")
+    }
     hostile = {"spec": CHAIN["dpo/demo"]["spec"] | {"loss": HOSTILE, "training": LEARNING | {HOSTILE: HOSTILE}}}
     card = card_of(tmp_path / "hostile", spec_of(corpora=words, license="mit"), dpo_demo=hostile)
     plain = card_of(

@@ -59,7 +59,7 @@ def test_a_manifest_names_files_of_its_payload_alone(made, name):
     """Whoever changed it, or sent it along with results: nothing else is read, linked or written by it."""
     folder, manifest, work = made
     rename_in(manifest, name)
-    with pytest.raises(SnaketuneError, match=r"names the file .* which lies outside its payload"):
+    with pytest.raises(SnaketuneError, match=r"lists the file .* which is outside its payload"):
         read_artifact(manifest, "rows")
     rename_in(work / "manifest.json", name)
     # What is kept is no more believed, and is made again.
@@ -131,7 +131,7 @@ def test_cleaning_follows_no_link(made, remove, capsys):
     (work.parent / "4567/inside").symlink_to(folder / "precious")
     clean(folder / "results/.work", remove=remove)
     assert (folder / "elsewhere/precious/x").exists()
-    assert capsys.readouterr().out.count("is a link, and what it leads to is no work of ours") == 2
+    assert capsys.readouterr().out.count("is a link to a folder that isn't part of these results") == 2
     assert (work.parent / "4567").exists() != remove
 
 
@@ -149,7 +149,7 @@ def test_the_link_to_the_best_leads_to_a_result_alone(made, payload):
     folder, _, _ = made
     (folder / "results/report").mkdir()
     write_json(folder / "results/report/manifest.json", {"best": {"payload": payload}})
-    with pytest.raises(SnaketuneError, match="no result of ours"):
+    with pytest.raises(SnaketuneError, match="which is no payload of sft or dpo"):
         link_payload(folder / "results/report", "best")
     assert not (folder / "results/best").exists()
 

@@ -38,7 +38,7 @@ def test_a_result_made_with_accepted_code_is_published_as_it_is(tmp_path, capsys
     assert "demo/x" in capsys.readouterr().out
     assert run(tmp_path, "b", built) == first
     assert built == ["a"]
-    # Another spec is computed with the code of now.
+    # Another spec is computed with the current code.
     assert run(tmp_path, "b", built, spec={"n": 1})["code"] == "b"
     run(tmp_path, "c", built)
     assert built == ["a", "b", "c"]
@@ -51,7 +51,7 @@ def test_the_file_of_a_job_called_manifest_is_no_result(tmp_path, capsys):
     write_job_file(job_file_of("sft", "manifest", tmp_path / "results/.jobs"), job, None)
     accept({"demo": "b"}.get, tmp_path / "results")
     clean(tmp_path / "results/.work", remove=True)
-    assert "1 results count as made with the code of now" in capsys.readouterr().out
+    assert "1 results count as made with the current code" in capsys.readouterr().out
 
 
 def test_what_was_accepted_for_code_is_accepted_with_it(tmp_path):

@@ -184,7 +184,7 @@ def test_a_result_names_the_versions_that_it_was_begun_with(tmp_path, source, mo
     manifest = json.loads((tmp_path / "results/demo/x/manifest.json").read_text())
     assert manifest["versions"] == {"torch": "4", "numpy": "1"}
     assert manifest.get("resumed_from_versions") == ({"torch": "2"} if checkpoint else None)
-    assert ("begun with other versions: torch 2, now 4\n" in capsys.readouterr().out) == checkpoint
+    assert ("started with other versions: torch 2, now 4\n" in capsys.readouterr().out) == checkpoint
     # Where versions count, it isn't taken for one made with those of now.
     built: list = []
     run(tmp_path, source, reading(source, built), libraries=tuple(installed), reruns_on="versions")

@@ -241,7 +241,7 @@ def test_who_began_later_publishes(tmp_path):
         (work.payload / "rows.txt").write_text("older")
         return Outcome()
 
-    with pytest.raises(SnaketuneError, match=r"a job that began later makes another result .* isn't published"):
+    with pytest.raises(SnaketuneError, match=r"a job that started later makes another result .* isn't published"):
         run(tmp_path, build=run_newer)
     assert [out.read_bytes()] == newer
     assert (out.parent / "rows/deep/rows.txt").read_text() == "newer"
@@ -265,7 +265,7 @@ def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, m
             run(tmp_path)
     (work,) = (root / "demo").iterdir()
     clean(root, remove=True)
-    assert f"kept {work}: a finished result that isn't published yet" in capsys.readouterr().out
+    assert f"kept {work}: a finished result that its config's next run publishes" in capsys.readouterr().out
     built: list = []
     manifest = run(tmp_path, built=built)
     assert not built and manifest.is_file()

@@ -23,7 +23,7 @@ def test_ctrl_c_is_a_sentence_and_no_traceback(tmp_path):
         for _ in range(2):
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == STATUS
-        assert process.stderr.read() == "error: interrupted; run again, and it goes on where it was\n"
+        assert process.stderr.read() == "error: interrupted; run again to resume\n"
     assert not (tmp_path / "lock.lease").exists()
 
 

@@ -158,9 +158,9 @@ def test_a_folder_that_cannot_be_written_is_named():
     ("change", "said"),
     [
         ({"stage": "plam"}, "there is no stage 'plam'; did you mean 'plan'"),
-        ({"spec": {"kind": "sft", "lengths": [8], "strategy": "none"}}, "spec doesn't fit: overflow: Field required"),
-        ({"inputs": {"token": ()}}, "inputs: stage plan reads no token"),
-        ({"operation": {"gpus": -1}}, "operation doesn't fit: gpus: Input should be greater than or equal to 0"),
+        ({"spec": {"kind": "sft", "lengths": [8], "strategy": "none"}}, "spec is invalid: overflow: Field required"),
+        ({"inputs": {"token": ()}}, "inputs: stage plan has no input token"),
+        ({"operation": {"gpus": -1}}, "operation is invalid: gpus: Input should be greater than or equal to 0"),
     ],
 )
 def test_what_does_not_fit_the_stage_is_refused_by_key(change, said):

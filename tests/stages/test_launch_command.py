@@ -77,7 +77,7 @@ def test_the_recipe_for_two_nodes_tells_the_command_of_each():
 def test_several_nodes_need_a_batch_job_of_slurm(monkeypatch, tmp_path):
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     check_nodes(Operation())
-    needs = "operation.nodes: 2 nodes need a batch job of SLURM.*--profile profiles/slurm, or set nodes: 1"
+    needs = "operation.nodes: 2 nodes need a SLURM batch job.*--profile profiles/slurm, or set nodes: 1"
     with pytest.raises(SnaketuneError, match=needs):
         check_nodes(Operation(nodes=2))
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
@@ -106,7 +106,7 @@ def test_a_job_holds_no_more_gpus_than_the_run_may(monkeypatch, gpus, most, visi
     if not refused:
         check_limit(Operation(gpus=gpus), most)
         return
-    with pytest.raises(SnaketuneError, match=f"operation.gpus: {gpus} GPUs, but this run may hold {most}"):
+    with pytest.raises(SnaketuneError, match=f"operation.gpus: {gpus} GPUs, but this run may use {most}"):
         check_limit(Operation(gpus=gpus), most)
 
 

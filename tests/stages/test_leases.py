@@ -234,7 +234,7 @@ def test_a_holder_whose_lease_was_taken_writes_nothing_more(tmp_path, lock):
     (work.payload / "rows").write_text("half")
     work.check_held()
     put(lock, elsewhere())
-    with pytest.raises(SnaketuneError, match=r"was taken over by process 1 on other.*nothing is lost"):
+    with pytest.raises(SnaketuneError, match=r"was taken over by process 1 on other.*resumes from the last checkpoint"):
         work.finish({}, {})
     assert not work.finished.exists()
     # Nor does it wait for that: the next beat ends it.

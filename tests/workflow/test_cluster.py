@@ -123,9 +123,9 @@ def test_what_ran_before_says_what_its_job_takes(cluster, monkeypatch):
     [
         (
             {"gpus": 4},
-            "sft/run can never start: it asks for 4 GPUs on each of 1 nodes, but partition cpu has no GPUs; partition gpu has",
+            "sft/run can never start: it requests 4 GPUs on each of 1 nodes, but partition cpu has no GPUs; partition gpu has",
         ),
-        ({"gpus": 2, "nodes": 3}, "partition gpu gives 2 nodes"),
+        ({"gpus": 2, "nodes": 3}, "partition gpu allows 2 nodes"),
     ],
 )
 def test_what_can_never_start_is_refused_in_the_dry_run(cluster, operation, told):

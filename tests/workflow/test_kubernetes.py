@@ -104,4 +104,4 @@ def test_a_training_on_several_nodes_is_refused(volume):
     (volume / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     status, said = snakemake(arguments(), volume)
     assert status != 0
-    assert "operation.nodes: 2 nodes need a batch job of SLURM" in said
+    assert "operation.nodes: 2 nodes need a SLURM batch job" in said

@@ -210,7 +210,7 @@ rule lines:
 @pytest.mark.parametrize("moves", ['prefix: "elsewhere"', 'replace_prefix: {"results": "elsewhere"}'])
 def test_paths_that_would_move_are_refused(user, moves):
     said = user.write(GITHUB, config=f"config\n    {moves}").snakemake("--dry-run", check=False)
-    assert "`prefix` and `replace_prefix` would move the paths of rules alone" in said
+    assert "`prefix` and `replace_prefix` would change the paths of rules only" in said
 
 
 def test_the_config_that_a_module_is_given_is_all_that_counts(user):
@@ -243,7 +243,7 @@ def test_a_package_of_another_revision_is_refused(user, tmp_path):
     (package / "packing/planned_before.py").touch()
     user.write(f'gitfile("{user.repository}", path="workflow/Snakefile", tag="v1")')
     said = user.snakemake_with(tmp_path / "site", "--dry-run")
-    assert "files differ (3, the first is errors.py); install that one: pip install --force-reinstall --no-deps" in said
+    assert "3 files differ (first errors.py); install that revision: pip install --force-reinstall --no-deps" in said
     assert f"--no-deps git+file://{user.repository}@v1" in said
 
 

@@ -119,7 +119,7 @@ def test_several_nodes_are_planned_anywhere_and_refused_before_anything_runs_wit
         assert f"--machine_rank {rank} --main_process_ip" in said
     assert "digraph" in fresh.snakemake("--rulegraph")
     refused = fresh.snakemake(check=False)
-    assert "operation.nodes: 2 nodes need a batch job of SLURM" in refused
+    assert "operation.nodes: 2 nodes need a SLURM batch job" in refused
     assert [path.name for path in (fresh.folder / "results").iterdir()] == [".jobs"]
     # What doesn't need them is made.
     fresh.snakemake("results/corpus/chat/manifest.json")

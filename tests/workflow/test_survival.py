@@ -91,7 +91,7 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
     interrupted.cores = 1
     said = interrupted.snakemake(target)
     assert "resuming from" in said
-    assert "computing with 2 threads, as when this began" in said
+    assert "computing with 2 threads, as the first attempt did" in said
 
     assert "resuming from" not in straight.snakemake(target)
     assert digest_of_weights(interrupted, target) == digest_of_weights(straight, target)
@@ -142,7 +142,7 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
     )
     assert done.returncode != 0
     assert "error: the results can't be written: " in done.stdout
-    assert "Make room (snakemake clean_work frees old work)" in done.stdout
+    assert "Free disk space (snakemake clean_work frees old work)" in done.stdout
     assert "Traceback" not in done.stdout
     assert not (project.folder / SFT).exists()
     assert not list(project.folder.glob("results/.work/sft/*/state/checkpoints/*/complete"))

@@ -118,4 +118,4 @@ def test_a_result_of_another_stage_is_refused_while_planning(with_toy):
         path.read_text(encoding="utf-8").replace('job.stage == "dpo"', 'job.stage == "sft"'), encoding="utf-8"
     )
     said = with_toy.snakemake("--dry-run", MANIFEST, check=False)
-    assert "lengths/of-run: sft/run can't be its model: the stage lengths takes dpo there" in said
+    assert "lengths/of-run: sft/run can't be its model; the stage lengths takes results of dpo as model" in said

@@ -21,7 +21,7 @@ def check_dropped_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
     >>> manifest = {"packing_metadata": {"lost_to_length": dropped}, "counts": {"train": counts}, "row_length": 512}
     >>> print(*check_dropped_tokens("sft.demo", manifest))  # doctest: +NORMALIZE_WHITESPACE
     sft.demo.packing.length: 33.3% of the tokens (40,000 of 120,000, in 30 of 100 sequences) are dropped, since rows have 512
-        tokens; rows of 2048 would retain 99% of them
+        tokens; rows of 2048 would keep 99% of them
     """
     counts, metadata = pack["counts"]["train"], pack.get("packing_metadata", {})
     dropped, read = (
@@ -30,9 +30,7 @@ def check_dropped_tokens(key: str, pack: dict[str, Any]) -> list[Finding]:
     )
     findings = []
     if read and dropped["tokens"] > REPORTED_SHARE * read:
-        enough = (
-            f"rows of {dropped['enough']} would retain 99% of them" if dropped.get("enough") else "make rows longer"
-        )
+        enough = f"rows of {dropped['enough']} would keep 99% of them" if dropped.get("enough") else "make rows longer"
         findings.append(
             Finding(
                 key=f"{key}.packing.length",

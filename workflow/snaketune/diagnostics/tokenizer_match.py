@@ -20,9 +20,9 @@ def check_tokenizer_match(key: str, chat: ChatTokenizer, config: PretrainedConfi
     text = config.get_text_config()
     size, mismatches = text.vocab_size, []
     if chat.vocab_size > (1 + MORE) * size:
-        mismatches.append(f"it has {chat.vocab_size:,} tokens, and the base {size:,}: the others start untrained")
+        mismatches.append(f"it has {chat.vocab_size:,} tokens, but the base only {size:,}: the others start untrained")
     elif chat.vocab_size < FEWER * size:
-        mismatches.append(f"it has {chat.vocab_size:,} tokens, and the base {size:,}")
+        mismatches.append(f"it has {chat.vocab_size:,} tokens, but the base {size:,}")
     ends = config.eos_token_id if config.eos_token_id is not None else text.eos_token_id
     for end in ends if isinstance(ends, list | tuple) else () if ends is None else (ends,):
         if end < chat.vocab_size and not chat.is_control(np.array([end]))[0]:
