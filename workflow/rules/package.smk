@@ -33,13 +33,13 @@ else:
 
 def installed_package():
     """Return the folder of the installed package; WorkflowError if it is missing, or of another revision than the rules."""
-    found = find_spec("snaketune")
+    spec = find_spec("snaketune")
     # A folder of that name without code is found too, without an origin.
-    if found is None or found.origin is None:
+    if spec is None or spec.origin is None:
         raise WorkflowError(
             f"the rules in {RULES} need the Python package snaketune, which isn't installed here: pip install {REVISION}"
         )
-    package = Path(found.origin).parent
+    package = Path(spec.origin).parent
     # Processes that run single jobs compare their code with the plan instead.
     if workflow.exec_mode == ExecMode.DEFAULT and isinstance(RULES, (HostingProviderFile, LocalGitFile)):
         there, here = files_in_repository(), files_of(package)

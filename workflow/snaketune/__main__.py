@@ -120,14 +120,14 @@ def _preview(options: argparse.Namespace) -> int:
     if options.html and options.html.is_dir():
         raise SnaketuneError(f"--html: {options.html} is a folder; name a file in it")
     if options.corpora:
-        looks = look_at_config(options.corpora)
+        previews = look_at_config(options.corpora)
     else:
         writer = writer_of(options.template, options.tokenizer)
-        looks = (look_at_file(file, writer) for file in options.files)
+        previews = (look_at_file(file, writer) for file in options.files)
     seen = []
-    for look in looks:
-        seen.append(look)
-        for line in as_text(look, colour=has_colours(sys.stdout)):
+    for preview in previews:
+        seen.append(preview)
+        for line in as_text(preview, colour=has_colours(sys.stdout)):
             print(line.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
     if options.html:
         from snaketune.report.preview_page import page
@@ -136,7 +136,7 @@ def _preview(options: argparse.Namespace) -> int:
         options.html.write_text(page(seen), encoding="utf-8")
         print(f"The same as a page: {options.html}", flush=True)
     # A rule that fails would lose its page.
-    return 0 if options.corpora else int(any(look.trouble or not look.reading.used for look in seen))
+    return 0 if options.corpora else int(any(preview.trouble or not preview.reading.used for preview in seen))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snaketune.cluster.slurm import run_slurm
 
-SECONDS_BETWEEN_LOOKS = 60
+SECONDS_BETWEEN_CHECKS = 60
 # By the beginning of SLURM's reason, first match: what it means, and what to do.
 REASONS = {
     "PartitionTimeLimit": "it requests more time than its partition allows, and would wait forever; lower its runtime, or "
@@ -68,7 +68,7 @@ def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str,
 
 
 # After this many checks without a job in the queue a warning is logged; the executor itself checks every three minutes or less.
-LOOKS_WITHOUT_JOBS = 5
+CHECKS_WITHOUT_JOBS = 5
 JOBS_LOST = (
     "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost "
     "track of its jobs, as it may after an outage of slurmctld: end this, and run again; finished results are reused"
@@ -83,7 +83,7 @@ class LostJobs:
     """Detects that jobs were in the queue and aren't any more."""
 
     def __init__(self):
-        self.seen, self.looks = False, 0
+        self.seen, self.checks = False, 0
 
     def check(self, listed: str | None, folder: str) -> bool:
         """Return True once if they are lost; called at each check with this user's jobs, also ended ones, as `%T|%Z` (None if
@@ -93,10 +93,10 @@ class LostJobs:
         states = [line.partition("|")[0] for line in listed.splitlines() if line.partition("|")[2] == folder]
         self.seen |= bool(states)
         if ALIVE.intersection(states):
-            self.looks = 0
+            self.checks = 0
             return False
-        self.looks += self.seen
-        return self.looks == LOOKS_WITHOUT_JOBS
+        self.checks += self.seen
+        return self.checks == CHECKS_WITHOUT_JOBS
 
 
 def watch(log: Callable[[str], None]) -> None:
@@ -108,7 +108,7 @@ def _watch(log: Callable[[str], None], folder: str) -> None:
     logged: set[tuple[str, str]] = set()
     gone = LostJobs()
     pause = threading.Event()
-    while not pause.wait(SECONDS_BETWEEN_LOOKS):
+    while not pause.wait(SECONDS_BETWEEN_CHECKS):
         listed = run_slurm("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
         for number, reason, line in waiting_jobs(listed or "", folder, datetime.now()):
             if (number, reason) not in logged:

@@ -124,7 +124,7 @@ def _check_machine(
     try:
         compute = resolve_compute(run.run.training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
-        fitness = examine(
+        machine_check = examine(
             run.run,
             operation,
             compute,
@@ -136,9 +136,9 @@ def _check_machine(
         )
     except SnaketuneError as error:
         return [Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")], None, 0
-    findings = [_with_run_key(run, finding) for finding in fitness.findings]
+    findings = [_with_run_key(run, finding) for finding in machine_check.findings]
     stored = config if isinstance(spec.base, Pretrained) else None
-    return findings, fitness.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize
+    return findings, machine_check.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize
 
 
 def _with_run_key(run: PreflightRun, finding: Finding) -> Finding:

@@ -124,18 +124,19 @@ def _prompts(corpus: Artifact, split: str) -> Iterator[tuple[int, int]]:
     """Yield for each row the hashes of its system text and of its first user turn."""
     # There are few system texts.
     hash_system = lru_cache(maxsize=256)(_hash)
-    for turns, begins in _turns(corpus, split):
+    for turns, offsets in _turns(corpus, split):
         users = np.flatnonzero(pc.equal(turns.field("role"), "user"))
-        firsts = pa.array(users[np.searchsorted(users, begins)])
-        opened = pc.equal(turns.field("role").take(begins), "system")
-        systems = pc.if_else(opened, turns.field("content").take(begins), None).to_pylist()
+        firsts = pa.array(users[np.searchsorted(users, offsets)])
+        opened = pc.equal(turns.field("role").take(offsets), "system")
+        systems = pc.if_else(opened, turns.field("content").take(offsets), None).to_pylist()
         for system, user in zip(systems, turns.field("content").take(firsts).to_pylist(), strict=True):
             yield NO_SYSTEM if system is None else hash_system(system), _hash(user)
 
 
 def _has_system(corpus: Artifact, split: str) -> bool:
     return any(
-        pc.any(pc.equal(turns.field("role").take(begins), "system")).as_py() for turns, begins in _turns(corpus, split)
+        pc.any(pc.equal(turns.field("role").take(offsets), "system")).as_py()
+        for turns, offsets in _turns(corpus, split)
     )
 
 

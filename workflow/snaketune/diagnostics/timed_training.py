@@ -65,19 +65,21 @@ def time_training(
         result.files()
     run = Run.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        begun = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
+        training = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
     else:
-        begun = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
-    fitness = fitness_of(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
-    if small := [finding.problem for finding in fitness.findings if finding.certain and finding.key == "training"]:
+        training = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
+    machine_check = fitness_of(training.trainer_class, training.rows, training.run, training.config or training.made)
+    if small := [
+        finding.problem for finding in machine_check.findings if finding.certain and finding.key == "training"
+    ]:
         # Too little memory is a measurement, like a trial that runs out of memory.
         if is_first_process():
             write_json(work.payload / MEASURED, {"fits": False, "why": small[0]})
         return Outcome(counts={"steps": 0}, about=run.compute.about())
-    report_findings(fitness.findings, log=is_first_process())
+    report_findings(machine_check.findings, log=is_first_process())
     if run.compute.device.type == "cpu":
         keep_freed_memory()
-    measured = _measure(begun, spec) | {"probe": probe(run.compute.device, work.state)}
+    measured = _measure(training, spec) | {"probe": probe(run.compute.device, work.state)}
     measured |= _sequences(measured, pack)
     if is_first_process():
         write_json(work.payload / MEASURED, measured)
@@ -94,7 +96,7 @@ class Windows(TrainerCallback):
 
     def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, keeps_running: bool):
         """Args: keeps_running: whether another callback ends the training."""
-        self.gauge, self.warmup, self.last, self.keeps_running = trainer.gauge, warmup, warmup + steps, keeps_running
+        self.meter, self.warmup, self.last, self.keeps_running = trainer.gauge, warmup, warmup + steps, keeps_running
         self.length = max(1, steps // WINDOWS)
         # Step, time, tokens since the mark before, and the seconds spent waiting for rows so far.
         self.marks: list[tuple[int, float, float, float]] = []
@@ -107,20 +109,20 @@ class Windows(TrainerCallback):
         ends = step == min(self.last, state.max_steps)
         if not ends and (not self.warmup <= step < self.last or (step - self.warmup) % self.length):
             return
-        if self.gauge.device.type != "cpu":
-            torch.accelerator.synchronize(self.gauge.device)
-        self.marks.append((step, time.monotonic(), float(self.gauge.sums.get("tokens", 0)), self.gauge.waited))
+        if self.meter.device.type != "cpu":
+            torch.accelerator.synchronize(self.meter.device)
+        self.marks.append((step, time.monotonic(), float(self.meter.sums.get("tokens", 0)), self.meter.waited))
         # Logging takes the loss and resets its mean.
         control.should_log = True
 
 
-def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
-    with prepared(*begun[:5]) as ready:
+def _measure(training: Begun, spec: TrialSpec) -> dict[str, Any]:
+    with prepared(*training[:5]) as ready:
         trainer = ready.trainer
-        args, gauge = trainer.args, trainer.gauge
+        args, meter = trainer.args, trainer.gauge
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         windows = Windows(trainer, spec.warmup_steps, spec.steps, keeps_running=spec.profile)
-        profiled = StepProfiler(windows.last, gauge.device, begun.run.work.payload / TRACE)
+        profiled = StepProfiler(windows.last, meter.device, training.run.work.payload / TRACE)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(SetEpoch(trainer))
         trainer.add_callback(windows)
@@ -133,13 +135,13 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
                 f"the whole training has {trainer.state.global_step} steps, but a trial measures after {spec.warmup_steps} "
                 "steps of warm-up; raise training.epochs, or lower training.batch_rows"
             )
-        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(gauge.device)}
+        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(meter.device)}
         processes = gather_object([own])
         history = [entry for entry in trainer.state.log_history if "loss" in entry]
         measured_windows = _windows(
             windows.marks, [sum(tokens) for tokens in zip(*(one["tokens"] for one in processes))], history
         )
-        about = gauge.about(history)
+        about = meter.about(history)
         first, last = windows.marks[0], windows.marks[-1]
         step_seconds = (last[1] - first[1]) / (last[0] - first[0])
         return {
@@ -164,7 +166,7 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,
             "processes": args.world_size,
-            "device": device_name(gauge.device),
+            "device": device_name(meter.device),
             "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }
 

@@ -15,13 +15,13 @@ from snaketune.training.launch import processes
 
 def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
     """Launch a trial by `training.launch.processes`; its arguments and result are the same."""
-    portions = choose(operation, spec.run.training.batch_rows, operation.processes, work.state)
+    batch_plan = choose(operation, spec.run.training.batch_rows, operation.processes, work.state)
     (work.state / RAN_OUT).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.put_in(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=batch_plan.put_in(operation), work=work, **inputs)
     except SnaketuneError as error:
         if not (work.state / RAN_OUT).is_file():
             raise
-        write_json(work.payload / MEASURED, {"fits": False, "why": f"out of memory with {portions}"})
+        write_json(work.payload / MEASURED, {"fits": False, "why": f"out of memory with {batch_plan}"})
         print(f"doesn't fit: {error}", flush=True)
         return Outcome(counts={"steps": 0})

@@ -24,10 +24,10 @@ SECONDS_BETWEEN = 10.0
 @contextmanager
 def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
     """Measure an attempt while it runs. Yields a function that returns the seconds of each attempt, this one's until now."""
-    earlier, began, ended = _read(work), monotonic(), threading.Event()
+    earlier, started, ended = _read(work), monotonic(), threading.Event()
 
     def elapsed() -> list[float]:
-        return [*earlier, round(monotonic() - began, 3)]
+        return [*earlier, round(monotonic() - started, 3)]
 
     def update() -> None:
         while not ended.wait(SECONDS_BETWEEN):

@@ -58,7 +58,7 @@ class Holder:
         return cls(
             host=socket.gethostname(),
             process=os.getpid(),
-            began=_began(os.getpid()),
+            began=_start_time(os.getpid()),
             boot=_boot(),
             processes=_namespace(),
             token=uuid.uuid4().hex,
@@ -85,7 +85,7 @@ class Holder:
             return True
         except PermissionError:
             pass
-        return _began(self.process) != self.began
+        return _start_time(self.process) != self.began
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
@@ -246,7 +246,7 @@ def _end(message: str) -> None:
     os._exit(1)
 
 
-def _began(process: int) -> str:
+def _start_time(process: int) -> str:
     try:
         # The name of the program may contain blanks and brackets.
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
