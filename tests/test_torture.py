@@ -66,9 +66,9 @@ def test_two_attempts_at_once_in_a_work_folder_are_found(tmp_path):
 def test_a_traceback_fails_a_trial_and_a_hang(monkeypatch):
     frame = 'Traceback (most recent call last):\n  File "{}", line 1, in run\n    run()\nKeyboardInterrupt\n'
     check(Said(status=1, text="error: no room"))
-    for place in ("/chain/workflow/snaketune/stages/run.py", "/lib/snakemake/cli.py"):
+    for folder in ("/chain/workflow/snaketune/stages/run.py", "/lib/snakemake/cli.py"):
         with pytest.raises(Failed, match="a traceback"):
-            check(Said(status=1, text=frame.format(place)))
+            check(Said(status=1, text=frame.format(folder)))
     check(Said(status=1, text=frame.format("/lib/snakemake/cli.py")), ours_alone=True)
     with pytest.raises(Failed, match="a traceback"):
         check(Said(status=1, text=frame.format("/chain/workflow/snaketune/stages/run.py")), ours_alone=True)
@@ -101,7 +101,9 @@ def test_what_a_message_says_is_done(reference, tmp_path, said, more):
 def test_the_page_has_a_row_for_each_fault_and_place():
     entry = {"passed": True, "ended": "undisturbed results", "strikes": 1, "code": "now", "seconds": 30.0}
     made = {
-        f"{name}/{place}/0": entry | {"fault": name, "place": place} for name in FAULTS for place in FAULTS[name].places
+        f"{name}/{folder}/0": entry | {"fault": name, "place": folder}
+        for name in FAULTS
+        for folder in FAULTS[name].places
     }
     page = as_markdown(made, SimpleNamespace(seconds=50.0, code="now"))
     assert f"{len(made)} of {len(made)} trials passed. " in page
@@ -109,5 +111,5 @@ def test_the_page_has_a_row_for_each_fault_and_place():
     page_before = as_markdown(before, SimpleNamespace(seconds=50.0, code="now"))
     assert f"trials passed ({len(made)} of them with code of before)" in page_before
     assert page.count("\n| ") == len(made) + 1
-    assert set(STAGES) <= {place for fault in FAULTS.values() for place in fault.places}
+    assert set(STAGES) <= {folder for fault in FAULTS.values() for folder in fault.places}
     assert trials.SECONDS == 300

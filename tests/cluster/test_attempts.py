@@ -60,8 +60,8 @@ def test_a_job_that_slurm_itself_ended_for_its_memory_says_so_in_its_log(slurm):
     log.write_text(
         "slurmstepd-cpu1: error: StepId=17.0 exceeded memory limit (2996 > 2097), being killed\n", encoding="utf-8"
     )
-    told = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
-    (slurm / "scontrol.txt").write_text(told, encoding="utf-8")
+    job = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
+    (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
     assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 8192
     log.write_text("a corpus about memory limits\n", encoding="utf-8")
     assert raise_after(ASK, last_ending(FOLDER)) == ASK
@@ -89,8 +89,8 @@ def test_of_an_array_it_is_told_by_its_own_end(slurm):
 
 def test_of_several_nodes_each_had_its_share(slurm):
     fail()
-    told = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
-    (slurm / "scontrol.txt").write_text(told, encoding="utf-8")
+    job = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
+    (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
     assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 4096
 
 
@@ -119,13 +119,13 @@ def test_those_that_wait_for_more_than_a_minute_say_why_and_what_to_edit():
         "10_[1-3]|SomethingNew|2026-11-22T10:01:00|rule_tokenize|/here\n"
         "garbage\n"
     )
-    told = list(waiting_jobs(listed, "/here", datetime(2026, 11, 22, 10, 5)))
-    assert [number for number, _, _ in told] == ["7", "10_[1-3]"]
-    assert told[0][2].startswith(
+    waiting = list(waiting_jobs(listed, "/here", datetime(2026, 11, 22, 10, 5)))
+    assert [number for number, _, _ in waiting] == ["7", "10_[1-3]"]
+    assert waiting[0][2].startswith(
         "job 7 (sft run) has waited for 5 min: it requests more time than its partition allows"
     )
-    assert "max_runtime in the cluster's file (PartitionTimeLimit)" in told[0][2]
-    assert told[1][2].endswith("SLURM's reason is SomethingNew")
+    assert "max_runtime in the cluster's file (PartitionTimeLimit)" in waiting[0][2]
+    assert waiting[1][2].endswith("SLURM's reason is SomethingNew")
 
 
 def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):

@@ -52,9 +52,9 @@ def slurm(tmp_path, monkeypatch):
 
 def test_partitions_accounts_and_gpus_are_asked_for(slurm):
     path = slurm()
-    told = write_description(path)
-    assert "partitions cpu, gpu; jobs are watched by squeue" in told
-    assert "excluded: theirs (not for account me), old (its state is DOWN)" in told
+    output = write_description(path)
+    assert "partitions cpu, gpu; jobs are watched by squeue" in output
+    assert "excluded: theirs (not for account me), old (its state is DOWN)" in output
     site = read_site(path)
     assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "squeue", "gpus", {"gpu": 4})
     cpu, gpu = site.partitions["cpu"], site.partitions["gpu"]
@@ -66,11 +66,11 @@ def test_partitions_accounts_and_gpus_are_asked_for(slurm):
 def test_without_accounting_squeue_watches_and_without_tres_gpus_are_gres(slurm):
     path = slurm(storage="(null)", select="cons_res", account="")
     assert "no default account" in write_description(path)
-    told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert (told["status_command"], told["gpus_by"]) == ("squeue", "gres")
-    assert "account" not in told
+    site = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert (site["status_command"], site["gpus_by"]) == ("squeue", "gres")
+    assert "account" not in site
     # Nobody has an account to be refused for.
-    assert "theirs" in told["partitions"]
+    assert "theirs" in site["partitions"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("partitons: {}", "partitons: unknown key; did you mean 'partitions'"),
         ("partitions: {}", "partitions: found {}"),
@@ -41,12 +41,12 @@ def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
         ("partitions: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(tmp_path, text, told):
+def test_what_is_wrong_is_told_by_its_key(tmp_path, text, expected):
     path = tmp_path / "cluster.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SnaketuneError) as error:
         read_site(path)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "cluster.yaml" in str(error.value)
 
 
@@ -61,7 +61,7 @@ def test_nowhere_is_no_site(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "partitions", "told"),
+    ("changed", "partitions", "expected"),
     [
         (
             {"gpus": 4},
@@ -78,16 +78,16 @@ def test_nowhere_is_no_site(monkeypatch):
         ),
     ],
 )
-def test_what_can_never_start_is_refused_with_every_partitions_reason(changed, partitions, told):
+def test_what_can_never_start_is_refused_with_every_partitions_reason(changed, partitions, expected):
     site = Site(gpu_model="a100", gpus_per_node={"gpu": 2}, partitions=partitions)
-    with pytest.raises(SnaketuneError, match=told):
+    with pytest.raises(SnaketuneError, match=expected):
         fit_to_partitions(ResourceRequest(**(vars(TRAINING) | changed)), site, "sft/x")
 
 
 def test_time_is_cut_to_the_partition_that_gives_most_of_it():
     short, long = Partition(max_runtime=60, max_mem_mb=500_000), Partition(max_runtime=480, max_mem_mb=16_000)
     site = Site(partitions={"short": short, "long": long})
-    found = fit_to_partitions(ResourceRequest(threads=1, mem_mb=1000, runtime=9999), site, "corpus/x")
-    assert (found.runtime, found.mem_mb) == (480, 1000)
+    result = fit_to_partitions(ResourceRequest(threads=1, mem_mb=1000, runtime=9999), site, "corpus/x")
+    assert (result.runtime, result.mem_mb) == (480, 1000)
     # A short one that needs much memory goes where there is much of it.
     assert fit_to_partitions(ResourceRequest(threads=1, mem_mb=100_000, runtime=30), site, "corpus/x").mem_mb == 100_000

@@ -35,7 +35,7 @@ def measured(speed: float = 2000.0, **other: Any) -> dict[str, Any]:
     } | other  # fmt: skip
 
 
-def found(
+def audited(
     pack: dict = PACK, findings: list | None = None, variants: dict | None = None, **baseline: Any
 ) -> dict[str, Any]:
     training = Learning(learning_rate=1e-3, batch_rows=8)
@@ -47,9 +47,9 @@ def found(
 
 
 def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
-    told = found()
-    assert all((one["brings_percent"] or 0) < 5 for one in told["switches"])
-    assert told["holds_back"] == "compute: 45% of the device's peak is used, and no switch gains 5%"
+    audit = audited()
+    assert all((one["brings_percent"] or 0) < 5 for one in audit["switches"])
+    assert audit["holds_back"] == "compute: 45% of the device's peak is used, and no switch gains 5%"
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
     ],
 )
 def test_the_cause_stands_first(given, cause, percent):
-    told = found(**given)
-    assert told["holds_back"].startswith(cause)
-    assert told["switches"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
+    audit = audited(**given)
+    assert audit["holds_back"].startswith(cause)
+    assert audit["switches"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
 
 
 def test_tokens_that_rows_lose_count_as_what_they_would_have_taught():
     lost = {"rows": 100, "tokens": 20_000, "enough": 1024}
     pack = PACK | {"packing_metadata": PACK["packing_metadata"] | {"lost_to_length": lost}}
-    told = found(pack=pack)
-    assert told["holds_back"].startswith("dropped tokens") and "packing.length: 1024" in told["holds_back"]
+    audit = audited(pack=pack)
+    assert audit["holds_back"].startswith("dropped tokens") and "packing.length: 1024" in audit["holds_back"]
 
 
 def test_what_is_learned_wrongly_goes_before_what_is_slow():
@@ -89,33 +89,33 @@ def test_what_is_learned_wrongly_goes_before_what_is_slow():
         "found": "only 0.1% is supervised",
         "do": "look",
     }
-    told = found(findings=[finding], micro_batch_rows=1)["holds_back"]
-    assert told.startswith("what is learned: sft.demo.packing.train_on")
+    cause = audited(findings=[finding], micro_batch_rows=1)["holds_back"]
+    assert cause.startswith("what is learned: sft.demo.packing.train_on")
     # And then what it would have said without.
-    assert "As for speed: the micro-batch" in told
+    assert "As for speed: the micro-batch" in cause
 
 
 def test_what_was_found_of_another_run_whose_name_begins_alike_is_not_told():
     other = {"severity": "warns", "key": "sft.demo2.packing.train_on", "found": "nothing is supervised", "do": "look"}
     own = other | {"key": "sft.demo", "found": "something"}
-    assert found(findings=[other, own])["findings"] == [own]
+    assert audited(findings=[other, own])["findings"] == [own]
 
 
 def test_a_change_that_doesnt_fit_is_no_advice():
     gone = {"fits": False, "why": "out of memory"}
-    told = found(gradient_checkpointing=True, variants={"activations-kept": gone})
-    (row,) = [one for one in told["switches"] if one["switch"] == "gradient checkpointing"]
+    audit = audited(gradient_checkpointing=True, variants={"activations-kept": gone})
+    (row,) = [one for one in audit["switches"] if one["switch"] == "gradient checkpointing"]
     assert row["set_to"] == "on; off doesn't fit" and row["brings_percent"] == 0 and row["do"] == ""
 
 
 def test_a_run_that_doesnt_fit_says_so():
-    told = found(fits=False, why="out of memory with micro-batches of 4 rows")
-    assert told["holds_back"] == "memory: out of memory with micro-batches of 4 rows"
-    assert "What holds it back: memory" in as_markdown(told)
+    audit = audited(fits=False, why="out of memory with micro-batches of 4 rows")
+    assert audit["holds_back"] == "memory: out of memory with micro-batches of 4 rows"
+    assert "What holds it back: memory" in as_markdown(audit)
 
 
 def test_the_table_says_what_was_measured_and_what_was_not():
-    said = as_markdown(found(micro_batch_rows=1))
+    said = as_markdown(audited(micro_batch_rows=1))
     assert (
         "| micro-batch | 1 rows x 2 (8 a step) | +100.0% | measured | sft.demo.training.micro_batch_rows: auto, or 4 |"
         in said

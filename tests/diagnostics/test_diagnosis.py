@@ -87,11 +87,11 @@ def test_a_variant_that_diverges_is_timed_and_not_compared():
     gone = trial(200)
     for window in gone["windows"][3:]:
         window["loss"] = None
-    found = attribution(spec_of("high", "packed"), [{"baseline": trial(100), "high": gone, "packed": trial(150)}])
-    _, high, packed = found["rows"]
+    result = attribution(spec_of("high", "packed"), [{"baseline": trial(100), "high": gone, "packed": trial(150)}])
+    _, high, packed = result["rows"]
     assert high["gain_percent"]["median"] == 100 and not high["comparable"] and "isn't finite" in high["note"]
     assert packed["comparable"] and "loss" not in high
-    assert json.dumps(found, allow_nan=False) and "isn't finite" in as_markdown(found)
+    assert json.dumps(result, allow_nan=False) and "isn't finite" in as_markdown(result)
     # Nothing can be held against a baseline of none, and no other figure is lost.
     _, other = attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])["rows"]
     assert not other["comparable"] and other["gain_percent"]["median"] == -25
@@ -105,9 +105,9 @@ def test_trials_of_other_libraries_are_told():
 
 def test_what_runs_out_of_memory_is_told_and_nothing_without_a_baseline():
     gone = {"fits": False, "why": "out of memory with micro-batches of 64 rows"}
-    found = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
-    assert found["rows"][1]["note"] == "doesn't fit: out of memory with micro-batches of 64 rows"
-    assert found["rows"][2]["gain_percent"]["median"] == 50
+    result = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
+    assert result["rows"][1]["note"] == "doesn't fit: out of memory with micro-batches of 64 rows"
+    assert result["rows"][2]["gain_percent"]["median"] == 50
     with pytest.raises(SnaketuneError, match="baseline doesn't fit"):
         attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])
 
@@ -118,13 +118,13 @@ def test_a_machine_that_changed_between_trials_is_told():
 
 
 def test_the_table_the_csv_and_the_picture_say_the_same():
-    found = attribution(spec_of("packed"), [{"baseline": trial(1000), "packed": trial(1210)}])
-    assert "| packed | training.batch_rows: 1 | 1,210 | 21.0 | 100.0 |" in as_markdown(found)
-    rows = list(csv.reader(io.StringIO(as_csv(found))))
+    result = attribution(spec_of("packed"), [{"baseline": trial(1000), "packed": trial(1210)}])
+    assert "| packed | training.batch_rows: 1 | 1,210 | 21.0 | 100.0 |" in as_markdown(result)
+    rows = list(csv.reader(io.StringIO(as_csv(result))))
     assert rows[2][:5] == ["packed", "training.batch_rows: 1", "1,210", "21.0", "100.0"]
-    drawn = ElementTree.fromstring(attribution_svg(found))
+    drawn = ElementTree.fromstring(attribution_svg(result))
     assert "packed" in "".join(drawn.itertext())
-    assert attribution_svg(found) == attribution_svg(found)
+    assert attribution_svg(result) == attribution_svg(result)
 
 
 def test_no_cell_is_a_formula():
@@ -137,40 +137,40 @@ def test_no_cell_is_a_formula():
 def test_variants_build_on_each_other_or_not():
     changes = {"short": {"packing.length": 128}, "one": {"training.micro_batch_rows": 1, "lora": {"rank": 4}}}
     pretrained = RUN.model_copy(update={"base": None, "use_base": "sft:other"})
-    told = Diagnosis(run="sft:run", changes=changes)
-    alone = told.variants("speed", pretrained)
+    diagnosis = Diagnosis(run="sft:run", changes=changes)
+    alone = diagnosis.variants("speed", pretrained)
     assert [run.packing.length for run in alone.values()] == [256, 128, 256]
     assert alone["one"].lora.rank == 4 and alone["one"].training.micro_batch_rows == 1
-    together = told.model_copy(update={"mode": "add-one-in"}).variants("speed", pretrained)
+    together = diagnosis.model_copy(update={"mode": "add-one-in"}).variants("speed", pretrained)
     assert [run.packing.length for run in together.values()] == [256, 128, 128]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"x": {"corpus": "other"}}, "x.corpus: can't be changed here; expected a key below packing, training"),
         ({"baseline": {"training.seed": 1}}, "'baseline' is the run itself"),
     ],
 )
-def test_changes_that_would_compare_other_things_are_refused(changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_changes_that_would_compare_other_things_are_refused(changes, expected):
+    with pytest.raises(ValueError, match=expected):
         Diagnosis(run="sft:run", changes=changes)
 
 
 def test_a_change_that_makes_no_run_names_itself():
-    told = Diagnosis(run="sft:run", changes={"x": {"training.batch_rows": "many"}})
+    diagnosis = Diagnosis(run="sft:run", changes={"x": {"training.batch_rows": "many"}})
     with pytest.raises(SnaketuneError, match=r"diagnose\.speed\.changes\.x: training\.batch_rows: .*'many'"):
-        told.variants("speed", RUN)
+        diagnosis.variants("speed", RUN)
 
 
 def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(files=list)
-    begun = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
-    monkeypatch.setattr(timed_training.sft_trainer, "begin", lambda *_: begun)
-    found = [
+    prepared = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
+    monkeypatch.setattr(timed_training.sft_trainer, "begin", lambda *_: prepared)
+    result = [
         Finding(key="training", problem="needs 900.0 GB before there is a single activation", do="use a smaller one")
     ]
-    monkeypatch.setattr(timed_training, "fitness_of", lambda *_: SimpleNamespace(findings=found))
+    monkeypatch.setattr(timed_training, "fitness_of", lambda *_: SimpleNamespace(findings=result))
     spec = TrialSpec(
         run=SftSpec(base=RUN.base, training=Learning(learning_rate=1e-3, batch_rows=8), lora=None, quantization=None),
         micro_batch_rows=1, gradient_checkpointing=False, launch="single", zero_stage=None, load_in_memory="auto",
@@ -182,6 +182,6 @@ def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monk
     measured = json.loads((work.payload / "measured.json").read_text(encoding="utf-8"))
     assert measured == {"fits": False, "why": "needs 900.0 GB before there is a single activation"}
     # Whatever else is certain stops it, as it would stop the training.
-    found[:] = [Finding(key="training.optimizer", problem="bitsandbytes has no GPU build", do="take another one")]
+    result[:] = [Finding(key="training.optimizer", problem="bitsandbytes has no GPU build", do="take another one")]
     with pytest.raises(SnaketuneError, match="no GPU build"):
         trial_module.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)

@@ -28,8 +28,8 @@ def test_nodes_within_five_percent_are_alike_and_one_that_is_slow_is_named_with_
 def test_this_machine_answers(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert all(found[key] > 0 for key in node_comparison.FIGURES)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(result[key] > 0 for key in node_comparison.FIGURES)
 
 
 def test_slurm_is_asked_for_one_task_on_each_node_as_the_profile_says(tmp_path, monkeypatch, capsys):
@@ -87,5 +87,5 @@ def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp
 
 
 def test_a_site_without_gpus_is_asked_for_none():
-    told = node_comparison.srun_command(4, Site.model_validate({"partitions": {"cpu": {}}}))
-    assert "--partition=cpu" in told and not [word for word in told if "gpu" in word or "gres" in word]
+    command = node_comparison.srun_command(4, Site.model_validate({"partitions": {"cpu": {}}}))
+    assert "--partition=cpu" in command and not [word for word in command if "gpu" in word or "gres" in word]

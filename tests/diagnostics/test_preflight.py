@@ -43,7 +43,7 @@ class Family:
         self.evaluated = [self.corpus]
         self.base: Any = SMALL
         self.run = {"learning_rate": 1e-3, "batch_rows": 2, "epochs": 5}
-        self.told: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self.exact_match: tuple[str, ...] = ()
 
     def corpus_of(self, name: str, rows: list[dict[str, Any]], answers: int = 0) -> Artifact:
@@ -71,15 +71,17 @@ class Family:
             "quantization": None,
             "micro_batch_rows": 1,
             "gradient_checkpointing": "auto",
-        } | self.told
+        } | self.settings
         sft = SftSpec(
             base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
         )
         names = tuple(one.folder.parent.name for one in self.evaluated)
-        asked = PreflightEvaluation(key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match)
+        requested = PreflightEvaluation(
+            key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match
+        )
         run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
         preflight.build(
-            PreflightSpec(base=self.base, runs=(run,), evaluations=(asked,)),
+            PreflightSpec(base=self.base, runs=(run,), evaluations=(requested,)),
             work,
             tokenizer=self.tokenizer,
             packs=[self.pack],
@@ -99,12 +101,12 @@ def sound_once(tmp_path_factory) -> Family:
 def family(sound_once, tmp_path) -> Family:
     """A sound one, of which a test may change what it likes."""
     own = object.__new__(Family)
-    own.__dict__ |= sound_once.__dict__ | {"folder": tmp_path, "run": dict(sound_once.run), "told": {}}
+    own.__dict__ |= sound_once.__dict__ | {"folder": tmp_path, "run": dict(sound_once.run), "settings": {}}
     return own
 
 
-def keys(found: list[dict[str, str]]) -> list[str]:
-    return [one["key"] for one in found]
+def keys(findings: list[dict[str, str]]) -> list[str]:
+    return [one["key"] for one in findings]
 
 
 def test_a_sound_run_has_nothing_to_tell(family):
@@ -112,17 +114,17 @@ def test_a_sound_run_has_nothing_to_tell(family):
 
 
 def test_tokens_lost_to_the_rows_length_are_told_with_the_length_that_would_do(tmp_path):
-    (found,) = Family(tmp_path, length=64).findings()
-    assert found["key"] == "sft.demo.packing.length" and found["severity"] == "warns"
-    assert "of the tokens" in found["found"] and "would keep 99%" in found["do"]
+    (result,) = Family(tmp_path, length=64).findings()
+    assert result["key"] == "sft.demo.packing.length" and result["severity"] == "warns"
+    assert "of the tokens" in result["found"] and "would keep 99%" in result["do"]
 
 
 def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
     counts = family.pack.manifest["counts"]
     for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
         train = counts["train"] | {"supervised_tokens": supervised}
-        (found,) = family_checks.check_dropped_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
-        assert found.key == "sft.demo.packing.train_on" and family_checks.as_json(found)["severity"] == severity
+        (result,) = family_checks.check_dropped_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
+        assert result.key == "sft.demo.packing.train_on" and family_checks.as_json(result)["severity"] == severity
 
 
 def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
@@ -141,9 +143,9 @@ def test_held_out_rows_that_another_corpus_trains_on_are_counted(family):
         {**row, "messages": [{**row["messages"][0], "content": row["id"]}, *row["messages"][1:]]} for row in rows[:15]
     ]
     family.evaluated = [family.corpus_of("other", [*rows[:10], *new[:5], *rows[10:15], *new[5:]])]
-    (found,) = family.findings()
-    assert found["key"] == "corpora.chat.decontamination" and found["severity"] == "warns"
-    assert "5 of the 20 held-out prompts of other are trained on in chat" in found["found"]
+    (result,) = family.findings()
+    assert result["key"] == "corpora.chat.decontamination" and result["severity"] == "warns"
+    assert "5 of the 20 held-out prompts of other are trained on in chat" in result["found"]
 
 
 def test_where_most_held_out_rows_are_trained_on_nothing_begins(family):
@@ -166,7 +168,7 @@ def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_tr
 
 
 @pytest.mark.parametrize(
-    ("base", "lora", "rate", "told"),
+    ("base", "lora", "rate", "expected"),
     [
         (SMALL, None, 3e-3, False),
         (SMALL, None, 0.1, True),
@@ -177,13 +179,13 @@ def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_tr
         (Pretrained(path="."), Lora(), 1e-2, True),
     ],
 )
-def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, told):
+def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, expected):
     sft = SftSpec(
         base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
     )
     run = SimpleNamespace(key="sft.demo", kind="sft", run=sft)
-    found = family_checks.check_hyperparameters(run, isinstance(base, Pretrained), family.pack.manifest)
-    assert (["sft.demo.training.learning_rate"] if told else []) == [one.key for one in found]
+    result = family_checks.check_hyperparameters(run, isinstance(base, Pretrained), family.pack.manifest)
+    assert (["sft.demo.training.learning_rate"] if expected else []) == [one.key for one in result]
 
 
 def test_a_batch_that_leaves_few_steps_is_told(family):
@@ -193,8 +195,8 @@ def test_a_batch_that_leaves_few_steps_is_told(family):
 
 def test_a_machine_that_lacks_what_the_run_needs_stops_it_and_all_is_told_at_once(family, monkeypatch):
     family.base = Pretrained(path=str(tiny_model(family.folder)))
-    family.told = {"lora": Lora(), "quantization": Quantization()}
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    family.settings = {"lora": Lora(), "quantization": Quantization()}
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(SnaketuneError) as stopped:
         family.findings()
     assert "sft.demo.quantization: 4-bit weights" in str(stopped.value)
@@ -212,7 +214,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("changes", "says"),
     [
         ({}, None),
         # As for a template's few.
@@ -224,36 +226,36 @@ def tiny_model(folder: Path) -> Path:
         ({"eos_token_id": None}, None),
     ],
 )
-def test_a_tokenizer_of_another_model_is_told(family, told, says):
+def test_a_tokenizer_of_another_model_is_told(family, changes, says):
     from transformers import LlamaConfig
 
     chat = ChatTokenizer.load(family.tokenizer.folder)
-    config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | told)
-    found = check_tokenizer_match("sft.demo", chat, config)
-    assert [one.certain for one in found] == [False] * bool(says)
-    assert not says or (says in found[0].problem and found[0].key == "sft.demo.tokenizer")
+    config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | changes)
+    result = check_tokenizer_match("sft.demo", chat, config)
+    assert [one.certain for one in result] == [False] * bool(says)
+    assert not says or (says in result[0].problem and result[0].key == "sft.demo.tokenizer")
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=200_000))
-    (found,) = family.findings()
-    assert found["severity"] == "warns" and "checkpoints" in found["found"]
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+    (result,) = family.findings()
+    assert result["severity"] == "warns" and "checkpoints" in result["found"]
 
 
 def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp_path):
     """Another run of its family is added, and the disk is nearly full of what has been made."""
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     run = SimpleNamespace(key="sft.demo", run=SimpleNamespace(lora=None))
     planned = SimpleNamespace(parameters=100, trained=100)
-    (found,) = environment.check_disk_space(run, planned, 2, tmp_path)
-    assert found.certain and "its result takes" in found.problem
+    (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    assert result.certain and "its result takes" in result.problem
     made = tmp_path / "sft/demo/manifest.json"
     made.parent.mkdir(parents=True)
     made.touch()
-    (found,) = environment.check_disk_space(run, planned, 2, tmp_path)
-    assert not found.certain
+    (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    assert not result.certain
     # In half precision, half of it.
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=300))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=300))
     assert [one.certain for one in environment.check_disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
     assert [one.certain for one in environment.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
@@ -291,11 +293,11 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        found = environment.check_hub("sft.demo.base", base)
-        assert {one.key for one in found} <= {"sft.demo.base.path"}
+        result = environment.check_hub("sft.demo.base", base)
+        assert {one.key for one in result} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
-        assert all(one.certain == (what is not ConnectionError) for one in found)
-        said[str(what)] = [one.problem for one in found]
+        assert all(one.certain == (what is not ConnectionError) for one in result)
+        said[str(what)] = [one.problem for one in result]
     missing, revision, gated, silent, pickled, sound = said.values()
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
@@ -316,7 +318,7 @@ def raises(error: Exception) -> Any:
 
 def test_a_training_tells_in_its_run_what_was_found_before(family, tmp_path):
     family.run["batch_rows"] = 64
-    found = family.findings()
+    result = family.findings()
     work = WorkFolder(family.folder / "work")
     folder = tmp_path / "results/preflight/demo"
     shutil.copytree(work.payload, folder / "findings")
@@ -324,5 +326,5 @@ def test_a_training_tells_in_its_run_what_was_found_before(family, tmp_path):
     from snaketune.artifacts.manifest import describe_files, write_manifest
 
     write_manifest(manifest, {"stage": "preflight", "payload": describe_files(folder / "findings"), "records": {}})
-    assert findings_before(Execution(preflight=str(manifest))) == found
+    assert findings_before(Execution(preflight=str(manifest))) == result
     assert findings_before(Execution()) == []

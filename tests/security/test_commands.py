@@ -102,12 +102,12 @@ def test_names_that_snakemake_cannot_take_are_refused(tmp_path, monkeypatch):
             Path(folder, name).write_text("{}")
         Path("data.txt").write_text("x")
         Path(name).write_text("x")
-        told = "holds braces or control characters, which Snakemake can't take; rename it"
-        with pytest.raises(SnaketuneError, match=told):
+        reason = "holds braces or control characters, which Snakemake can't take; rename it"
+        with pytest.raises(SnaketuneError, match=reason):
             JobGraph(*load(config))
-        with pytest.raises(SnaketuneError, match=told):
+        with pytest.raises(SnaketuneError, match=reason):
             load({"corpora": {"c": {"kind": "text", "sources": [{"files": [name]}]}}})
-        with pytest.raises(SnaketuneError, match=told):
+        with pytest.raises(SnaketuneError, match=reason):
             task_files("tasks")
 
 
@@ -115,8 +115,8 @@ def test_names_that_are_found_and_not_given_are_words_too(fresh, mark):
     """Those of the files in a model's folder, which nobody typed."""
     base = fresh.folder / "base"
     base.mkdir()
-    found = [*(f"{one}.json" for one in TOUCHES), "-x.json", "--help.json", "a b.json"]
-    for file in ("config.json", "model.safetensors", "tokenizer.json", *found):
+    result = [*(f"{one}.json" for one in TOUCHES), "-x.json", "--help.json", "a b.json"]
+    for file in ("config.json", "model.safetensors", "tokenizer.json", *result):
         (base / file).write_text("{}")
     for section in ("dpo", "eval", "sft"):
         del fresh.config[section]

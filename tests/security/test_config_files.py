@@ -46,12 +46,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_no_plain_value_is_refused_and_not_run(what, tmp_path, mark):
-    text, told = REFUSED[what]
+    text, reason = REFUSED[what]
     file = tmp_path / "config.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.replace("MARK", str(mark.path)).encode())
     with pytest.raises(SnaketuneError) as caught:
         check_file(file)
-    assert any(words in str(caught.value) for words in told.split("|"))
+    assert any(words in str(caught.value) for words in reason.split("|"))
 
 
 @pytest.mark.parametrize(
@@ -147,34 +147,34 @@ HUB = {
 PLACES = [("corpora", "c", "sources", 0, "hub", "path"), ("tokenizers", "t", "adopt"), ("sft", "s", "base", "path")]
 
 
-def with_value(place, value):
+def with_value(path, value):
     config = json.loads(json.dumps(HUB))
     inside = config
-    for key in place[:-1]:
+    for key in path[:-1]:
         inside = inside[key]
-    inside[place[-1]] = value
+    inside[path[-1]] = value
     return config
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: path[0])
 @pytest.mark.parametrize(
     "id_", ["../../etc", "a/../../etc", "a/b/../..", "https://x/y", "a b", "a/$(id)", "-a/b", "a\nb"]
 )
-def test_a_hub_id_is_no_path_and_no_command(place, id_, tmp_path, monkeypatch):
+def test_a_hub_id_is_no_path_and_no_command(path, id_, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load(HUB)
-    with pytest.raises(SnaketuneError, match=r"expected a|is not a folder|control characters"):
-        load(with_value(place, id_))
+    with pytest.raises(SnaketuneError, match=r"path a|is not a folder|control characters"):
+        load(with_value(path, id_))
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: path[0])
 @pytest.mark.parametrize("revision", ["../../etc", "a/../b", "/main", "a b", "$(id)", "-x", "a\n", ""])
-def test_a_revision_is_no_path_and_no_command(place, revision, tmp_path, monkeypatch):
+def test_a_revision_is_no_path_and_no_command(path, revision, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for fine in ("main", "refs/pr/1", "v1.0+cu_2", "0123456789abcdef0123456789abcdef01234567"):
-        load(with_value((*place[:-1], "revision"), fine))
+        load(with_value((*path[:-1], "revision"), fine))
     with pytest.raises(SnaketuneError, match=r"revision: found .*match pattern"):
-        load(with_value((*place[:-1], "revision"), revision))
+        load(with_value((*path[:-1], "revision"), revision))
 
 
 def test_a_folder_is_not_read_in_the_place_of_a_dataset_of_the_hub(tmp_path, monkeypatch):

@@ -89,8 +89,8 @@ def test_nobody_is_asked_whether_the_code_of_a_result_may_run(with_code, tmp_pat
     mark.check()
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/t.yaml").write_text("task: t\ndataset_path: json\n")
-    asked = prepared_tasks(TaskQuestions(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
-    with pytest.raises(ValueError, match="custom code"), asked:
+    requested = prepared_tasks(TaskQuestions(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
+    with pytest.raises(ValueError, match="custom code"), requested:
         pass
     mark.check()
 

@@ -53,15 +53,15 @@ def called(tree: ast.AST) -> set[str]:
 
 
 def test_the_package_calls_nothing_that_runs_what_it_reads():
-    found = set()
+    result = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found |= {(path.relative_to(PACKAGE).as_posix(), name) for name in called(tree) & UNSAFE}
+        result |= {(path.relative_to(PACKAGE).as_posix(), name) for name in called(tree) & UNSAFE}
         shells = [
             node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle")
         ]
         assert not shells, path
-    assert found == HARMLESS
+    assert result == HARMLESS
     archives = ast.parse((PACKAGE / "corpus/reading/archives.py").read_text(encoding="utf-8"))
     assert not {call for call in called(archives) if call.endswith((".extract", ".extractall", ".extractfile"))}
 
@@ -200,9 +200,9 @@ def test_numbers_of_random_states_are_numbers(tmp_path, mark):
 
 def test_a_finished_run_has_no_pickle_anywhere(finished):
     """Protocol 2 and later begin with the same byte, zip archives of torch's with theirs."""
-    found = [path for path in (finished.folder / "results").rglob("*") if path.is_file()]
-    assert found
-    for path in found:
+    result = [path for path in (finished.folder / "results").rglob("*") if path.is_file()]
+    assert result
+    for path in result:
         with path.open("rb") as file:
             head = file.read(2)
         assert not (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") and head != b"PK", path

@@ -49,9 +49,9 @@ def made(tmp_path):
 
 
 def rename_in(manifest: Path, name: str) -> None:
-    told = json.loads(manifest.read_text())
-    told["payload"][name] = told["payload"].pop("deep/rows.txt")
-    manifest.write_text(json.dumps(told))
+    content = json.loads(manifest.read_text())
+    content["payload"][name] = content["payload"].pop("deep/rows.txt")
+    manifest.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
@@ -77,11 +77,11 @@ def test_of_a_manifest_by_itself_only_the_stage_counts(made, mark):
             result_at(manifest)
 
 
-@pytest.mark.parametrize("place", [".rows.partial", "rows"])
-def test_publishing_follows_no_link(made, place):
+@pytest.mark.parametrize("name", [".rows.partial", "rows"])
+def test_publishing_follows_no_link(made, name):
     folder, manifest, _ = made
     shutil.rmtree(manifest.parent / "rows")
-    (manifest.parent / place).symlink_to(folder / "precious")
+    (manifest.parent / name).symlink_to(folder / "precious")
     run(folder)
     assert not (manifest.parent / "rows").is_symlink()
     assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
@@ -220,7 +220,7 @@ def test_responses_are_kept_and_found_through_no_link(tmp_path):
     KeptResponses(elsewhere, {}).add({"p": Written("theirs", 1)})
     before = sorted(elsewhere.rglob("*"))
     (work / ".responses").symlink_to(elsewhere / ".responses")
-    kept = KeptResponses(work, {})
-    assert kept.known == {}
-    kept.add({"q": Written("ours", 1)})
+    retained = KeptResponses(work, {})
+    assert retained.known == {}
+    retained.add({"q": Written("ours", 1)})
     assert sorted(elsewhere.rglob("*")) == before

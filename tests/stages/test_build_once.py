@@ -95,10 +95,10 @@ def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
 def in_folder(role: str, folder: Path) -> tuple[str, tuple[str, ...]]:
     """The fingerprint of a folder's files, and what the plan's look at the same files calls changed."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    found, inputs = fingerprint_of("eval", {role: files})
+    result, inputs = fingerprint_of("eval", {role: files})
     job = Job(stage="eval", name="x", spec=Model(), files={role: tuple(map(str, files))})
     assert not list(Results(code_of=str)._inputs(job, inputs))
-    return found, inputs
+    return result, inputs
 
 
 @pytest.mark.parametrize(("role", "counts"), [("base", True), ("tasks", True), ("task_data", True), ("files", False)])
@@ -115,8 +115,8 @@ def test_names_count_where_files_are_read_as_a_folder(tmp_path, role, counts):
     assert (in_folder(role, moved)[0] != before) == counts
     files = tuple(str(path) for path in sorted(moved.rglob("*")) if path.is_file())
     job = Job(stage="eval", name="x", spec=Model(), files={role: files})
-    told = list(Results(code_of=str)._inputs(job, inputs))
-    assert ["chat_template_old.jinja" in why for why in told] == ([True] if counts else [])
+    reasons = list(Results(code_of=str)._inputs(job, inputs))
+    assert ["chat_template_old.jinja" in why for why in reasons] == ([True] if counts else [])
 
 
 def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
@@ -226,8 +226,8 @@ def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
     assert "would remove" in capsys.readouterr().out
     assert len(list(root.glob("demo/*"))) == 2
     clean(root, remove=True)
-    (kept,) = root.glob("demo/*")
-    assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
+    (retained,) = root.glob("demo/*")
+    assert retained.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
 
 
 def test_who_began_later_publishes(tmp_path):
@@ -291,15 +291,15 @@ def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which
     built: list = []
     manifest = run(tmp_path, built=built)
     whole = manifest.read_bytes()
-    (kept,) = tmp_path.glob("results/.work/demo/*/manifest.json")
-    damaged = manifest if which == "published" else kept
+    (retained,) = tmp_path.glob("results/.work/demo/*/manifest.json")
+    damaged = manifest if which == "published" else retained
     damaged.write_bytes(damaged.read_bytes().replace(b'"read": 1', b'"read": 3'))
     if which == "published":
         with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged.*remove it and run again"):
             read_artifact(manifest, "rows")
         monkeypatch.chdir(tmp_path)
-        standing = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
-        assert standing.why == ("its manifest.json is damaged",)
+        status = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
+        assert status.why == ("its manifest.json is damaged",)
     manifest.unlink()
     run(tmp_path, built=built)
     assert manifest.read_bytes() == whole
@@ -324,8 +324,8 @@ def test_results_of_a_later_time_get_that_of_now(tmp_path):
     for path in waited_for:
         path.touch()
         os.utime(path, (future, future))
-    told = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
-    reset_future_times([read_artifact(manifest, "rows")], told)
+    execution = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
+    reset_future_times([read_artifact(manifest, "rows")], execution)
     assert all(path.stat().st_mtime <= time.time() for path in waited_for)
     assert manifest.stat().st_mtime == past
     assert (manifest.parent / "rows").stat().st_mtime <= time.time()

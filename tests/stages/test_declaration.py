@@ -100,11 +100,11 @@ def test_an_input_of_a_stage_that_there_is_not_is_refused():
 
 
 def test_stages_that_read_each_other_are_refused():
-    found = dict(STAGES) | {"corpus": replace(STAGES["corpus"], inputs={"against": any_number("tokenizer")})}
+    result = dict(STAGES) | {"corpus": replace(STAGES["corpus"], inputs={"against": any_number("tokenizer")})}
     with pytest.raises(
         SnaketuneError, match=r"each other's results: (corpus → tokenizer → corpus|tokenizer → corpus → tok)"
     ):
-        sort_stages(found.values())
+        sort_stages(result.values())
 
 
 def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:

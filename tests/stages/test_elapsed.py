@@ -58,8 +58,8 @@ def test_times_that_are_no_numbers_fail_nothing(tmp_path, damaged):
 
     with pytest.raises(SnaketuneError):
         run(tmp_path, build=fails)
-    (kept,) = tmp_path.glob(f"results/.work/demo/*/state/{elapsed.FILE}")
-    kept.write_text(damaged)
+    (retained,) = tmp_path.glob(f"results/.work/demo/*/state/{elapsed.FILE}")
+    retained.write_text(damaged)
     assert len(json.loads((run(tmp_path).parent / "run.json").read_text())["attempts"]) == 1
 
 

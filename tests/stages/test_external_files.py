@@ -45,12 +45,12 @@ def test_what_a_job_has_read_needs_no_second_reading(data, reads):
 
 def replaced(data: Path, how) -> None:
     """By another of the same size and time."""
-    found = data.stat()
+    result = data.stat()
     other = data.with_name("other")
     other.write_text("other")
-    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(other, ns=(result.st_atime_ns, result.st_mtime_ns))
     how(other, data)
-    assert (data.stat().st_size, data.stat().st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+    assert (data.stat().st_size, data.stat().st_mtime_ns) == (result.st_size, result.st_mtime_ns)
 
 
 @pytest.mark.parametrize("how", [shutil.copy2, os.replace])

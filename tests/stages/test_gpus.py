@@ -57,7 +57,7 @@ def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "seen"),
+    ("variable", "seen"),
     [
         ("-1", []),
         ("NoDevFiles", []),
@@ -67,9 +67,9 @@ def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
         ("GPU-8932f937,MIG-GPU-1/2/3", ["GPU-8932f937", "MIG-GPU-1/2/3"]),
     ],
 )
-def test_what_cuda_hides_isnt_seen(monkeypatch, told, seen):
+def test_what_cuda_hides_isnt_seen(monkeypatch, variable, seen):
     """Of what is after the first one that it doesn't know, CUDA shows nothing."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == seen
 
 

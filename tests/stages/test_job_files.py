@@ -49,12 +49,12 @@ def test_a_current_job_has_an_old_file_that_is_written_once():
 
 def test_a_stale_job_has_a_new_file_of_other_content_each_time():
     before = time.time() - 1
-    found = set()
+    result = set()
     for _ in range(3):
         write_job_file(PATH, JOB, ["spec differs"])
         assert PATH.stat().st_mtime >= before
-        found.add(PATH.read_text(encoding="utf-8"))
-    assert len(found) == 3
+        result.add(PATH.read_text(encoding="utf-8"))
+    assert len(result) == 3
     job = read_job_file(PATH)
     assert job.stale == ("spec differs",)
     assert job.model_copy(update={"stale": (), "planned": None}) == JOB

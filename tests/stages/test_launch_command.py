@@ -35,8 +35,8 @@ def test_what_a_node_is_planned_to_run_is_what_it_runs():
     # Signals are for those that train; and the step is told to who may have to hand one on.
     begins, line = line.split("; exec ")
     assert begins.startswith('trap "" TERM; ') and begins.endswith(f'"$SLURM_JOB_ID.$SLURM_STEP_ID" > {STATE}/step')
-    for rank, told in enumerate(node_lines(several, STATE)):
-        assert line == told.replace("python", sys.executable, 1).replace(f"_rank {rank} ", "_rank $SLURM_NODEID ")
+    for rank, output in enumerate(node_lines(several, STATE)):
+        assert line == output.replace("python", sys.executable, 1).replace(f"_rank {rank} ", "_rank $SLURM_NODEID ")
 
 
 def recipe(name: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def test_a_job_holds_no_more_gpus_than_the_run_may(monkeypatch, gpus, most, visi
 
 
 @pytest.mark.parametrize(
-    ("operation", "told"),
+    ("operation", "expected"),
     [
         (
             {"launch": "single", "gpus": 2},
@@ -126,13 +126,13 @@ def test_a_job_holds_no_more_gpus_than_the_run_may(monkeypatch, gpus, most, visi
         ({"nodes": True}, "nodes: found true"),
     ],
 )
-def test_contradictions_are_refused_by_key_and_value(operation, told, monkeypatch):
+def test_contradictions_are_refused_by_key_and_value(operation, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
     config["sft"]["demo"]["operation"] = operation
     with pytest.raises(SnaketuneError) as refused:
         load(config)
-    assert f"sft.demo.operation.{told}" in str(refused.value)
+    assert f"sft.demo.operation.{expected}" in str(refused.value)
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):

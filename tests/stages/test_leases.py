@@ -100,10 +100,10 @@ def test_another_host_that_lives_is_waited_for(lock, capsys):
 
 def test_another_host_that_is_silent_is_dead_after_it_was_watched(lock):
     put(lock, elsewhere(), beat_ago=leases.DEAD_SECONDS + 5)
-    begun = time.monotonic()
+    started = time.monotonic()
     with locked(lock, "demo") as lease:
         assert lease.is_ours()
-    assert time.monotonic() - begun >= leases.WATCHED_SECONDS
+    assert time.monotonic() - started >= leases.WATCHED_SECONDS
 
 
 def test_a_file_server_that_was_away_kills_nobody(lock):
@@ -132,9 +132,9 @@ def test_hosts_clocks_are_not_asked(lock, monkeypatch):
 
 def test_with_flock_a_dead_process_of_this_machine_delays_nobody(lock):
     put(lock, replace(Holder.here(), process=2**22 - 1))
-    begun = time.monotonic()
+    started = time.monotonic()
     with locked(lock, "demo"):
-        assert time.monotonic() - begun < 0.1
+        assert time.monotonic() - started < 0.1
 
 
 def test_a_process_that_has_the_number_of_a_dead_one_isn_t_it():
@@ -180,9 +180,9 @@ def test_where_there_is_no_flock_a_killed_process_is_dead_at_once(lock, no_flock
             pass
         assert not Lease(lock).take(flock=False)
         process.send_signal(signal.SIGKILL)
-    begun = time.monotonic()
+    started = time.monotonic()
     with locked(lock, "demo"):
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - started < 1.0
 
 
 def test_of_two_who_take_a_dead_lease_one_gets_it(lock):
@@ -252,8 +252,8 @@ def test_a_holder_that_was_stopped_for_long_ends_when_it_goes_on(lock):
         "from snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )
-    told = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", script, lock], stdout=told, stderr=told, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script, lock], stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout.readline() == "held\n"
         process.send_signal(signal.SIGSTOP)
         put(lock, elsewhere())

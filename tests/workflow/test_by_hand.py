@@ -62,10 +62,10 @@ def replace_by_an_older_file(how: Callable[[Path, Path], object]) -> Callable[[P
 def keep_its_time(project: Project) -> None:
     """As an editor that puts the time back, or a copy within one tick of a coarse clock."""
     data = project.folder / "data/preferences.jsonl"
-    found = data.stat()
+    result = data.stat()
     text = data.read_text(encoding="utf-8")
     data.write_text(text.replace("the ", "hte ", 1), encoding="utf-8")
-    os.utime(data, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(data, ns=(result.st_atime_ns, result.st_mtime_ns))
 
 
 def touch_all(when: float) -> Callable[[Project], None]:

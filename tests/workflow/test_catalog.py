@@ -26,8 +26,8 @@ def test_the_map_is_found_where_the_catalog_looks_for_it():
     assert jobs[0] == jobs[1]
     default = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     # Its portions are chosen by hand, so that nothing is measured.
-    asked = {stage for stage, _ in JobGraph(*load(default)).jobs} - {"calibrate", "trial", "audit"}
-    assert {name for name, _ in jobs[0]} >= asked | {"all", "total"}
+    requested = {stage for stage, _ in JobGraph(*load(default)).jobs} - {"calibrate", "trial", "audit"}
+    assert {name for name, _ in jobs[0]} >= requested | {"all", "total"}
 
 
 def test_what_its_file_says_of_deployment_is_so():

@@ -33,8 +33,8 @@ def test_trials_take_turns_and_a_table_tells_what_they_found(diagnosed):
     assert diagnosed.stale("diagnose") == {"trial", "diagnosis", "diagnose"}
     said = diagnosed.snakemake("diagnose")
     assert said.count("trial: made results/trial/speed/") == 2
-    found = json.loads(diagnosed.read("results/diagnosis/speed/attribution/attribution.json"))
-    baseline, one = found["rows"]
+    result = json.loads(diagnosed.read("results/diagnosis/speed/attribution/attribution.json"))
+    baseline, one = result["rows"]
     assert baseline["tokens_per_second"]["median"] > 0 and baseline["gain_percent"]["median"] == 0
     # The same rows in the same order: portions move a loss in its last bits.
     assert one["loss"]["median"] == pytest.approx(baseline["loss"]["median"], rel=1e-4)
@@ -49,8 +49,8 @@ def test_trials_take_turns_and_a_table_tells_what_they_found(diagnosed):
 def test_trials_follow_each_other_round_by_round(diagnosed, monkeypatch):
     """So that what happens to the machine meanwhile happens to all variants, and none takes from another."""
     monkeypatch.chdir(diagnosed.folder)
-    told = diagnosed.config["diagnose"]["speed"] | {"repeats": 3, "run": "dpo:run"}
-    graph = JobGraph(*load(diagnosed.config | {"diagnose": {"speed": told}}))
+    settings = diagnosed.config["diagnose"]["speed"] | {"repeats": 3, "run": "dpo:run"}
+    graph = JobGraph(*load(diagnosed.config | {"diagnose": {"speed": settings}}))
     order = [f"speed/{variant}/{repeat}" for repeat in (1, 2, 3) for variant in ("baseline", "one-row")]
     for before, name in itertools.pairwise(order):
         assert [job.name for job in graph.job("trial", name).after if job.stage == "trial"] == [before]

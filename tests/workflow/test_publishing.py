@@ -73,8 +73,8 @@ def test_a_push_is_its_own_target_and_sends_what_is_described(project, monkeypat
         files = hub.repositories["owner/name"].branches["main"]
     model = json.loads(project.read("results/dpo/run/manifest.json"))["payload"]
     assert set(files) == {*model, "README.md"}
-    for place in (said, *(path.read_text() for path in project.folder.glob("results/logs/*.log"))):
-        assert TOKEN not in place
+    for folder in (said, *(path.read_text() for path in project.folder.glob("results/logs/*.log"))):
+        assert TOKEN not in folder
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ def test_llama_cpps_own_converter_writes_the_tokenizer_that_was_trained(finished
     from gguf import GGUFReader
 
     said = {name: field.contents() for name, field in GGUFReader(work.payload / "model-f16.gguf").fields.items()}
-    pieces = json.loads((folder / "model/tokenizer.json").read_text())["model"]["vocab"]
-    tokens = dict(zip(said["tokenizer.ggml.tokens"], range(len(pieces))))
-    assert {token.replace("▁", " "): at for token, at in tokens.items()} == pieces
+    parts = json.loads((folder / "model/tokenizer.json").read_text())["model"]["vocab"]
+    tokens = dict(zip(said["tokenizer.ggml.tokens"], range(len(parts))))
+    assert {token.replace("▁", " "): at for token, at in tokens.items()} == parts
     assert said["tokenizer.ggml.model"] == "llama"
     assert said["tokenizer.ggml.add_space_prefix"] is False
 

@@ -83,9 +83,9 @@ def test_what_moves_log_probabilities_has_them_computed_again(finished, key, mon
 def test_other_kernels_and_devices_count_as_the_same_where_the_config_says_so(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     shared = put(finished.config, {"dpo.run.reference_pass": {"share_kernels": True}})
-    own, kept = known_by(reference_in(finished.config))
+    own, retained = known_by(reference_in(finished.config))
     accepted = known_by(reference_in(shared))
-    assert accepted[:2] == [own, kept]
+    assert accepted[:2] == [own, retained]
     assert len(accepted) == len(set(accepted)) > 6
 
 

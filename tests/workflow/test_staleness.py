@@ -45,12 +45,12 @@ def test_a_key_alone_changes_the_jobs_that_read_it(finished, key, monkeypatch):
 
 def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> set[str]:
     """Every key that a config can hold, names of entries left out."""
-    found = set()
+    result = set()
     for name, field in model.model_fields.items():
         below = (*path, field.alias or name)
         inner = models_in(field.annotation)
-        found |= {leaf for kind in inner for leaf in leaves(kind, below)} if inner else {".".join(below)}
-    return found
+        result |= {leaf for kind in inner for leaf in leaves(kind, below)} if inner else {".".join(below)}
+    return result
 
 
 def models_in(annotation) -> list[type[BaseModel]]:
@@ -106,8 +106,8 @@ def test_every_config_key_makes_exactly_the_jobs_of_its_row_stale(ready, key, mo
     plan = JobGraph(*load(put(ready.config, TABLE[key][0])))
     results = Results(code_of=lambda stage: code_digest(STAGES[stage].module), reruns_on=plan.config.reruns_on)
     apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit")
-    asked = [job for job in plan.jobs.values() if job.stage not in apart]
-    assert {job.stage for job in asked if not results.of(job).current} == TABLE[key][1]
+    requested = [job for job in plan.jobs.values() if job.stage not in apart]
+    assert {job.stage for job in requested if not results.of(job).current} == TABLE[key][1]
 
 
 # What Snakemake makes of it: an edit for each rule that an edit can begin at, and one that none begins at.

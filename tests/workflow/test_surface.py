@@ -39,17 +39,17 @@ def with_gpus(folder: Path, count: int) -> dict[str, str]:
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n" + "".join(f"echo {n}\n" for n in range(count)), encoding="utf-8")
     tool.chmod(0o755)
-    kept = {
+    retained = {
         name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "SNAKEMAKE_PROFILE")
     }
-    return kept | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return retained | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def provided_in(said: str) -> tuple[int, ...]:
     """Cores and GPUs that a run says it may use."""
-    found = re.search(r"Provided cores: (\d+)(?s:.*)Provided resources: gpu=\D*(\d+)", said)
-    assert found, said
-    return tuple(int(number) for number in found.groups())
+    result = re.search(r"Provided cores: (\d+)(?s:.*)Provided resources: gpu=\D*(\d+)", said)
+    assert result, said
+    return tuple(int(number) for number in result.groups())
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_every_recipe_plans(recipe, tmp_path):
         tmp_path,
     )
     assert status == 0, said
-    asked = {"corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "card", "report"}
+    requested = {"corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "card", "report"}
     # Of models that one GPU doesn't hold, nothing else is asked for.
-    asked |= {"ref_logps", "dpo", "eval"} if "70b" not in recipe.stem else set()
-    for rule in asked:
+    requested |= {"ref_logps", "dpo", "eval"} if "70b" not in recipe.stem else set()
+    for rule in requested:
         assert f"rule {rule}:" in said
 
 

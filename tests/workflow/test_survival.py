@@ -27,15 +27,15 @@ DPO = "results/dpo/run/manifest.json"
 
 def processes(needle: str, folder: Path) -> list[int]:
     """Processes below `folder` whose command line holds `needle`."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
             if entry.name.isdigit() and needle in command and (entry / "cwd").resolve() == folder.resolve():
-                found.append(int(entry.name))
+                result.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:

@@ -52,9 +52,9 @@ STAGE = Stage(
 
 def build(spec: LengthsSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
     """Fill `work.payload` with `lengths.json`."""
-    found = {path.name: path.stat().st_size for path in model.files() if path.name.endswith(spec.ending)}
-    (work.payload / "lengths.json").write_text(json.dumps(found))
-    return Outcome(counts={"files": len(found)})
+    sizes = {path.name: path.stat().st_size for path in model.files() if path.name.endswith(spec.ending)}
+    (work.payload / "lengths.json").write_text(json.dumps(sizes))
+    return Outcome(counts={"files": len(sizes)})
 '''
 
 
@@ -82,8 +82,8 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert (manifest["stage"], manifest["counts"]) == ("lengths", {"files": 1})
     weights = with_toy.folder / "results/dpo/run/model/model.safetensors"
     assert manifest["payload"].keys() == {"lengths.json"}
-    found = json.loads(with_toy.read("results/lengths/of-run/lengths/lengths.json"))
-    assert found == {weights.name: weights.stat().st_size}
+    result = json.loads(with_toy.read("results/lengths/of-run/lengths/lengths.json"))
+    assert result == {weights.name: weights.stat().st_size}
     assert "Nothing to be done" in with_toy.snakemake(MANIFEST)
 
     assert "lengths" in by_hand(with_toy, "--help").stdout
@@ -102,10 +102,10 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
 
 
 def test_it_asks_a_cluster_for_what_it_declares(with_toy, monkeypatch):
-    asked = Cluster(with_toy, monkeypatch).asked(MANIFEST)
-    assert asked.keys() == {"lengths"}
+    requested = Cluster(with_toy, monkeypatch).requested(MANIFEST)
+    assert requested.keys() == {"lengths"}
     # With what Snakemake itself takes around a job.
-    assert {key: asked["lengths"][key] for key in ("threads", "mem_mb", "runtime")} == {
+    assert {key: requested["lengths"][key] for key in ("threads", "mem_mb", "runtime")} == {
         "threads": "1",
         "mem_mb": "1800",
         "runtime": "7",
