@@ -73,7 +73,7 @@ def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
 
 def test_the_bound_is_counted_by_tries(material):
     result = bound(material, "raschka")
-    # A batch of tiny characters' tokens, free ones left out: a line break after each completion is all that is too much.
+    # A batch of the tiny model's tokens without padding: the only excess is a line break after each completion.
     assert result["tokens_needed"] <= result["tokens_computed"] < result["tokens_needed"] * 1.1
     assert result["pairs"] == len(ROWS)
     alone = sum(len(row["instruction"]) for row in ROWS[::2])
@@ -100,8 +100,8 @@ def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp
     assert ["ref_logps", "1"] in plan
 
 
-def test_what_some_parts_found_is_kept(material, monkeypatch, tmp_path, capsys):
-    """As a run of some parts after others, whose figures stay."""
+def test_results_of_single_parts_are_retained(material, monkeypatch, tmp_path, capsys):
+    """A run of some parts after others, whose figures are retained."""
     monkeypatch.setattr(program, "made", lambda *_: material)
     monkeypatch.setattr(program, "DOCUMENT", tmp_path / "figures.md")
     for source in SOURCES.values():

@@ -57,7 +57,7 @@ def test_all_sides_train_on_the_same_tokens(material, tmp_path):
     write(tmp_path / "sft.json", {"speed": result}, GOALS)
     retained = json.loads((tmp_path / "sft.json").read_text(encoding="utf-8"))
     assert retained["cpu_peak_rss_ratio_vs_trl"] == result["cpu_peak_rss_ratio_vs_trl"]
-    # What wasn't measured isn't there, and is said.
+    # Figures that weren't measured are missing, which is reported.
     assert "demo_s" not in retained
     assert "| `demo_s` | not measured | at most 240 |" in table(retained["details"], GOALS)
 
@@ -106,7 +106,7 @@ def test_kernels_are_right_in_every_case(kernel):
     assert {entry["precision"] for entry in result} == {"float32", "bfloat16", "bfloat16 weights"}
 
 
-def test_a_wrong_kernel_and_a_failing_one_are_told(monkeypatch):
+def test_wrong_and_failing_kernels_are_reported(monkeypatch):
     right = KERNELS["sdpa"]
     # Values of the token beside: the right shapes, and other tokens.
     monkeypatch.setitem(KERNELS, "sdpa", lambda q, k, v, *others: right(q, k, v.roll(1, dims=2), *others))
@@ -122,7 +122,7 @@ def test_a_wrong_kernel_and_a_failing_one_are_told(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["23m", "7b_lora"])
-def test_a_plain_loop_stands_in_where_the_trainer_lacks_something(name, monkeypatch):
+def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
     shape, eager = rehearsed(SHAPES[name]), Variant(compiled=False, checkpointing=True)
     result = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
     monkeypatch.setattr(measure, "NEEDED_BY_TRAINER", ("no_such_module",))
@@ -196,7 +196,7 @@ def test_the_plain_peer_computes_the_same_log_probabilities():
     torch.testing.assert_close(logps_2P, torch.stack(expected), rtol=1e-5, atol=1e-4)
 
 
-def test_a_part_that_is_cut_off_leaves_what_was_found(tmp_path):
+def test_an_interrupted_part_leaves_its_results(tmp_path):
     results = Results(tmp_path / "gpu.json", ABOUT)
     results.add("measure 23m", {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0})
     run_part("facts here", results, time.monotonic(), "--rehearse")

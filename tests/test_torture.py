@@ -1,4 +1,4 @@
-"""The torture of `make torture`: a chain that is killed and goes on, and what counts as a failure."""
+"""The tests of `make torture`: a chain that is killed and resumes, and what counts as a failure."""
 
 import json
 import random
@@ -18,7 +18,7 @@ CORPUS = "results/corpus/chat/manifest.json"
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> Reference:
-    """As far as its first result."""
+    """Run up to the first result."""
     return Reference.make(tmp_path_factory.mktemp("torture") / "undisturbed", "--", CORPUS)
 
 
@@ -38,7 +38,7 @@ def test_a_chain_killed_before_its_manifest_comes_to_the_undisturbed_results(ref
     kill_chain(chain.folder)
     assert not chain.manifests()
     trial.recover(unlock=True)
-    # And what isn't the undisturbed result is told.
+    # A result that differs from the undisturbed one is reported.
     rows = chain.results / "corpus/chat/rows/train.arrow"
     rows.write_bytes(rows.read_bytes()[:-1] + b"!")
     with pytest.raises(Failed, match=r"corpus/chat/manifest\.json: not as it says: train\.arrow"):
@@ -46,7 +46,7 @@ def test_a_chain_killed_before_its_manifest_comes_to_the_undisturbed_results(ref
     trial.chain.remove()
 
 
-def test_two_attempts_at_once_in_a_work_folder_are_found(tmp_path):
+def test_two_concurrent_attempts_in_a_work_folder_are_detected(tmp_path):
     chain = Chain(tmp_path)
 
     def wrote(*events: str) -> str:
@@ -90,7 +90,7 @@ def test_what_differs_is_named():
         ("error: the file changed; run again", []),
     ],
 )
-def test_what_a_message_says_is_done(reference, tmp_path, said, more):
+def test_the_command_in_a_message_is_run(reference, tmp_path, said, more):
     trial = of(reference, tmp_path)
     assert [word.replace("results/a/manifest.json", "a") for word in trial.asked(Said(status=1, text=said))] == more
     assert trial.told
@@ -98,7 +98,7 @@ def test_what_a_message_says_is_done(reference, tmp_path, said, more):
         trial.asked(Said(status=1, text="error: something"))
 
 
-def test_the_page_has_a_row_for_each_fault_and_place():
+def test_the_page_has_a_row_for_each_fault_and_stage():
     entry = {"passed": True, "ended": "undisturbed results", "strikes": 1, "code": "now", "seconds": 30.0}
     made = {
         f"{name}/{folder}/0": entry | {"fault": name, "place": folder}

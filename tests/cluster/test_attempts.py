@@ -1,4 +1,4 @@
-"""After an attempt that failed: how SLURM says it ended, what the next one asks for; why jobs wait; when one has to end."""
+"""The ending of a failed attempt, the request of the next one, reasons of pending jobs, and the time limit of a job."""
 
 import os
 from datetime import datetime
@@ -46,7 +46,7 @@ def fail():
         ("PREEMPTED", {}),
     ],
 )
-def test_more_is_asked_for_of_what_it_ran_out_of_and_of_nothing_else(slurm, state, changed):
+def test_only_the_resource_that_ran_out_is_raised(slurm, state, changed):
     fail()
     (slurm / "scontrol.txt").write_text(
         JOB.format(state=state, limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
@@ -54,7 +54,7 @@ def test_more_is_asked_for_of_what_it_ran_out_of_and_of_nothing_else(slurm, stat
     assert raise_after(ASK, last_ending(FOLDER)) == ResourceRequest(**(vars(ASK) | changed))
 
 
-def test_a_job_that_slurm_itself_ended_for_its_memory_says_so_in_its_log(slurm):
+def test_a_memory_limit_enforced_by_slurm_is_read_from_the_log(slurm):
     fail()
     log = slurm / "17.log"
     log.write_text(
@@ -67,15 +67,15 @@ def test_a_job_that_slurm_itself_ended_for_its_memory_says_so_in_its_log(slurm):
     assert raise_after(ASK, last_ending(FOLDER)) == ASK
 
 
-def test_where_slurm_has_forgotten_the_job_accounting_is_asked(slurm):
+def test_accounting_is_queried_for_a_job_that_slurm_has_forgotten(slurm):
     fail()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     (slurm / "sacct.txt").write_text("17|OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
     assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 4000
 
 
-def test_of_an_array_it_is_told_by_its_own_end(slurm):
-    """Its number is the array's too, of which SLURM tells all tasks."""
+def test_a_task_of_an_array_has_its_own_ending(slurm):
+    """Its number is also that of the array, for which SLURM lists all tasks."""
     fail()
     other = JOB.replace("JobId=17", "JobId=18").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
     own = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest="")
@@ -94,7 +94,7 @@ def test_of_several_nodes_each_had_its_share(slurm):
     assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 4096
 
 
-def test_a_job_that_was_done_or_that_nobody_knows_raises_nothing(slurm):
+def test_a_finished_or_unknown_job_raises_nothing(slurm):
     with note_job_number(FOLDER):
         pass
     assert last_ending(FOLDER) is None
@@ -154,7 +154,7 @@ def test_only_a_job_that_was_sent_by_the_profile_is_queued_again(slurm, monkeypa
     assert not requeue_job()
 
 
-def test_a_driver_that_has_lost_sight_of_its_jobs_is_told_of_once():
+def test_lost_jobs_are_reported_once():
     gone = LostJobs()
     ours, done, others = "RUNNING|/here\n", "COMPLETED|/here\nFAILED|/here\n", "RUNNING|/elsewhere\n"
     # Before anything was sent, while SLURM doesn't answer, and while something is there, nothing is wrong.

@@ -1,4 +1,4 @@
-"""The cluster's file: what it may say, and what is told of one that is wrong."""
+"""The cluster's file: its keys, and the errors for an invalid one."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
         ("partitions: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(tmp_path, text, expected):
+def test_an_invalid_file_is_refused_by_key(tmp_path, text, expected):
     path = tmp_path / "cluster.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SnaketuneError) as error:
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_told_by_its_key(tmp_path, text, expected):
     assert "cluster.yaml" in str(error.value)
 
 
-def test_a_file_that_is_missing_says_how_to_make_it(tmp_path):
+def test_the_error_for_a_missing_file_says_how_to_make_it(tmp_path):
     with pytest.raises(SnaketuneError, match="make slurm-profile"):
         read_site(tmp_path / "cluster.yaml")
 

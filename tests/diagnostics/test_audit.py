@@ -1,4 +1,4 @@
-"""What holds a run back, by measurements whose cause is known; on real runs benchmarks/doctored.py tries it."""
+"""The audit, with measurements whose cause is known; benchmarks/doctored.py tries it on real runs."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def audited(
     return audit(spec, pack, findings or [], CURVE, {"baseline": measured(**baseline)} | (variants or {}))
 
 
-def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
+def test_a_sound_run_is_reported_as_limited_by_compute():
     audit = audited()
     assert all((one["brings_percent"] or 0) < 5 for one in audit["switches"])
     assert audit["holds_back"] == "compute: 45% of the device's peak is used, and no switch gains 5%"
@@ -69,7 +69,7 @@ def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
         ({"device": "NVIDIA H100", "parts": {"products": 0.2, "waiting": 0.75}}, "small kernels", 300.0),
     ],
 )
-def test_the_cause_stands_first(given, cause, percent):
+def test_the_largest_cause_is_named_first(given, cause, percent):
     audit = audited(**given)
     assert audit["holds_back"].startswith(cause)
     assert audit["switches"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
@@ -82,7 +82,7 @@ def test_tokens_that_rows_lose_count_as_what_they_would_have_taught():
     assert audit["holds_back"].startswith("dropped tokens") and "packing.length: 1024" in audit["holds_back"]
 
 
-def test_what_is_learned_wrongly_goes_before_what_is_slow():
+def test_wrong_supervision_is_named_before_slowness():
     finding = {
         "severity": "warns",
         "key": "sft.demo.packing.train_on",
@@ -95,7 +95,7 @@ def test_what_is_learned_wrongly_goes_before_what_is_slow():
     assert "As for speed: the micro-batch" in cause
 
 
-def test_what_was_found_of_another_run_whose_name_begins_alike_is_not_told():
+def test_findings_of_a_run_with_the_same_prefix_are_not_shown():
     other = {"severity": "warns", "key": "sft.demo2.packing.train_on", "found": "nothing is supervised", "do": "look"}
     own = other | {"key": "sft.demo", "found": "something"}
     assert audited(findings=[other, own])["findings"] == [own]
@@ -108,13 +108,13 @@ def test_a_change_that_doesnt_fit_is_no_advice():
     assert row["set_to"] == "on; off doesn't fit" and row["brings_percent"] == 0 and row["do"] == ""
 
 
-def test_a_run_that_doesnt_fit_says_so():
+def test_a_run_that_does_not_fit_is_reported():
     audit = audited(fits=False, why="out of memory with micro-batches of 4 rows")
     assert audit["holds_back"] == "memory: out of memory with micro-batches of 4 rows"
     assert "What holds it back: memory" in as_markdown(audit)
 
 
-def test_the_table_says_what_was_measured_and_what_was_not():
+def test_the_table_shows_how_each_effect_is_known():
     said = as_markdown(audited(micro_batch_rows=1))
     assert (
         "| micro-batch | 1 rows x 2 (8 a step) | +100.0% | measured | sft.demo.training.micro_batch_rows: auto, or 4 |"
@@ -126,7 +126,7 @@ def test_the_table_says_what_was_measured_and_what_was_not():
     assert "| optimizer | adamw_torch_fused, 10% of a step; its states take up to 4 GB, and 1 in 8 bits |" in said
 
 
-def test_parts_of_a_step_are_told_by_their_names():
+def test_kernels_are_assigned_to_parts_by_name():
     cuda = [
         ("void cutlass::Kernel2<gemm>", 50.0),
         ("flash_fwd_kernel", 20.0),

@@ -1,4 +1,4 @@
-"""Which change brought what, by hand-made trials whose answers are known; real ones are tried in the workflow's tests."""
+"""The attribution of gains, with invented trials whose answers are known; the workflow's tests run real ones."""
 
 import csv
 import io
@@ -45,7 +45,7 @@ def trial(speed: float, *, loss: float = 3.0, tokens: float = 100, matmul: float
 def spec_of(*names: str, mode: str = "one-at-a-time", repeats: int = 1) -> DiagnosisSpec:
     changed = [Variant(name=name, changes={"training.batch_rows": n}) for n, name in enumerate(names, 1)]
     spec = DiagnosisSpec(mode=mode, variants=(Variant(name="baseline"), *changed), repeats=repeats)
-    # As the stage is told it.
+    # Like the spec of the stage.
     return DiagnosisSpec.model_validate_json(canonical(spec))
 
 
@@ -72,7 +72,7 @@ def test_shares_of_changes_that_build_on_each_other_add_up():
 
 
 def test_a_loss_that_is_off_is_not_comparable_and_losses_are_of_equal_tokens():
-    # The same curve over tokens, in rows of twice as many; and one that learns something else.
+    # The same curve over tokens, in rows of twice as many; and another training's curve.
     same = trial(100, tokens=200)
     for n, window in enumerate(same["windows"]):
         window["loss"] = 3 + 1 - (2 * n + 0.5) / 10
@@ -97,13 +97,13 @@ def test_a_variant_that_diverges_is_timed_and_not_compared():
     assert not other["comparable"] and other["gain_percent"]["median"] == -25
 
 
-def test_trials_of_other_libraries_are_told():
+def test_trials_with_different_libraries_are_noted():
     old, new = trial(100) | {"libraries": {"torch": "2.12"}}, trial(150) | {"libraries": {"torch": "2.13"}}
     (note,) = attribution(spec_of("packed"), [{"baseline": old, "packed": new}])["notes"]
     assert note.startswith("trials ran with torch 2.12 and 2.13") and "--forcerun trial" in note
 
 
-def test_what_runs_out_of_memory_is_told_and_nothing_without_a_baseline():
+def test_running_out_of_memory_is_noted_and_fails_for_the_baseline():
     gone = {"fits": False, "why": "out of memory with micro-batches of 64 rows"}
     result = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
     assert result["rows"][1]["note"] == "doesn't fit: out of memory with micro-batches of 64 rows"
@@ -112,7 +112,7 @@ def test_what_runs_out_of_memory_is_told_and_nothing_without_a_baseline():
         attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])
 
 
-def test_a_machine_that_changed_between_trials_is_told():
+def test_a_machine_that_changed_between_trials_is_noted():
     (note,) = attribution(spec_of("packed"), [{"baseline": trial(100), "packed": trial(100, matmul=1.3e9)}])["notes"]
     assert "matrix products differed by 30%" in note
 

@@ -61,7 +61,7 @@ def corpus(
         "decontamination": None,
         "near_duplicates": None,
     } | spec
-    # As it lies in results: corpus/NAME/rows.
+    # The path in results: corpus/NAME/rows.
     return Artifact(made.manifest_path, made.manifest | {"spec": spec_content}, made.folder)
 
 
@@ -85,7 +85,7 @@ def test_prompts_trained_on_as_another_kind_of_row_stop_the_run(tmp_path, kind, 
     assert "the same split_seed and held_out (chat has 0 and 0.1, pairs 1 and 0.1)" in result.do
 
 
-def test_up_to_half_of_them_is_told_and_goes_on(tmp_path):
+def test_up_to_half_of_them_is_a_warning(tmp_path):
     chat = corpus(tmp_path / "chat", "conversations", [], [*map(conversation, PROMPTS)])
     pairs = corpus(tmp_path / "pairs", "preferences", [*map(pair, PROMPTS[:6])], [])
     (result,) = found_in([pairs], [chat])
@@ -103,7 +103,7 @@ def test_up_to_half_of_them_is_told_and_goes_on(tmp_path):
         (("3 + 4",), ("3 - 4",), False),
         (("1.5",), ("15",), False),
         (("f(x)",), ("f[x]",), False),
-        # What the system says makes another prompt of it.
+        # Another system text makes another prompt.
         (("Cats", "To French."), ("Cats", "to  french"), True),
         (("Cats", "To French."), ("Cats", "To German."), False),
         # Nothing but symbols that aren't compared is no prompt like any other.

@@ -32,8 +32,8 @@ def test_this_machine_answers(capsys, tmp_path, monkeypatch):
     assert all(result[key] > 0 for key in node_comparison.FIGURES)
 
 
-def test_slurm_is_asked_for_one_task_on_each_node_as_the_profile_says(tmp_path, monkeypatch, capsys):
-    """A srun that answers for as many nodes as it is asked for, the last of them slow, and writes down how it was called."""
+def test_srun_starts_one_task_per_node_with_the_profiles_settings(tmp_path, monkeypatch, capsys):
+    """A fake srun that answers for the requested number of nodes, the last of them slow, and records its arguments."""
     program = tmp_path / "bin/srun"
     program.parent.mkdir()
     program.write_text(
@@ -61,7 +61,7 @@ def test_slurm_is_asked_for_one_task_on_each_node_as_the_profile_says(tmp_path, 
     assert "--gres=gpu:1 --account=me" in called and called.endswith("-m snaketune doctor")
 
 
-def test_without_slurm_or_its_file_it_says_what_is_missing(tmp_path, monkeypatch):
+def test_a_missing_slurm_or_cluster_file_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: None)
@@ -72,7 +72,7 @@ def test_without_slurm_or_its_file_it_says_what_is_missing(tmp_path, monkeypatch
         node_comparison.measure_nodes(2)
 
 
-def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp_path):
+def test_nodes_that_do_not_answer_are_reported_with_slurms_output(monkeypatch, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text("partitions: {cpu: {}}\n", encoding="utf-8")
     monkeypatch.setenv("SNAKEMAKE_SLURM_PARTITIONS", str(file))
@@ -86,6 +86,6 @@ def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp
         node_comparison.measure_nodes(2)
 
 
-def test_a_site_without_gpus_is_asked_for_none():
+def test_no_gpus_are_requested_of_a_site_without_any():
     command = node_comparison.srun_command(4, Site.model_validate({"partitions": {"cpu": {}}}))
     assert "--partition=cpu" in command and not [word for word in command if "gpu" in word or "gres" in word]

@@ -1,4 +1,4 @@
-"""What would fail or crawl hours later: each fault is made, and found; a sound run has none."""
+"""Preflight: each fault is made and detected; a sound run has no findings."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ class Family:
         made = corpus(self.folder / name, "sft", rows, held_out=20)
         held_out = made.folder / "held_out.arrow"
         known = pa.array(["4"] * answers + [None] * (20 - answers), pa.string())
-        # What is mapped can't be written to.
+        # A mapped file can't be written to.
         answered = held_out.with_name("answered.arrow")
         write_table(answered, read_table(held_out).append_column("answer", known))
         answered.replace(held_out)
@@ -62,7 +62,7 @@ class Family:
         return Artifact(made.manifest_path, made.manifest | {"spec": spec}, made.folder)
 
     def findings(self) -> list[dict[str, str]]:
-        """What preflight writes down; raises what it stops at."""
+        """Return the findings that preflight writes; raises those that stop a run."""
         shutil.rmtree(self.folder / "work", ignore_errors=True)
         work = started(self.folder / "work")
         given = {"gpus": 0, "nodes": 1, "launch": "single", "zero_stage": None, "allow_cpu": False}
@@ -109,17 +109,17 @@ def keys(findings: list[dict[str, str]]) -> list[str]:
     return [one["key"] for one in findings]
 
 
-def test_a_sound_run_has_nothing_to_tell(family):
+def test_a_sound_run_has_no_findings(family):
     assert family.findings() == []
 
 
-def test_tokens_lost_to_the_rows_length_are_told_with_the_length_that_would_do(tmp_path):
+def test_dropped_tokens_are_reported_with_a_sufficient_length(tmp_path):
     (result,) = Family(tmp_path, length=64).findings()
     assert result["key"] == "sft.demo.packing.length" and result["severity"] == "warns"
     assert "of the tokens" in result["found"] and "would keep 99%" in result["do"]
 
 
-def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
+def test_rows_with_few_supervised_tokens_are_reported(family):
     counts = family.pack.manifest["counts"]
     for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
         train = counts["train"] | {"supervised_tokens": supervised}
@@ -127,7 +127,7 @@ def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
         assert result.key == "sft.demo.packing.train_on" and family_checks.as_json(result)["severity"] == severity
 
 
-def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
+def test_a_token_that_pads_and_ends_a_turn_is_reported(family, tmp_path):
     folder = shutil.copytree(family.tokenizer.folder, tmp_path / "own/tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["pad_token"] = config["eos_token"]
@@ -148,7 +148,7 @@ def test_held_out_rows_that_another_corpus_trains_on_are_counted(family):
     assert "5 of the 20 held-out prompts of other are trained on in chat" in result["found"]
 
 
-def test_where_most_held_out_rows_are_trained_on_nothing_begins(family):
+def test_a_run_stops_if_most_held_out_rows_are_trained_on(family):
     family.evaluated = [family.corpus_of("other", rows_of("chat", 30))]
     with pytest.raises(SnaketuneError, match=r"corpora\.chat\.decontamination: 20 of the 20 held-out prompts of other"):
         family.findings()
@@ -179,7 +179,7 @@ def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_tr
         (Pretrained(path="."), Lora(), 1e-2, True),
     ],
 )
-def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, expected):
+def test_implausible_learning_rates_are_reported(family, base, lora, rate, expected):
     sft = SftSpec(
         base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
     )
@@ -188,12 +188,12 @@ def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, exp
     assert (["sft.demo.training.learning_rate"] if expected else []) == [one.key for one in result]
 
 
-def test_a_batch_that_leaves_few_steps_is_told(family):
+def test_a_batch_size_with_too_few_steps_is_reported(family):
     family.run["batch_rows"] = 64
     assert "sft.demo.training.batch_rows" in keys(family.findings())
 
 
-def test_a_machine_that_lacks_what_the_run_needs_stops_it_and_all_is_told_at_once(family, monkeypatch):
+def test_all_findings_that_stop_a_run_are_in_one_error(family, monkeypatch):
     family.base = Pretrained(path=str(tiny_model(family.folder)))
     family.settings = {"lora": Lora(), "quantization": Quantization()}
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
@@ -217,7 +217,7 @@ def tiny_model(folder: Path) -> Path:
     ("changes", "says"),
     [
         ({}, None),
-        # As for a template's few.
+        # A few more tokens, as a template adds.
         ({"vocab_size": 399}, None),
         ({"vocab_size": 300}, "has 400 tokens, but the base only 300: the others start untrained"),
         ({"vocab_size": 32_000}, "has 400 tokens, but the base 32,000"),
@@ -226,7 +226,7 @@ def tiny_model(folder: Path) -> Path:
         ({"eos_token_id": None}, None),
     ],
 )
-def test_a_tokenizer_of_another_model_is_told(family, changes, says):
+def test_a_tokenizer_of_another_model_is_reported(family, changes, says):
     from transformers import LlamaConfig
 
     chat = ChatTokenizer.load(family.tokenizer.folder)
@@ -260,7 +260,7 @@ def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp
     assert [one.certain for one in environment.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -268,7 +268,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
     assert [one.key for one in environment.check_file_system(tmp_path)] == ["results"]
 
 
-def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apart(monkeypatch):
+def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_answer(monkeypatch):
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -301,10 +301,10 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
     missing, revision, gated, silent, pickled, sound = said.values()
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
-    # Of a gated model everybody may read the page.
+    # The page of a gated model is public.
     (gated,) = environment.check_hub("sft.demo.base", Pretrained(path="owner/gated"))
     assert "gated" in gated.problem and gated.certain
-    # Somebody who works offline is sure to stay so.
+    # Offline mode is configured, so the model certainly can't be downloaded.
     answer[:] = [errors.OfflineModeIsEnabled]
     assert [one.certain for one in environment.check_hub("dpo.demo.reference", base)] == [True]
 
@@ -316,7 +316,7 @@ def raises(error: Exception) -> Any:
     return call
 
 
-def test_a_training_tells_in_its_run_what_was_found_before(family, tmp_path):
+def test_a_training_records_the_findings_in_its_run_json(family, tmp_path):
     family.run["batch_rows"] = 64
     result = family.findings()
     work = WorkFolder(family.folder / "work")

@@ -1,4 +1,4 @@
-"""Config files: nothing in them is run or built, none of their size is a surprise, and what is said twice is told."""
+"""Config files: nothing in them is run or constructed, their size is limited, and duplicate keys are reported."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def test_plain_values_pass_aliases_and_merged_keys_too(text, tmp_path):
     check_file(file)
 
 
-def test_what_ships_passes_and_strangers_can_be_asked_about_first(tmp_path, capsys, mark):
+def test_shipped_configs_pass_and_others_can_be_checked_first(tmp_path, capsys, mark):
     shipped = [ROOT / "config/config.yaml", *(ROOT / "config/recipes").glob("*.yaml")]
     assert main(["check", *map(str, shipped)]) == 0
     (tmp_path / "theirs.yaml").write_text(RUNS.replace("MARK", str(mark.path)))
@@ -79,8 +79,8 @@ def test_what_ships_passes_and_strangers_can_be_asked_about_first(tmp_path, caps
     assert "`__use_yte__` lets Snakemake run" in capsys.readouterr().err
 
 
-def test_the_default_config_is_looked_at_before_snakemake_runs_it(fresh, mark):
-    """Of one that is given on the command line, all that can be done is to say so and stop: Snakemake loads it first."""
+def test_the_default_config_is_checked_before_snakemake_runs_it(fresh, mark):
+    """A config from the command line is loaded by Snakemake first, so it can only be reported."""
     (fresh.folder / "config").mkdir()
     (fresh.folder / "config/config.yaml").write_text(RUNS.replace("MARK", str(mark.path)))
     given = fresh.arguments("-n")
@@ -90,7 +90,7 @@ def test_the_default_config_is_looked_at_before_snakemake_runs_it(fresh, mark):
     assert "`__use_yte__` lets Snakemake run what the config says" in said
 
 
-def test_a_given_config_that_says_something_twice_stops_before_anything_runs(fresh):
+def test_a_config_with_a_duplicate_key_stops_before_anything_runs(fresh):
     fresh.write_config()
     (fresh.folder / "twice.yaml").write_text(fresh.read("config.yaml") + "report: {title: a, title: b}\n")
     given = fresh.arguments()
@@ -177,7 +177,7 @@ def test_a_revision_is_no_path_and_no_command(path, revision, tmp_path, monkeypa
         load(with_value((*path[:-1], "revision"), revision))
 
 
-def test_a_folder_is_not_read_in_the_place_of_a_dataset_of_the_hub(tmp_path, monkeypatch):
+def test_a_folder_is_not_read_instead_of_a_hub_dataset(tmp_path, monkeypatch):
     """`datasets` does that, and no fingerprint would have it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a/b").mkdir(parents=True)

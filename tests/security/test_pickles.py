@@ -30,7 +30,7 @@ from tests.workflow.conftest import ROOT
 from .hostile import Bomb
 
 PACKAGE = ROOT / "workflow/snaketune"
-# Each runs what it reads, or what it is told; with what makes it harmless.
+# Each call executes what it reads or is given; with the reason why it is harmless here.
 UNSAFE = {
     "pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch.load", "np.load", "numpy.load", "pd.read_pickle",
     "os.system", "os.popen", "eval", "exec", "compile", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "runpy",
@@ -109,7 +109,7 @@ def test_types_of_arrow_that_were_once_unpickled_are_not(tmp_path, mark):
 
 
 def test_no_dataset_of_the_hub_is_read_by_a_script_or_from_a_pickle(tmp_path, monkeypatch, mark):
-    """As `datasets` would read it if the check of its id hadn't refused it: from a folder."""
+    """Read as `datasets` would without the check of its id: from a folder."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     for files in ({"script.py": mark.code().encode()}, {"data.pkl": mark.bomb()}, {"dataset_infos.json": mark.bomb()}):
@@ -161,7 +161,7 @@ def test_a_pickle_put_into_a_checkpoint_does_not_run(checkpoint, mark, name):
         loading()
 
 
-def test_pickles_beside_a_checkpoint_are_not_looked_at(checkpoint, mark):
+def test_pickles_beside_a_checkpoint_are_not_read(checkpoint, mark):
     folder, loading = checkpoint
     for name in (
         "optimizer.pt",

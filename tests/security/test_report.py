@@ -44,7 +44,7 @@ ELEMENTS = {
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """The elements of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -110,7 +110,7 @@ def test_figures_hold_text_as_text(pages):
 
 
 def test_no_cell_of_a_table_is_a_formula(tmp_path):
-    """A spreadsheet would compute what a column of somebody's data is called."""
+    """A spreadsheet would compute the name of a data column."""
     from hostile_report import hostile_corpus
     from invented_results import Results
 
@@ -179,7 +179,7 @@ def test_in_a_browser_nothing_of_the_data_runs(pages, tmp_path):
         text = path.read_text("utf-8")
         (tmp_path / path.name).write_text(re.sub(r"<meta http-equiv[^>]*>", "", text), "utf-8")
         requested[path.name] = False
-    # As if it had got through; what would lead to another page is left out.
+    # Pages with the markup unsanitized, without the part that leads to another page.
     markup = MARKUP.partition("<base")[0]
     index = (pages / "index.html").read_text("utf-8")
     (tmp_path / "forbidden.html").write_text(index.replace("<body>", f"<body>{markup}<p>", 1), "utf-8")

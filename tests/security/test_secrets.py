@@ -29,7 +29,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_run_writes_and_says_nothing_of_its_environment(finished):
+def test_a_run_writes_and_logs_nothing_of_its_environment(finished):
     """All stages, the notes of Snakemake, curves, checkpoints' folders; and all that was printed."""
     said = (finished.folder.parent / "micro.log").read_text(encoding="utf-8")
     assert "Finished jobid" in said
@@ -42,8 +42,8 @@ def test_a_run_writes_and_says_nothing_of_its_environment(finished):
         assert not result
 
 
-def test_what_processes_are_told_is_no_environment(tmp_path, monkeypatch):
-    """job.json lies in the work folder while a training runs; accelerate's and DeepSpeed's files beside it."""
+def test_processes_are_given_no_environment_in_files(tmp_path, monkeypatch):
+    """job.json is in the work folder while a training runs, with accelerate's and DeepSpeed's files beside it."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     work = WorkFolder(tmp_path / "w")

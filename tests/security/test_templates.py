@@ -44,7 +44,7 @@ def test_a_template_gets_no_further_than_the_conversation(text, mark, tmp_path):
     except SnaketuneError as error:
         assert "the chat template refuses a conversation" in str(error)
     else:
-        # What isn't there is empty.
+        # A missing field is empty.
         assert "class" not in said and "function" not in said
     assert TURNS[0]["role"] == "user" and len(TURNS) == 2
 
@@ -81,7 +81,7 @@ def test_lists_and_calls_without_end_are_refused(text):
         render(text, [TURNS], {})
 
 
-def test_the_stage_says_whose_template_it_is(tmp_path, mark):
+def test_the_stage_names_the_template_in_errors(tmp_path, mark):
     (tmp_path / "own.jinja").write_text(ESCAPES[2].replace("MARK", str(mark.path)))
     spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=True)
     with pytest.raises(SnaketuneError, match=r"tokenizers\.chat_template: .*own\.jinja: the chat template refuses"):

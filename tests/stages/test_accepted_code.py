@@ -45,7 +45,7 @@ def test_a_result_made_with_accepted_code_is_published_as_it_is(tmp_path, capsys
 
 
 def test_the_file_of_a_job_called_manifest_is_no_result(tmp_path, capsys):
-    """Neither of what may be accepted, nor of what work is kept for."""
+    """It is neither accepted nor a reason to retain work."""
     run(tmp_path, "a", [])
     job = JobFile(stage="sft", out="results/sft/manifest", spec={}, inputs={})
     write_job_file(job_file_of("sft", "manifest", tmp_path / "results/.jobs"), job, None)
@@ -78,14 +78,14 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path):
         accepted_codes("demo", "a", tmp_path)
 
 
-def test_versions_count_where_they_are_asked_to(tmp_path, monkeypatch):
+def test_versions_count_if_configured(tmp_path, monkeypatch):
     installed = {"torch": "1"}
     monkeypatch.setattr("snaketune.stages.cache.build_once.installed_version", installed.get)
     built: list = []
     counted = {"libraries": ("torch",), "reruns_on": "versions"}
     first = run(tmp_path, "a", built, libraries=("torch",))
     assert first["versions"] == {"torch": "1"}
-    # What was made before they counted is taken if they are the same.
+    # A result made before versions counted is reused if they are the same.
     assert run(tmp_path, "a", built, **counted) == first
     installed["torch"] = "2"
     run(tmp_path, "a", built, libraries=("torch",))

@@ -78,12 +78,12 @@ def test_every_part_of_the_fingerprint_counts(tmp_path, change):
 
 
 def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
-    """Of nothing but these files, and what it holds of them."""
+    """Return the inputs of these files as the manifest has them."""
     inputs = read_files(files, Path("results/.work"))
     return fingerprint(stage, {}, inputs, "c", "", None), inputs
 
 
-def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
+def test_the_fingerprint_covers_file_contents_and_not_paths(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text("same")
@@ -131,7 +131,7 @@ def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
 def test_a_damaged_result_is_never_published_again(tmp_path):
     built: list = []
     manifest = run(tmp_path, built=built)
-    # Published files are hard links to the kept ones, so this damages both.
+    # Published files are hard links to the cached ones, so this damages both.
     (manifest.parent / "rows/deep/rows.txt").write_text("r0ws")
     run(tmp_path, built=built)
     assert len(built) == 2
@@ -207,7 +207,7 @@ def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
     manifest.unlink()
     root = tmp_path / "results/.work"
     (lock,) = root.glob("demo/*/lock")
-    # Who held it last; perhaps somebody else's file, or on a full disk.
+    # The lock of the last holder, maybe another user's file, or on a full disk.
     lock.write_text("process 1 on elsewhere\n", encoding="utf-8")
     clean(root, remove=False)
     assert "would remove" in capsys.readouterr().out
@@ -218,7 +218,7 @@ def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
     assert lock.exists()
 
 
-def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
+def test_clean_lists_first_and_retains_published_work(tmp_path, capsys):
     run(tmp_path)
     run(tmp_path, spec={"a": 2}, text="newer")
     root = tmp_path / "results/.work"
@@ -230,7 +230,7 @@ def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
     assert retained.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
 
 
-def test_who_began_later_publishes(tmp_path):
+def test_the_attempt_that_started_last_publishes(tmp_path):
     """The job of an older config outlives its driver, and ends when the newer one has published, or is still at work."""
     out = tmp_path / "results/demo/x/manifest.json"
     newer = []
@@ -245,14 +245,14 @@ def test_who_began_later_publishes(tmp_path):
         run(tmp_path, build=run_newer)
     assert [out.read_bytes()] == newer
     assert (out.parent / "rows/deep/rows.txt").read_text() == "newer"
-    # Nothing is lost: asked for again, it is there at once.
+    # Nothing is lost: when it is needed again, it is reused.
     built: list = []
     run(tmp_path, built=built)
     assert not built and (out.parent / "rows/rows.txt").read_text() == "older"
 
 
-def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, monkeypatch):
-    """A message that asks for room names a command that makes it."""
+def test_a_finished_result_that_could_not_be_published_is_retained(tmp_path, capsys, monkeypatch):
+    """A message about disk space names a command that frees some."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -269,7 +269,7 @@ def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, m
     built: list = []
     manifest = run(tmp_path, built=built)
     assert not built and manifest.is_file()
-    # Published, and then left behind by another config, it is old work.
+    # Once published, and then replaced by another config's result, it is old work.
     manifest.unlink()
     clean(root, remove=True)
     assert not work.exists()
@@ -314,7 +314,7 @@ def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
     assert read_artifact(manifest, "rows").file("notes.txt").is_file()
 
 
-def test_results_of_a_later_time_get_that_of_now(tmp_path):
+def test_future_times_of_results_are_set_to_now(tmp_path):
     """After a clock was set back; Snakemake removes what is made of them."""
     manifest = run(tmp_path)
     past, future = time.time() - 86400, time.time() + 86400

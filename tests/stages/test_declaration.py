@@ -1,4 +1,4 @@
-"""What stages declare of themselves, the table that is found of it, and what of a job it refuses."""
+"""The declarations of stages, their table, and the jobs that they refuse."""
 
 import inspect
 import re
@@ -61,7 +61,7 @@ def test_build_takes_what_is_declared(stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_stands_after_those_whose_results_it_reads(stage):
+def test_a_stage_follows_those_whose_results_it_reads(stage):
     before = list(STAGES)[: list(STAGES).index(stage)]
     for taken in STAGES[stage].inputs.values():
         assert set(taken.stages) <= {*before, stage}
@@ -108,7 +108,7 @@ def test_stages_that_read_each_other_are_refused():
 
 
 def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:
-    # Of no spec is looked at.
+    # The spec isn't checked here.
     return Job(stage=stage, name="mine", spec=ConvertSpec(type="f16"), artifacts=artifacts)
 
 

@@ -1,4 +1,4 @@
-"""What a disk that is full or forbidden is told as."""
+"""The error message for a disk that is full or read-only."""
 
 import errno
 import resource
@@ -20,8 +20,8 @@ from snaketune.stages.host.disk_errors import disk_error_message
     ],
     ids=["safetensors", "arrow", "python"],
 )
-def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
-    """A limit on the size of files stands for a full disk: it comes back from the same call."""
+def test_the_message_is_the_same_for_every_library(tmp_path, save):
+    """A limit on the size of files simulates a full disk: the same call fails."""
     script = (
         "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.host.disk_errors import disk_error_message\n"
         f"path = Path({str(tmp_path / 'x')!r})\n"

@@ -39,7 +39,7 @@ def test_the_time_that_a_result_took_is_that_of_all_attempts(tmp_path, monkeypat
     assert (facts["attempts"], facts["seconds"]) == ([5.0, 7.5, 20.0], 32.5)
 
 
-def test_what_was_begun_with_other_files_counts_no_time(tmp_path, monkeypatch):
+def test_discarded_work_counts_no_time(tmp_path, monkeypatch):
     """It is thrown away, and with it what it took."""
 
     def discards(work):

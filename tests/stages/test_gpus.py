@@ -33,7 +33,7 @@ def test_more_gpus_than_there_are_is_an_error(four_gpus, tmp_path):
         pass
 
 
-def test_of_what_slurm_gives_a_job_it_takes_no_more_than_it_asked_for(four_gpus, tmp_path, monkeypatch):
+def test_a_job_claims_no_more_of_slurms_gpus_than_it_requested(four_gpus, tmp_path, monkeypatch):
     """Two GPUs for one process would be two halves of a batch, by nn.DataParallel, without a word."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     with claimed_gpus(1, tmp_path):
@@ -68,7 +68,7 @@ def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
     ],
 )
 def test_what_cuda_hides_isnt_seen(monkeypatch, variable, seen):
-    """Of what is after the first one that it doesn't know, CUDA shows nothing."""
+    """CUDA ignores everything after the first entry that it doesn't know."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == seen
 

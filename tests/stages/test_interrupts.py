@@ -9,7 +9,7 @@ from snaketune.interrupts import STATUS
 
 
 def test_ctrl_c_is_a_sentence_and_no_traceback(tmp_path):
-    """Also while it waits for somebody, and pressed twice."""
+    """Also while it waits for a lock, and when pressed twice."""
     script = (
         "import sys, time\n"
         "from snaketune.interrupts import install\ninstall()\n"

@@ -40,7 +40,7 @@ def test_a_current_job_has_an_old_file_that_is_written_once():
     first = PATH.stat().st_ino
     write_job_file(PATH, JOB, None)
     assert PATH.stat().st_ino == first
-    # As a copy of the repository leaves it.
+    # The state after copying the repository.
     os.utime(PATH)
     write_job_file(PATH, JOB, None)
     assert PATH.stat().st_mtime == LONG_AGO
@@ -95,7 +95,7 @@ def no_locks(lock: Path):
     raise NoLocks(errno.ENOLCK, "No locks available")
 
 
-def test_a_mark_may_be_kept_and_what_is_current_or_ran_since_is_marked_anew():
+def test_the_time_may_be_retained_unless_the_result_is_current_or_newer():
     write_job_file(PATH, JOB, ["spec differs"])
     text = PATH.read_bytes()
     write_job_file(PATH, JOB, ["spec differs"], keep_time=True)
@@ -108,7 +108,7 @@ def test_a_mark_may_be_kept_and_what_is_current_or_ran_since_is_marked_anew():
     assert PATH.read_bytes() != text
 
 
-def test_what_a_job_reads_is_compared_without_what_is_said_of_its_result():
+def test_job_files_are_compared_without_the_status_of_the_result():
     assert is_unchanged(PATH, JOB)
     write_job_file(PATH, JOB, ["spec differs"])
     assert is_unchanged(PATH, JOB)
@@ -139,7 +139,7 @@ def test_a_wrong_file_is_refused_by_name_and_key(content, said):
         read_job_file(PATH)
 
 
-def test_a_file_that_is_not_there_says_what_writes_it():
+def test_the_error_for_a_missing_job_file_says_what_writes_it():
     with pytest.raises(SnaketuneError, match=r"results/.jobs/plan/x.json can't be read \(No such file.*snakemake -n"):
         read_job_file(PATH)
 

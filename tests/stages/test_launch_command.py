@@ -1,4 +1,4 @@
-"""What a plan says of a training in several processes, and what is refused before anything runs."""
+"""The plan of a training in several processes, and what is refused before anything runs."""
 
 import sys
 from pathlib import Path
@@ -26,13 +26,13 @@ STATE = Path("results/.work/sft/FINGERPRINT/state")
 
 
 def test_what_a_node_is_planned_to_run_is_what_it_runs():
-    """But for the interpreter, and for the rank, which SLURM says."""
+    """The same except for the interpreter and the rank, which SLURM sets."""
     alone = Operation(gpus=4, launch="fsdp")
     assert node_lines(alone, STATE) == [" ".join(command(alone, STATE))]
     several = Operation(gpus=8, nodes=3)
     *_, shell, option, line = command(several, STATE, sys.executable)
     assert (shell, option) == ("bash", "-c")
-    # Signals are for those that train; and the step is told to who may have to hand one on.
+    # Signals are for the trainings; the launcher, which may have to forward one, reads the step's number from a file.
     begins, line = line.split("; exec ")
     assert begins.startswith('trap "" TERM; ') and begins.endswith(f'"$SLURM_JOB_ID.$SLURM_STEP_ID" > {STATE}/step')
     for rank, output in enumerate(node_lines(several, STATE)):
@@ -43,7 +43,7 @@ def recipe(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_recipe_for_eight_gpus_tells_its_one_command(monkeypatch):
+def test_the_recipe_for_eight_gpus_shows_its_one_command(monkeypatch):
     monkeypatch.chdir(ROOT)
     graph = JobGraph(*load(recipe("qwen3-8b-full")))
     for stage in ("sft", "dpo"):
@@ -58,7 +58,7 @@ def test_the_recipe_for_eight_gpus_tells_its_one_command(monkeypatch):
     assert not [*describe_launch(next(graph.stage("eval")))]
 
 
-def test_the_recipe_for_two_nodes_tells_the_command_of_each():
+def test_the_recipe_for_two_nodes_shows_the_command_of_each():
     graph = JobGraph(*load(recipe("llama3.1-70b-qlora-2x8")))
     head, *lines = describe_launch(graph.job("sft", "llama3.1-70b-qlora"))
     assert head == (
@@ -88,7 +88,7 @@ def test_several_nodes_need_a_batch_job_of_slurm(monkeypatch, tmp_path):
     check_nodes(Operation(nodes=2))
 
 
-def test_deepspeed_that_is_not_there_is_told_with_what_to_do(monkeypatch):
+def test_missing_deepspeed_is_reported_with_what_to_do(monkeypatch):
     monkeypatch.setattr(launch_command, "find_spec", lambda name: None)
     check_installed(Operation(launch="fsdp"))
     with pytest.raises(SnaketuneError, match=r"pip install 'snaketune\[deepspeed\]', or set launch: fsdp"):
@@ -162,8 +162,8 @@ def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
         ({"launch": "deepspeed"}, "deepspeed", 2, 1),
     ],
 )
-def test_what_is_not_said_follows_from_the_processes(given, launch, zero_stage, processes):
+def test_unset_keys_follow_from_the_number_of_processes(given, launch, zero_stage, processes):
     operation = Operation(**given)
     assert (operation.launch, operation.zero_stage, operation.processes) == (launch, zero_stage, processes)
-    # As it travels to the launched processes.
+    # Serialized as for the launched processes.
     assert Operation.model_validate(operation.model_dump(mode="json")) == operation

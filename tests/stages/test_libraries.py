@@ -49,7 +49,7 @@ class Model:
         self.manifest = manifest
 
 
-def test_who_adds_adapters_to_what_lies_beneath_them_names_peft():
+def test_results_with_adapters_add_peft_to_the_libraries():
     reference = RefLogpsSpec(precision="auto", frozen_weights=True, quantization=None, trust_remote_code=False)
     in_4_bits = reference.model_copy(update={"quantization": Quantization()})
     requested = EvalSpec.model_construct(tasks=None)

@@ -1,4 +1,4 @@
-"""What the jobs of many parts read: each its share, and one of them all of it, to verify it."""
+"""The inputs of jobs of many parts: each reads its share, and the first one all of it, to verify it."""
 
 import json
 import os

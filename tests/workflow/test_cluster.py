@@ -41,7 +41,7 @@ class Cluster:
         return self.look(*arguments, check=check)
 
     def look(self, *arguments, check=True):
-        # What this machine has is no limit there.
+        # The resources of this machine are no limit there.
         status, said = snakemake(
             [*self.project.arguments()[:-4], "-n", "--profile", "profiles/slurm", *arguments], self.project.folder
         )
@@ -49,7 +49,7 @@ class Cluster:
         return said
 
     def requested(self, *arguments, site=SITE):
-        """By rule, what the last of its jobs asks for, as texts."""
+        """Return by rule the resources of its last job, as strings."""
         result = {}
         _, *parts = RULE.split(self.plan(*arguments, site=site))
         for rule, body in zip(parts[::2], parts[1::2]):
@@ -70,17 +70,17 @@ def cluster(fresh, monkeypatch):
     return Cluster(fresh, monkeypatch)
 
 
-def test_jobs_ask_for_what_their_work_takes_within_the_partitions(cluster):
+def test_jobs_request_what_they_need_within_the_partitions(cluster):
     several_gpus(cluster, gpus=2)
     requested = cluster.requested()
-    # Of a few kilobytes.
+    # The corpora have a few kilobytes.
     assert int(requested["corpus"]["mem_mb"]) < 2000
     assert int(requested["corpus"]["runtime"]) < 10
     sft = requested["sft"]
     assert (sft["gpu"], sft["nodes"], sft["threads"], sft["mem_mb"]) == ("2", "1", "16", "6600")
     assert (sft["slurm_account"], sft["qos"], sft["constraint"]) == ("me", "normal", "a100")
     assert "constraint" not in requested["corpus"]
-    # Of a smaller partition they ask for all that it gives.
+    # In a smaller partition they request all that it allows.
     small = SITE | {"partitions": {"one": {"max_gpu": 2, "max_threads": 4, "max_mem_mb": 2000, "max_runtime": 5}}}
     sft = cluster.requested(site=small)["sft"]
     assert (sft["threads"], sft["mem_mb"], sft["runtime"]) == ("4", "2000", "5")
@@ -99,13 +99,13 @@ def test_gpus_are_gres_where_the_cluster_knows_only_that(cluster):
     assert "gpu_model" not in sft
 
 
-def test_what_ran_before_says_what_its_job_takes(cluster, monkeypatch):
+def test_an_earlier_run_sets_the_estimate(cluster, monkeypatch):
     with monkeypatch.context() as patch:
         patch.chdir(cluster.project.folder)
         spec = json.loads(canonical(JobGraph(*load(cluster.project.config)).job("sft", "run").spec))
     for facts, output, runtime, mem_mb in (
         ({"seconds": 1200, "peak_memory_mb": 1000}, spec, "35", "2000"),
-        # Of another model, or of one that is only said to be it, it may be too little.
+        # Measured with another spec, the memory may be too low.
         ({"seconds": 1200, "peak_memory_mb": 1000}, spec | {"base": None}, "35", "3600"),
         ({"seconds": 1200, "peak_memory_mb": 4000}, spec | {"base": None}, "35", "6500"),
         ({"seconds": 1200, "tokens_per_second_median": 1.0}, spec, "120", "3600"),
@@ -140,7 +140,7 @@ def groups_of(planned):
 
 def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     assert groups_of(cluster.plan()) == {"data", "models"}
-    # What would take them all longer than the partition allows isn't one job.
+    # Jobs that together take longer than the partition allows aren't grouped.
     short = {**SITE["partitions"]["gpu"], "max_runtime": 20}
     assert groups_of(cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})) == {"data"}
     cluster.project.config["corpora"]["chat"]["sources"][0]["files"] = ["data/big.jsonl"]
@@ -154,7 +154,7 @@ def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     assert requested["tokenize"] == requested["tokenize"] | {"mem_mb": "1400"}
 
 
-def test_without_the_clusters_file_the_profile_says_how_to_make_it(cluster):
+def test_without_the_clusters_file_the_profile_names_the_command_that_makes_it(cluster):
     listed = cluster.look(check=False)
     assert "profiles/slurm/cluster.yaml" in listed
     assert "make slurm-profile" in listed

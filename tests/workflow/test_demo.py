@@ -75,7 +75,7 @@ def test_the_habit_is_visible_in_the_samples(demo):
     assert brief["dpo"] > 0.9
 
 
-def test_the_best_of_the_sweep_is_linked_and_told(demo):
+def test_the_best_of_the_sweep_is_linked_and_recorded(demo):
     output = json.loads((demo / "results/report/manifest.json").read_text(encoding="utf-8"))["best"]
     pairs = {
         path.name.removeprefix("dpo-"): json.loads((path / "scores/scores.json").read_text(encoding="utf-8"))

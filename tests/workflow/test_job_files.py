@@ -79,7 +79,7 @@ def test_a_job_that_waited_on_a_cluster_runs_as_it_was_planned(fresh):
     fresh.snakemake("--dry-run")
     planned = json.loads(fresh.read("results/.jobs/corpus/chat.json"))["spec"]
     fresh.config["corpora"]["chat"]["held_out"] = 0.4
-    # As a node starts a job that a scheduler sent there.
+    # The way a node starts a job that a scheduler sent.
     fresh.snakemake("--mode=remote", "--target-jobs", "corpus:name=chat", "--force", "--nolock", "--ignore-incomplete")
     assert json.loads(fresh.read("results/corpus/chat/manifest.json"))["spec"] == planned
     assert "corpus/chat: spec differs (held_out: 0.2 → 0.4)" in fresh.snakemake("--dry-run")

@@ -76,7 +76,7 @@ def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(v
     assert {"name": "snaketune", "mountPath": str(volume)} in container["volumeMounts"]
     requested = {"cpu": "1000m", "memory": "1400M", "ephemeral-storage": "50000M", "nvidia.com/gpu": "0"}
     assert container["resources"]["limits"].items() >= requested.items()
-    # What is current stays so, and what is stale is forced, as anywhere.
+    # Current results stay so, and stale ones are forced, as on other platforms.
     assert "Nothing to be done" in plan(volume, CORPUS)[1]
     config = yaml.safe_load((volume / "config.yaml").read_text(encoding="utf-8"))
     config["corpora"]["chat"]["held_out"] = 0.3
@@ -84,13 +84,13 @@ def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(v
     assert "rule corpus:" in plan(volume, CORPUS)[1]
 
 
-def test_results_that_nobody_could_read_while_planning_are_refused(volume):
+def test_storages_that_the_planner_could_not_read_are_refused(volume):
     status, said = plan(volume, CORPUS, "--default-storage-prefix", "/elsewhere")
     assert status != 0
     assert "results have to be in the working directory" in said
 
 
-def test_the_profile_names_one_place():
+def test_the_profile_names_one_folder():
     profile = yaml.safe_load((ROOT / "profiles/kubernetes/config.yaml").read_text(encoding="utf-8"))
     folder = profile["default-storage-prefix"]
     assert [volume.split(":")[1] for volume in profile["kubernetes-persistent-volumes"]] == [folder]

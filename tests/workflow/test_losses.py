@@ -24,7 +24,7 @@ def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_nee
     project.config["corpora"]["marked"] = {
         "kind": "unpaired",
         "sources": [{"files": ["data/marked.jsonl"]}],
-        # As of the pairs, so that none of their held-out prompts is learned here.
+        # Held out like the pairs, so that none of their held-out prompts is trained on here.
         "held_out": 0.2,
     }
     run = project.config["dpo"].pop("run") | {"training": TRAINING}

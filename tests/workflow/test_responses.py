@@ -1,4 +1,4 @@
-"""What a model wrote isn't generated again when something else of an evaluation is edited; names of no task are refused."""
+"""Generated responses are reused when other keys of an evaluation change; unknown task names are refused."""
 
 import json
 

@@ -91,7 +91,7 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert "lengths: nothing to compute" in said
 
     path = with_toy.code / "workflow/snaketune/publishing/lengths.py"
-    # What it costs shapes nothing.
+    # Its cost shapes no result.
     path.write_text(path.read_text(encoding="utf-8").replace("minutes=7", "minutes=8"), encoding="utf-8")
     assert with_toy.stale(MANIFEST) == set()
     path.write_text(path.read_text(encoding="utf-8").replace('{"files"', '{"files_measured"'), encoding="utf-8")
@@ -101,7 +101,7 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert json.loads(with_toy.read(MANIFEST))["counts"] == {"files_measured": 1}
 
 
-def test_it_asks_a_cluster_for_what_it_declares(with_toy, monkeypatch):
+def test_it_requests_from_a_cluster_what_it_declares(with_toy, monkeypatch):
     requested = Cluster(with_toy, monkeypatch).requested(MANIFEST)
     assert requested.keys() == {"lengths"}
     # With what Snakemake itself takes around a job.

@@ -1,4 +1,4 @@
-"""Stands in for a Kubernetes cluster: as much of its API as Snakemake's executor asks, with pods that are processes here.
+"""A fake Kubernetes cluster: the part of its API that Snakemake's executor uses, with local processes as pods.
 
 As in a cluster, a job begins in an empty folder, with the image's programs and environment and none of the caller's. Unlike in
 one, its volumes are where they are here, whatever a pod mounts; what was asked for is kept, to be looked at.
@@ -16,7 +16,7 @@ import yaml
 
 
 class Cluster:
-    """One namespace: the jobs that were asked for, by name, and their processes."""
+    """One namespace: the requested jobs by name, and their processes."""
 
     def __init__(self, folder: Path):
         self.folder = folder
