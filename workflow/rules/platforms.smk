@@ -31,7 +31,7 @@ def image():
 def check_storage():
     """Refuse a default storage other than the working directory on a shared volume (docs/platforms.md).
 
-    Otherwise manifests couldn't be read while planning, and unfinished work wouldn't be found.
+    Otherwise manifests couldn't be read while planning, so stale results would be missed, and unfinished work not be found.
     """
     settings = workflow.storage_settings
     provider, prefix = settings.default_storage_provider, settings.default_storage_prefix

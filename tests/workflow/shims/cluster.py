@@ -1,7 +1,7 @@
 """A fake Kubernetes cluster: the part of its API that Snakemake's executor uses, with local processes as pods.
 
-As in a cluster, a job begins in an empty folder, with the image's programs and environment and none of the caller's. Unlike in
-one, its volumes are where they are here, whatever a pod mounts; what was asked for is kept, to be looked at.
+As in a cluster, a job starts in an empty folder, with the image's programs and environment and none of the caller's. Unlike in
+one, volumes have the paths of this machine, whatever a pod mounts. Requests are retained, for tests to inspect.
 """
 
 import json

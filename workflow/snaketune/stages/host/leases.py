@@ -2,8 +2,8 @@
 
     <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is the last heartbeat
 
-`flock` comes first (locks.py): it is immediate, and the kernel releases it. But on some file systems only the own host sees it,
-and some have none. So a process that has the lock also takes a lease, and waits for those of other hosts; without flock, the
+`flock` is tried first (locks.py): it is immediate, and the kernel releases it. But on some file systems it works within one
+host only, and some have none. So a process that has the lock also takes a lease, and waits for those of other hosts; without flock, the
 lease is the only lock. Times are compared among files of one folder, so all are by the file system's clock, and the hosts'
 clocks may be wrong. Whether a process of this machine exists, and started when its lease says, is looked up in the kernel.
 
