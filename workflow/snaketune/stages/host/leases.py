@@ -3,9 +3,10 @@
     <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is the last heartbeat
 
 `flock` is tried first (locks.py): it is immediate, and the kernel releases it. But on some file systems it works within one
-host only, and some have none. So a process that has the lock also takes a lease, and waits for those of other hosts; without flock, the
-lease is the only lock. Times are compared among files of one folder, so all are by the file system's clock, and the hosts'
-clocks may be wrong. Whether a process of this machine exists, and started when its lease says, is looked up in the kernel.
+host only, and some have none. So a process that has the lock also takes a lease, and waits for those of other hosts; without
+flock, the lease is the only lock. Times are compared among files of one folder, so all are by the file system's clock, and the
+hosts' clocks may be wrong. Whether a process of this machine exists, and started when its lease says, is looked up in the
+kernel.
 
 A thread sends the heartbeats, so code that holds the GIL for longer than DEAD_SECONDS looks dead. If another host waits for the
 folder, it takes it over, and the work since the last checkpoint is lost, but nothing is written twice.
