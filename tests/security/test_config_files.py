@@ -163,7 +163,7 @@ def with_value(path, value):
 def test_a_hub_id_is_no_path_and_no_command(path, id_, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load(HUB)
-    with pytest.raises(SnaketuneError, match=r"path a|is not a folder|control characters"):
+    with pytest.raises(SnaketuneError, match=r"expected a|is not a folder|control characters"):
         load(with_value(path, id_))
 
 
