@@ -33,9 +33,7 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             results_by_code.setdefault((manifest["stage"], manifest["code"]), []).append(str(name))
         except (ValueError, LookupError, TypeError) as error:
-            raise SnaketuneError(
-                f"{path} is no snaketune manifest ({error!r}); remove it, or run its job again"
-            ) from None
+            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
     count = 0
     for (stage, made_with), names in results_by_code.items():
         now = code_of(stage)

@@ -30,9 +30,7 @@ def clean(work_root: Path, *, remove: bool) -> None:
             # The key of an evaluation's responses.
             responses.add((content.get("generation") or {}).get("responses"))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SnaketuneError(
-                f"{manifest} is no snaketune manifest ({error!r}); remove it, or run its job again"
-            ) from None
+            raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again") from None
     total = 0
     folders = [*work_root.glob("[!.]*/*"), *work_root.glob(f"{RESPONSES}/*")]
     for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | responses):
