@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 FOUND, DOCUMENT = ROOT / "results/bench/doctored.json", ROOT / "docs/diagnosing.md"
 # What is wrong, what of the demo's run it changes, and what the first sentence has to begin with.
 CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
-    "well": ("nothing", {}, ("nothing that a switch", "compute: ")),
+    "well": ("nothing", {}, ("no switch of the config", "compute: ")),
     "one row": (
         "16 rows per step, one per micro-batch",
         {"training": {"batch_rows": 16, "micro_batch_rows": 1}, "packing": {"length": 128}},

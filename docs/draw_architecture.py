@@ -1,6 +1,6 @@
-"""Draws docs/architecture.svg and writes docs/architecture.md, from the code: the rooms of the package and who imports whom.
+"""Write docs/architecture.md and docs/architecture.svg from the code: packages, their imports, and the purpose of each module.
 
-Write them again with: make docs
+Update them with: make docs
 """
 
 import ast
@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "workflow/snaketune"
-# Data flows down this list: a room imports from those above it, and from no other.
-ROOMS = (
+# Data flows down this list: a package imports only from those above it.
+PACKAGES = (
     "config",
     "artifacts",
     "stages",
@@ -46,40 +46,53 @@ COLOURS = (
     "#4a6fa5",
 )
 
-HEAD = "| module | what it is |\n|---|---|\n"
+HEAD = "| module | what it does |\n|---|---|\n"
 PAGE = f"""# Architecture
 
-Written by `docs/draw_architecture.py` from the code (`make docs`); a test holds it equal. A line goes from a room to one that
-it imports: always upward, since data flows down. Snakemake's files import `config`, `stages`, `cluster`, `preview`,
-`publishing` and `report`, and nothing in the package imports Snakemake.
+How a run goes, from the config to a result:
 
-![Rooms and imports](architecture.svg)
+1. **Config.** Snakemake reads a YAML file; `config/load.py` checks it and returns typed models.
+2. **Planner.** `stages/plan/` turns the config into jobs. A job is one run of one stage, with a spec (its slice of the config)
+   and inputs. `stages/cache/status.py` compares each job with the result on disk: current, stale or missing, and why.
+3. **Job files.** `stages/job_files.py` writes each job to `results/.jobs/`. The file of a stale job gets a new modification
+   time.
+4. **Snakemake rules.** Each stage has one rule, in `workflow/rules/`. It depends on the job file, so exactly the stale jobs
+   run, here or on a cluster (`cluster/` estimates their resources).
+5. **Stage.** The rule's command, `python -m snaketune STAGE JOB_FILE`, is run by `stages/run.py`. It computes the fingerprint
+   of the job; a finished result with that fingerprint is reused, unfinished work is resumed, otherwise the stage's `build`
+   runs, in a work folder (`stages/cache/build_once.py`). Trainings start worker processes (`training/launch/`).
+6. **Manifest.** The payload is published in `results/STAGE/NAME/`, and last of all its `manifest.json`: spec, inputs, counts
+   and digests (`artifacts/manifest.py`). The report and later stages read results by their manifests.
 
-Everything that one stage is stands in one place: `STAGE = Stage(...)` in its module, beside its `build`
-(`stages/declaration.py` says what it holds, `stages/table.py` finds them all). A rule, its file under `workflow/rules/` and
-that module have one name; the module imports nothing heavy, and what `build` calls is in modules beside it.
-`workflow/rules/common.smk` looks up the inputs of every rule in `stages/planner.py`, which finds what is stale
-(`stages/cache/status.py`) and writes a file for each job (`stages/job_files.py`).
+Everything about a stage is in one module: the declaration `STAGE = Stage(...)` beside its `build` (`stages/declaration.py`
+lists what it holds, `stages/table.py` collects them). A rule, its file and that module have one name. The module imports
+nothing heavy; `build` imports the modules beside it that compute.
 
-## The package itself
+In the picture, a line goes from a package to one that it imports: always upward, since data flows down. Snakemake's files
+import `config`, `stages`, `cluster`, `preview`, `publishing` and `report`; nothing in the package imports Snakemake. This page
+is written from the code by `docs/draw_architecture.py` (`make docs`), and a test checks that it is up to date.
+
+![Packages and imports](architecture.svg)
+
+## `snaketune/`
 
 {HEAD}"""
 
 
 def modules() -> dict[str, Path]:
-    """By dotted name below the package, every module; a room or sub-room by its `__init__.py`."""
-    found = {}
+    """Return every module by its dotted name below `snaketune`; packages by their `__init__.py`."""
+    paths = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
-def imported_rooms() -> dict[str, set[str]]:
-    """By room, the other rooms that its modules import, inside functions too."""
-    found: dict[str, set[str]] = {room: set() for room in ROOMS}
+def imported_packages() -> dict[str, set[str]]:
+    """Return for each package the other packages that its modules import, inside functions too."""
+    imports: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for name, path in modules().items():
-        room = name.split(".")[0]
+        package = name.split(".")[0]
         for node in ast.walk(ast.parse(path.read_bytes())):
             names = []
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -87,67 +100,71 @@ def imported_rooms() -> dict[str, set[str]]:
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             for imported in names:
-                package, _, rest = imported.partition(".")
-                if package == "snaketune" and room in found and rest.split(".")[0] in found:
-                    found[room].add(rest.split(".")[0])
-    return {room: others - {room} for room, others in found.items()}
+                top, _, rest = imported.partition(".")
+                if top == "snaketune" and package in imports and rest.split(".")[0] in imports:
+                    imports[package].add(rest.split(".")[0])
+    return {package: others - {package} for package, others in imports.items()}
 
 
 def first_line(path: Path) -> str:
-    """What a module's docstring begins with."""
+    """Return the first paragraph of a module's docstring."""
     return (ast.get_docstring(ast.parse(path.read_bytes())) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def picture() -> str:
-    """Rooms as boxes, imports as arcs on their right."""
-    height = 2 * TOP + ROW * len(ROOMS)
+    """Return the SVG: packages as boxes, imports as arcs on their right."""
+    height = 2 * TOP + ROW * len(PACKAGES)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
-        "<title>The rooms of snaketune and their imports</title>",
+        "<title>The packages of snaketune and their imports</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
     ]
-    for row, (room, others) in enumerate(imported_rooms().items()):
+    for row, (package, others) in enumerate(imported_packages().items()):
         y = TOP + row * ROW
         colour = COLOURS[row]
-        said = _wrapped(first_line(PACKAGE / room / "__init__.py"), 84)
+        lines = _wrapped(first_line(PACKAGE / package / "__init__.py"), 84)
         parts += [
             f'<rect x="20" y="{y}" width="{BOX}" height="{ROW - 14}" rx="6" fill="{colour}" fill-opacity="0.08"'
             f' stroke="{colour}"/>',
-            f'<text x="32" y="{y + 20}" font-weight="bold" fill="{colour}">{room}</text>',
+            f'<text x="32" y="{y + 20}" font-weight="bold" fill="{colour}">{package}</text>',
             *(
                 f'<text x="140" y="{y + 20 + 17 * n}" font-size="12" fill="#333">{escape(line)}</text>'
-                for n, line in enumerate(said[:2])
+                for n, line in enumerate(lines[:2])
             ),
         ]
-        for other in sorted(others, key=ROOMS.index, reverse=True):
-            up = row - ROOMS.index(other)
-            # Lines end in the order of where they come from, so that none lies on another.
-            start, end = y + 8 + 3 * (len(ROOMS) - up), TOP + ROOMS.index(other) * ROW + 8 + 3 * up
+        for other in sorted(others, key=PACKAGES.index, reverse=True):
+            up = row - PACKAGES.index(other)
+            # Lines end in the order of their starts, so that none overlaps another.
+            start, end = y + 8 + 3 * (len(PACKAGES) - up), TOP + PACKAGES.index(other) * ROW + 8 + 3 * up
             reach = 20 + BOX + 30 + 36 * abs(up)
             parts.append(
                 f'<path d="M{20 + BOX} {start} C{reach} {start} {reach} {end} {20 + BOX + 7} {end}" fill="none"'
-                f' stroke="{colour}"><title>{room} imports {other}</title></path>'
+                f' stroke="{colour}"><title>{package} imports {other}</title></path>'
                 f'<path d="M{20 + BOX} {end} l8 -3.5 v7 z" fill="{colour}"/>'
             )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def page() -> str:
-    """The picture, and each room's modules with the first sentence of each."""
-    parts = [PAGE]
-    parts += [
-        _line(path, path.name) for path in modules().values() if path.parent == PACKAGE and path.stem != "__init__"
-    ]
-    for room in ROOMS:
-        parts.append(f"\n## `{room}/`\n\n{first_line(PACKAGE / room / '__init__.py')}\n\n{HEAD}")
-        for name, path in modules().items():
-            if name.startswith(f"{room}."):
-                parts.append(_line(path, path.relative_to(PACKAGE / room).as_posix().removesuffix("__init__.py")))
-    return "".join(parts)
+    """Return the page: how a run goes, the picture, and a table of modules for each package and sub-package."""
+    return PAGE + _table(PACKAGE) + "".join(map(_section, PACKAGES))
 
 
-def _line(path: Path, shown: str) -> str:
-    return f"| `{shown}` | {first_line(path).replace('|', '&#124;')} |\n"
+def _section(package: str) -> str:
+    folder = PACKAGE / package
+    nested = "".join(
+        _heading(f"### `{package}/{one.parent.name}/`", one.parent) for one in sorted(folder.glob("*/__init__.py"))
+    )
+    return _heading(f"## `{package}/`", folder) + nested
+
+
+def _heading(title: str, folder: Path) -> str:
+    return f"\n{title}\n\n{first_line(folder / '__init__.py')}\n\n{HEAD}{_table(folder)}"
+
+
+def _table(folder: Path) -> str:
+    paths = (path for path in sorted(folder.glob("*.py")) if path.stem != "__init__")
+    return "".join(f"| `{path.name}` | {first_line(path).replace('|', '&#124;')} |\n" for path in paths)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

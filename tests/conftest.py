@@ -3,7 +3,7 @@
 import gc
 import os
 
-# Where the number of threads matters, a test sets it; elsewhere idle threads that spin would cost the other process its core.
+# Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -14,7 +14,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-# What takes from half a minute to minutes, the longest first.
+# Tests that take from half a minute to minutes, the longest first.
 LONG = (
     "test_variants.py",
     "test_survival.py::test_a_killed_training",

@@ -22,16 +22,16 @@ def test_a_difference_is_one_only_where_rounds_agree():
     assert verdict(rounds((100, 120), (100, 85), (100, 104)))["said"].startswith("no difference in speed shown (+2.0%")
 
 
-def test_equal_sides_are_found_different_one_time_in_twenty():
+def test_equal_sides_differ_significantly_one_time_in_twenty():
     draw = random.Random(0)
-    found = [
+    result = [
         verdict(rounds(*((draw.gauss(100, 5), draw.gauss(100, 5)) for _ in range(4))))["said"].startswith("B")
         for _ in range(2000)
     ]
-    assert sum(found) / len(found) < 0.07
+    assert sum(result) / len(result) < 0.07
 
 
-def test_of_one_round_nothing_is_said():
+def test_one_round_gives_no_verdict():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.ab", "--base", "HEAD", "--rounds", "1"],
         cwd=ROOT,
@@ -41,7 +41,7 @@ def test_of_one_round_nothing_is_said():
     assert done.returncode == 2 and "one round can't show the noise" in done.stderr
 
 
-def test_memory_and_loss_that_differ_are_told():
+def test_differing_memory_and_loss_are_reported():
     said = verdict(rounds((100, 112), (90, 101), (80, 89.5), memory=1.3, loss=1.01))["said"]
     assert said.endswith("memory +30.0%, loss +1.00%: not the same training")
 
@@ -56,7 +56,7 @@ def test_a_side_is_its_commit_and_the_other_the_working_tree(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 1\n", encoding="utf-8")
     commit = side(tmp_path / "A", "HEAD", tmp_path / "config.yaml")
     tree = side(tmp_path / "B", "", tmp_path / "config.yaml")
-    told = subprocess.run(["git", "show", "HEAD:Snakefile"], cwd=ROOT, capture_output=True, check=True).stdout
-    assert (commit / "Snakefile").read_bytes() == told
+    content = subprocess.run(["git", "show", "HEAD:Snakefile"], cwd=ROOT, capture_output=True, check=True).stdout
+    assert (commit / "Snakefile").read_bytes() == content
     assert (tree / "Snakefile").read_bytes() == (ROOT / "Snakefile").read_bytes()
     assert (tree / "ab.yaml").read_text(encoding="utf-8") == "a: 1\n" and not (tree / "results/sft").is_dir()

@@ -1,4 +1,4 @@
-"""The picture of the house is the house; nothing imports upward; a rule, its file and its module have one name."""
+"""The architecture page is up to date; no package imports from below; a rule, its file and its module have one name."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,20 +13,20 @@ drawn = module_from_spec(described)
 described.loader.exec_module(drawn)
 
 
-def test_the_picture_is_of_the_code():
+def test_the_page_and_the_picture_are_up_to_date():
     for name, made in (("architecture.svg", drawn.picture()), ("architecture.md", drawn.page())):
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "draw it again: make docs"
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "outdated: make docs"
 
 
-def test_every_room_is_in_the_picture():
-    rooms = {path.parent.name for path in drawn.PACKAGE.glob("*/__init__.py")}
-    assert rooms == set(drawn.ROOMS)
+def test_every_package_is_in_the_picture():
+    packages = {path.parent.name for path in drawn.PACKAGE.glob("*/__init__.py")}
+    assert packages == set(drawn.PACKAGES)
 
 
-@pytest.mark.parametrize("room", drawn.ROOMS)
-def test_a_room_imports_from_those_above_it_alone(room):
-    above = drawn.ROOMS[: drawn.ROOMS.index(room)]
-    assert drawn.imported_rooms()[room] <= set(above)
+@pytest.mark.parametrize("package", drawn.PACKAGES)
+def test_a_package_imports_only_from_those_above_it(package):
+    above = drawn.PACKAGES[: drawn.PACKAGES.index(package)]
+    assert drawn.imported_packages()[package] <= set(above)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -30,9 +30,9 @@ def material(tmp_path_factory) -> Material:
     (data / file).write_text(json.dumps(ROWS), encoding="utf-8")
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     with patch.dict(sft_material.MODEL, small):
-        found = made(folder, data, {"raschka": ("raschka", 16)}, vocab_size=300)
-    make_reference(found, "raschka")
-    return found
+        result = made(folder, data, {"raschka": ("raschka", 16)}, vocab_size=300)
+    make_reference(result, "raschka")
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -48,23 +48,23 @@ def in_this_process(monkeypatch):
 
 
 def test_both_sides_learn_the_same_from_the_same_pairs(material):
-    found = curve(material, "raschka", steps=3)
-    assert found["curve_max_abs_diff_vs_trl"] < 1e-5
-    assert found["losses"]["trl"][0] == pytest.approx(0.6931, abs=1e-4)
-    assert found["losses"]["trl"][2] < 0.69
-    assert all(found["pairs_by_step"])
+    result = curve(material, "raschka", steps=3)
+    assert result["curve_max_abs_diff_vs_trl"] < 1e-5
+    assert result["losses"]["trl"][0] == pytest.approx(0.6931, abs=1e-4)
+    assert result["losses"]["trl"][2] < 0.69
+    assert all(result["pairs_by_step"])
 
 
 def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
-    found = speed.speed(1, material, "raschka")
-    ours, theirs, defaults = (found["rounds"][side][0] for side in ("snaketune", "trl", "trl, defaults"))
-    assert ours["pairs"] == theirs["pairs"] == theirs["reference"]["pairs"] == found["pairs"]
-    assert sorted(number for step in ours["order"] for number in step) == list(range(found["pairs"]))
+    result = speed.speed(1, material, "raschka")
+    ours, theirs, defaults = (result["rounds"][side][0] for side in ("snaketune", "trl", "trl, defaults"))
+    assert ours["pairs"] == theirs["pairs"] == theirs["reference"]["pairs"] == result["pairs"]
+    assert sorted(number for step in ours["order"] for number in step) == list(range(result["pairs"]))
     assert ours["tokens"] < theirs["tokens"] < defaults["tokens"]
-    assert found["ref_speedup_vs_trl_raschka"] > 0
-    assert found["train_speedup_vs_trl_defaults_raschka"] == ours["pairs_per_s"] / defaults["pairs_per_s"]
+    assert result["ref_speedup_vs_trl_raschka"] > 0
+    assert result["train_speedup_vs_trl_defaults_raschka"] == ours["pairs_per_s"] / defaults["pairs_per_s"]
     # The worst of three counts, and nothing does until all are there.
-    details = {"speed-raschka": found}
+    details = {"speed-raschka": result}
     assert program.memory(details) == {}
     for name in ("pandalm", "oasst"):
         details[f"speed-{name}"] = {f"peak_rss_ratio_vs_{peer}_{name}": 99.0 for peer in program.PEERS}
@@ -72,13 +72,13 @@ def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
 
 
 def test_the_bound_is_counted_by_tries(material):
-    found = bound(material, "raschka")
-    # A batch of tiny characters' tokens, free ones left out: a line break after each completion is all that is too much.
-    assert found["tokens_needed"] <= found["tokens_computed"] < found["tokens_needed"] * 1.1
-    assert found["pairs"] == len(ROWS)
+    result = bound(material, "raschka")
+    # A batch of the tiny model's tokens without padding: the only excess is a line break after each completion.
+    assert result["tokens_needed"] <= result["tokens_computed"] < result["tokens_needed"] * 1.1
+    assert result["pairs"] == len(ROWS)
     alone = sum(len(row["instruction"]) for row in ROWS[::2])
-    assert found["tokens_needed"] < alone + sum(len(row["chosen"] + row["rejected"]) for row in ROWS)
-    assert found["share_of_bound_raschka"] == found["tokens_needed"] / found["tokens_computed"]
+    assert result["tokens_needed"] < alone + sum(len(row["chosen"] + row["rejected"]) for row in ROWS)
+    assert result["share_of_bound_raschka"] == result["tokens_needed"] / result["tokens_computed"]
 
 
 def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp_path):
@@ -100,8 +100,8 @@ def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp
     assert ["ref_logps", "1"] in plan
 
 
-def test_what_some_parts_found_is_kept(material, monkeypatch, tmp_path, capsys):
-    """As a run of some parts after others, whose figures stay."""
+def test_results_of_single_parts_are_retained(material, monkeypatch, tmp_path, capsys):
+    """A run of some parts after others, whose figures are retained."""
     monkeypatch.setattr(program, "made", lambda *_: material)
     monkeypatch.setattr(program, "DOCUMENT", tmp_path / "figures.md")
     for source in SOURCES.values():
@@ -119,8 +119,8 @@ def test_what_some_parts_found_is_kept(material, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(program, "parts", lambda *_, parts=parts, **__: parts)
         monkeypatch.setattr(sys, "argv", ["dpo", "--only", part, "--out", str(out), "--data", str(tmp_path)])
         program.main()
-    kept = json.loads(out.read_text(encoding="utf-8"))
-    assert (kept["share_of_bound_raschka"], kept["curve_max_abs_diff_vs_trl"]) == (0.5, 0.5)
+    retained = json.loads(out.read_text(encoding="utf-8"))
+    assert (retained["share_of_bound_raschka"], retained["curve_max_abs_diff_vs_trl"]) == (0.5, 0.5)
     text = (tmp_path / "figures.md").read_text(encoding="utf-8")
     assert "| `curve_max_abs_diff_vs_trl` | 0.5 | at most 0.0001 |" in text
     assert "old" not in text

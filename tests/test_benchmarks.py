@@ -47,19 +47,19 @@ def material(tmp_path_factory) -> Material:
 
 def test_all_sides_train_on_the_same_tokens(material, tmp_path):
     # More steps than an epoch has: each side goes through all rows once.
-    found = speed(1, material, warm_up=0, steps=10**6)
+    result = speed(1, material, warm_up=0, steps=10**6)
     ours, *peers = (
-        [found["rounds"][side][0][of] for of in ("tokens", "supervised")]
+        [result["rounds"][side][0][of] for of in ("tokens", "supervised")]
         for side in ("snaketune", "trl packed", "trl unpacked")
     )
     assert peers == [ours, ours]
-    assert 0 < found["cpu_share_of_gemm_peak"] < 1
-    write(tmp_path / "sft.json", {"speed": found}, GOALS)
-    kept = json.loads((tmp_path / "sft.json").read_text(encoding="utf-8"))
-    assert kept["cpu_peak_rss_ratio_vs_trl"] == found["cpu_peak_rss_ratio_vs_trl"]
-    # What wasn't measured isn't there, and is said.
-    assert "demo_s" not in kept
-    assert "| `demo_s` | not measured | at most 240 |" in table(kept["details"], GOALS)
+    assert 0 < result["cpu_share_of_gemm_peak"] < 1
+    write(tmp_path / "sft.json", {"speed": result}, GOALS)
+    retained = json.loads((tmp_path / "sft.json").read_text(encoding="utf-8"))
+    assert retained["cpu_peak_rss_ratio_vs_trl"] == result["cpu_peak_rss_ratio_vs_trl"]
+    # Figures that weren't measured are missing, which is reported.
+    assert "demo_s" not in retained
+    assert "| `demo_s` | not measured | at most 240 |" in table(retained["details"], GOALS)
 
 
 def test_visible_pairs_are_those_of_the_mask():
@@ -70,16 +70,16 @@ def test_visible_pairs_are_those_of_the_mask():
 @pytest.mark.parametrize("name", ["23m", "1_5b_full", "7b_lora"])
 def test_flops_are_those_that_trainings_log(name):
     shape = rehearsed(SHAPES[name])
-    found = measure.measure(shape, Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=2)
+    result = measure.measure(shape, Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=2)
     model = make_model(shape, CPU)
     for parameter in model.parameters():
         parameter.requires_grad_(shape.rank is None)
     counted = count_flops(model)
-    attention = attention_flops(found["pairs"], **shape.attention)
-    flops = counted.per_token * found["tokens"] + attention
-    assert found["mfu"] * found["seconds"] * 1e9 == pytest.approx(flops)
-    computed = counted.computed(flops, found["tokens"], found["supervised"])
-    assert found["mfu_computed"] * found["seconds"] * 1e9 == pytest.approx(computed)
+    attention = attention_flops(result["pairs"], **shape.attention)
+    flops = counted.per_token * result["tokens"] + attention
+    assert result["mfu"] * result["seconds"] * 1e9 == pytest.approx(flops)
+    computed = counted.computed(flops, result["tokens"], result["supervised"])
+    assert result["mfu_computed"] * result["seconds"] * 1e9 == pytest.approx(computed)
 
 
 def test_attention_is_counted_as_trainings_count_it():
@@ -95,18 +95,18 @@ def test_every_kernel_is_known_to_the_gpu_benchmark():
 
 @pytest.mark.parametrize("kernel", ["sdpa", "dense"])
 def test_kernels_are_right_in_every_case(kernel):
-    found = list(check(kernel, CPU.device, compiled=()))
-    assert {entry["status"] for entry in found} <= {"right", "refused"}
-    assert {entry["case"] for entry in found if entry["status"] == "right"} >= {
+    result = list(check(kernel, CPU.device, compiled=()))
+    assert {entry["status"] for entry in result} <= {"right", "refused"}
+    assert {entry["case"] for entry in result if entry["status"] == "right"} >= {
         "documents",
         "prefixes",
         "grouped queries",
         "grouped queries, trees",
     }
-    assert {entry["precision"] for entry in found} == {"float32", "bfloat16", "bfloat16 weights"}
+    assert {entry["precision"] for entry in result} == {"float32", "bfloat16", "bfloat16 weights"}
 
 
-def test_a_wrong_kernel_and_a_failing_one_are_told(monkeypatch):
+def test_wrong_and_failing_kernels_are_reported(monkeypatch):
     right = KERNELS["sdpa"]
     # Values of the token beside: the right shapes, and other tokens.
     monkeypatch.setitem(KERNELS, "sdpa", lambda q, k, v, *others: right(q, k, v.roll(1, dims=2), *others))
@@ -116,22 +116,22 @@ def test_a_wrong_kernel_and_a_failing_one_are_told(monkeypatch):
         raise RuntimeError("no such instruction")
 
     monkeypatch.setitem(KERNELS, "sdpa", failing)
-    found = list(check("sdpa", CPU.device, compiled=()))
-    assert {entry["status"] for entry in found} <= {"failed", "refused"}
-    assert found[0]["why"] == "RuntimeError: no such instruction"
+    result = list(check("sdpa", CPU.device, compiled=()))
+    assert {entry["status"] for entry in result} <= {"failed", "refused"}
+    assert result[0]["why"] == "RuntimeError: no such instruction"
 
 
 @pytest.mark.parametrize("name", ["23m", "7b_lora"])
-def test_a_plain_loop_stands_in_where_the_trainer_lacks_something(name, monkeypatch):
+def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
     shape, eager = rehearsed(SHAPES[name]), Variant(compiled=False, checkpointing=True)
-    found = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
+    result = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
     monkeypatch.setattr(measure, "NEEDED_BY_TRAINER", ("no_such_module",))
     plain = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
-    assert (found["driven_by"], plain["driven_by"]) == (
+    assert (result["driven_by"], plain["driven_by"]) == (
         "SftTrainer",
         "a plain loop (no no_such_module for the trainer)",
     )
-    for entry in (found, plain):
+    for entry in (result, plain):
         assert entry["status"] == "measured"
         # Two steps of four rows of 128, in micro-batches of two, most of them full, half of them supervised.
         assert 0.5 < entry["tokens"] / 1024 <= 1
@@ -148,38 +148,38 @@ def test_rows_are_halved_until_they_fit(monkeypatch):
         return steps(shape, variant, compute, micro_rows, *others)
 
     monkeypatch.setattr(measure, "_steps", crowded)
-    found = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=1)
-    assert (found["rows"], found["out_of_memory_at_rows"]) == (1, [2])
+    result = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=1)
+    assert (result["rows"], result["out_of_memory_at_rows"]) == (1, [2])
     monkeypatch.setattr(measure, "_steps", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
-    found = measure.measure(rehearsed(SHAPES["23m"]), VARIANTS[BASE], CPU, peak=PEAK, warm_up=1, steps=1)
-    assert (found["status"], found["out_of_memory_at_rows"]) == ("failed", [2, 1])
+    result = measure.measure(rehearsed(SHAPES["23m"]), VARIANTS[BASE], CPU, peak=PEAK, warm_up=1, steps=1)
+    assert (result["status"], result["out_of_memory_at_rows"]) == ("failed", [2, 1])
 
 
 def test_the_peer_trains_on_the_same_shapes():
-    found = trl(rehearsed(SHAPES["7b_lora"]), CPU, micro_rows=2, warm_up=1, steps=2)
-    assert found["status"] == "measured"
-    assert 0.5 < found["tokens"] / 512 <= 1
-    assert 0.4 < found["supervised"] / found["tokens"] < 0.6
+    result = trl(rehearsed(SHAPES["7b_lora"]), CPU, micro_rows=2, warm_up=1, steps=2)
+    assert result["status"] == "measured"
+    assert 0.5 < result["tokens"] / 512 <= 1
+    assert 0.4 < result["supervised"] / result["tokens"] < 0.6
 
 
 @pytest.mark.parametrize("proportion", PROPORTIONS)
 def test_preferences_are_trained_beside_their_peers(proportion, monkeypatch):
-    shape, told = rehearsed(PREFERENCES["1_5b"]), {"warm_up": 1, "steps": 2}
-    found = [preferences(shape, proportion, CPU, **told)]
+    shape, settings = rehearsed(PREFERENCES["1_5b"]), {"warm_up": 1, "steps": 2}
+    result = [preferences(shape, proportion, CPU, **settings)]
     monkeypatch.setattr("benchmarks.gpu.preferences.NEEDED_BY_TRAINER", ("no_such_module",))
-    found.append(preferences(shape, proportion, CPU, **told))
-    found += [preference_peer(shape, proportion, CPU, 2, **told, with_trl=which) for which in (True, False)]
-    assert [entry["status"] for entry in found] == ["measured"] * 4
-    assert found[0]["driven_by"] == "DpoTrainer"
-    assert "plain loop" in found[1]["driven_by"]
-    assert "DPOTrainer" in found[2]["peer"]
-    assert "plain two-sequence loop" in found[3]["peer"]
+    result.append(preferences(shape, proportion, CPU, **settings))
+    result += [preference_peer(shape, proportion, CPU, 2, **settings, with_trl=which) for which in (True, False)]
+    assert [entry["status"] for entry in result] == ["measured"] * 4
+    assert result[0]["driven_by"] == "DpoTrainer"
+    assert "plain loop" in result[1]["driven_by"]
+    assert "DPOTrainer" in result[2]["peer"]
+    assert "plain two-sequence loop" in result[3]["peer"]
     # Peers train on the same pairs, whose prompts they compute twice.
     for name in ("pairs", "tokens", "supervised"):
-        assert found[2][name] == found[3][name]
-    ours, theirs = (entry["tokens"] / entry["pairs"] for entry in found[1:3])
+        assert result[2][name] == result[3][name]
+    ours, theirs = (entry["tokens"] / entry["pairs"] for entry in result[1:3])
     assert theirs / ours == pytest.approx({"1:1": 4 / 3, "3:1": 8 / 5}[proportion], rel=0.1)
-    assert all(entry["pairs_per_s"] > 0 for entry in found)
+    assert all(entry["pairs_per_s"] > 0 for entry in result)
 
 
 def test_the_plain_peer_computes_the_same_log_probabilities():
@@ -196,15 +196,15 @@ def test_the_plain_peer_computes_the_same_log_probabilities():
     torch.testing.assert_close(logps_2P, torch.stack(expected), rtol=1e-5, atol=1e-4)
 
 
-def test_a_part_that_is_cut_off_leaves_what_was_found(tmp_path):
+def test_an_interrupted_part_leaves_its_results(tmp_path):
     results = Results(tmp_path / "gpu.json", ABOUT)
     results.add("measure 23m", {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0})
     run_part("facts here", results, time.monotonic(), "--rehearse")
-    kept = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
-    assert kept["gpu_23m_mfu"] == 0.25
-    assert kept["results"]["facts here"][0]["status"] == "skipped"
-    assert "gpu_7b_lora_mfu" not in kept
-    assert "gpu_23m_speedup_vs_trl" not in kept
+    retained = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert retained["gpu_23m_mfu"] == 0.25
+    assert retained["results"]["facts here"][0]["status"] == "skipped"
+    assert "gpu_7b_lora_mfu" not in retained
+    assert "gpu_23m_speedup_vs_trl" not in retained
 
 
 def test_no_figure_comes_from_a_rehearsal(tmp_path):
@@ -227,14 +227,14 @@ def test_findings_are_a_table_that_can_be_committed():
         "tokens_per_s": 12345.6,
         "peak_memory_gb": 9.87,
     }
-    found = {
+    result = {
         "facts here": [{"status": "known", "device": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.11.0"}}],
         "kernel varlen": [{"status": "right"}, {"status": "wrong", "case": "trees", "forward": 0.5, "backward": 0.25}],
         "measure 23m": [measured],
         "demo": [{"status": "right", "what": "killed and resumed", "deterministic": True, "same_digest": True}],
         "peer 23m": [{"status": "failed", "why": "no such|thing\nat all"}],
     }
-    head, _, *rows = gpu_table(found, ABOUT).splitlines()
+    head, _, *rows = gpu_table(result, ABOUT).splitlines()
     assert head == "NVIDIA H100 80GB HBM3, 2026-11-23, torch 2.11.0: `python -m benchmarks.gpu`"
     assert "| varlen | 1 of 2 | trees: wrong: forward 5.0e-01, backward 2.5e-01 |" in rows
     assert any(row.startswith("| measure 23m, as it is | measured | 12,346 |  | 41.0% |") for row in rows)

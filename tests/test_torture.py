@@ -1,4 +1,4 @@
-"""The torture of `make torture`: a chain that is killed and goes on, and what counts as a failure."""
+"""The tests of `make torture`: a chain that is killed and resumes, and what counts as a failure."""
 
 import json
 import random
@@ -18,7 +18,7 @@ CORPUS = "results/corpus/chat/manifest.json"
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> Reference:
-    """As far as its first result."""
+    """Run up to the first result."""
     return Reference.make(tmp_path_factory.mktemp("torture") / "undisturbed", "--", CORPUS)
 
 
@@ -38,7 +38,7 @@ def test_a_chain_killed_before_its_manifest_comes_to_the_undisturbed_results(ref
     kill_chain(chain.folder)
     assert not chain.manifests()
     trial.recover(unlock=True)
-    # And what isn't the undisturbed result is told.
+    # A result that differs from the undisturbed one is reported.
     rows = chain.results / "corpus/chat/rows/train.arrow"
     rows.write_bytes(rows.read_bytes()[:-1] + b"!")
     with pytest.raises(Failed, match=r"corpus/chat/manifest\.json: not as it says: train\.arrow"):
@@ -46,7 +46,7 @@ def test_a_chain_killed_before_its_manifest_comes_to_the_undisturbed_results(ref
     trial.chain.remove()
 
 
-def test_two_attempts_at_once_in_a_work_folder_are_found(tmp_path):
+def test_two_concurrent_attempts_in_a_work_folder_are_detected(tmp_path):
     chain = Chain(tmp_path)
 
     def wrote(*events: str) -> str:
@@ -66,9 +66,9 @@ def test_two_attempts_at_once_in_a_work_folder_are_found(tmp_path):
 def test_a_traceback_fails_a_trial_and_a_hang(monkeypatch):
     frame = 'Traceback (most recent call last):\n  File "{}", line 1, in run\n    run()\nKeyboardInterrupt\n'
     check(Said(status=1, text="error: no room"))
-    for place in ("/chain/workflow/snaketune/stages/run.py", "/lib/snakemake/cli.py"):
+    for folder in ("/chain/workflow/snaketune/stages/run.py", "/lib/snakemake/cli.py"):
         with pytest.raises(Failed, match="a traceback"):
-            check(Said(status=1, text=frame.format(place)))
+            check(Said(status=1, text=frame.format(folder)))
     check(Said(status=1, text=frame.format("/lib/snakemake/cli.py")), ours_alone=True)
     with pytest.raises(Failed, match="a traceback"):
         check(Said(status=1, text=frame.format("/chain/workflow/snaketune/stages/run.py")), ours_alone=True)
@@ -90,7 +90,7 @@ def test_what_differs_is_named():
         ("error: the file changed; run again", []),
     ],
 )
-def test_what_a_message_says_is_done(reference, tmp_path, said, more):
+def test_the_command_in_a_message_is_run(reference, tmp_path, said, more):
     trial = of(reference, tmp_path)
     assert [
         word.replace("results/a/manifest.json", "a") for word in trial.options_from(Said(status=1, text=said))
@@ -100,7 +100,7 @@ def test_what_a_message_says_is_done(reference, tmp_path, said, more):
         trial.options_from(Said(status=1, text="error: something"))
 
 
-def test_the_page_has_a_row_for_each_fault_and_place():
+def test_the_page_has_a_row_for_each_fault_and_point():
     entry = {"passed": True, "ended": "identical results", "strikes": 1, "code": "now", "seconds": 30.0}
     made = {
         f"{name}/{point}/0": entry | {"fault": name, "point": point} for name in FAULTS for point in FAULTS[name].points

@@ -17,7 +17,7 @@ from benchmarks.torture.faults import Fault
 from benchmarks.torture.processes import wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
-from snaketune.cluster.pending_jobs import LOST_SIGHT
+from snaketune.cluster.pending_jobs import JOBS_LOST
 
 CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_LOSE_NODE", "")
 AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")
@@ -72,9 +72,9 @@ def on_cluster(
         ran = slurm("squeue", "--noheader", "--jobs", job, "--format=%T").strip() == "RUNNING"
         strike(job)
         said = chain.wait(running, REQUEUED_SECONDS)
-        if said.status is None and LOST_SIGHT in said.text:
+        if said.status is None and JOBS_LOST in said.text:
             # Ended, as that says.
-            trial.instructions.append(LOST_SIGHT)
+            trial.instructions.append(JOBS_LOST)
         else:
             trial.check_message(said, fails=None)
         trial.hit(was_struck(job) if ends else ran)

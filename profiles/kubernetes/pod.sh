@@ -1,14 +1,14 @@
-# Sourced in the empty folder that a pod begins in, with VOLUME: what the volume has, as if the pod worked there.
+# Sourced in the empty working directory of a pod, with VOLUME set: links what is on the volume, as if the pod worked there.
 #
-# Snakemake unpacks the Snakefile, rules, environments and configs of the run over it. So of these the pod has copies, or one pod
-# would write what another one reads; the rest is linked, results and their work folders too.
+# Snakemake unpacks the Snakefile, rules, environments and configs of the run into this folder. So the pod gets copies of these,
+# or pods would overwrite files that others read; the rest is linked, results and their work folders too.
 for entry in "$VOLUME"/*; do
   case ${entry##*/} in
     Snakefile | workflow | config | envs | profiles | *.yaml) cp -r "$entry" . ;;
     *) ln -s "$entry" . ;;
   esac
 done
-# What is downloaded is downloaded once.
+# Downloads are shared by all pods.
 export HF_HOME="${HF_HOME:-$VOLUME/.cache/huggingface}"
-# Snakemake would fetch its storage plugin in each pod. It is in the image.
+# Snakemake would install its storage plugin in each pod; the image has it.
 pip() { :; }

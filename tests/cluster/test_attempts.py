@@ -1,4 +1,4 @@
-"""After an attempt that failed: how SLURM says it ended, what the next one asks for; why jobs wait; when one has to end."""
+"""The ending of a failed attempt, the request of the next one, reasons of pending jobs, and the time limit of a job."""
 
 import os
 from datetime import datetime
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.cluster.deadline import ends_at, requeued
-from snaketune.cluster.job_endings import last_end, noted, raised
-from snaketune.cluster.limits import Ask
-from snaketune.cluster.pending_jobs import Gone, waiting
+from snaketune.cluster.deadline import job_end_time, requeue_job
+from snaketune.cluster.job_endings import last_ending, note_job_number, raise_after
+from snaketune.cluster.limits import ResourceRequest
+from snaketune.cluster.pending_jobs import LostJobs, waiting_jobs
 
 JOB = "JobId=17 JobName=x JobState={state} Reason=None TimeLimit={limit} TRES=cpu=4,mem={memory},node=1,billing=4 {rest}\n"
-ASK = Ask(threads=1, mem_mb=1500, runtime=10)
+ASK = ResourceRequest(threads=1, mem_mb=1500, runtime=10)
 FOLDER = Path("results/sft/run")
 
 
@@ -31,7 +31,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 def fail():
-    with pytest.raises(RuntimeError), noted(FOLDER):
+    with pytest.raises(RuntimeError), note_job_number(FOLDER):
         raise RuntimeError
 
 
@@ -46,62 +46,62 @@ def fail():
         ("PREEMPTED", {}),
     ],
 )
-def test_more_is_asked_for_of_what_it_ran_out_of_and_of_nothing_else(slurm, state, changed):
+def test_only_the_resource_that_ran_out_is_raised(slurm, state, changed):
     fail()
     (slurm / "scontrol.txt").write_text(
         JOB.format(state=state, limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
     )
-    assert raised(ASK, last_end(FOLDER)) == Ask(**(vars(ASK) | changed))
+    assert raise_after(ASK, last_ending(FOLDER)) == ResourceRequest(**(vars(ASK) | changed))
 
 
-def test_a_job_that_slurm_itself_ended_for_its_memory_says_so_in_its_log(slurm):
+def test_a_memory_limit_enforced_by_slurm_is_read_from_the_log(slurm):
     fail()
     log = slurm / "17.log"
     log.write_text(
         "slurmstepd-cpu1: error: StepId=17.0 exceeded memory limit (2996 > 2097), being killed\n", encoding="utf-8"
     )
-    told = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
-    (slurm / "scontrol.txt").write_text(told, encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)).mem_mb == 8192
+    job = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
+    (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
+    assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 8192
     log.write_text("a corpus about memory limits\n", encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)) == ASK
+    assert raise_after(ASK, last_ending(FOLDER)) == ASK
 
 
-def test_where_slurm_has_forgotten_the_job_accounting_is_asked(slurm):
+def test_accounting_is_queried_for_a_job_that_slurm_has_forgotten(slurm):
     fail()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     (slurm / "sacct.txt").write_text("17|OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)).mem_mb == 4000
+    assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 4000
 
 
-def test_of_an_array_it_is_told_by_its_own_end(slurm):
-    """Its number is the array's too, of which SLURM tells all tasks."""
+def test_a_task_of_an_array_has_its_own_ending(slurm):
+    """Its number is also that of the array, for which SLURM lists all tasks."""
     fail()
     other = JOB.replace("JobId=17", "JobId=18").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
     own = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest="")
     (slurm / "scontrol.txt").write_text(own + other, encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)) == ASK
+    assert raise_after(ASK, last_ending(FOLDER)) == ASK
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     lines = "18|OUT_OF_MEMORY|2000M|00:20:00\n17|TIMEOUT|2000M|00:20:00\n"
     (slurm / "sacct.txt").write_text(lines, encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)) == Ask(threads=1, mem_mb=1500, runtime=40)
+    assert raise_after(ASK, last_ending(FOLDER)) == ResourceRequest(threads=1, mem_mb=1500, runtime=40)
 
 
 def test_of_several_nodes_each_had_its_share(slurm):
     fail()
-    told = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
-    (slurm / "scontrol.txt").write_text(told, encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)).mem_mb == 4096
+    job = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
+    (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
+    assert raise_after(ASK, last_ending(FOLDER)).mem_mb == 4096
 
 
-def test_a_job_that_was_done_or_that_nobody_knows_raises_nothing(slurm):
-    with noted(FOLDER):
+def test_a_finished_or_unknown_job_raises_nothing(slurm):
+    with note_job_number(FOLDER):
         pass
-    assert last_end(FOLDER) is None
+    assert last_ending(FOLDER) is None
     fail()
     for name in ("scontrol", "sacct"):
         (slurm / "bin" / name).write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    assert raised(ASK, last_end(FOLDER)) == ASK
+    assert raise_after(ASK, last_ending(FOLDER)) == ASK
 
 
 def test_without_slurm_nothing_is_noted(tmp_path, monkeypatch):
@@ -119,44 +119,44 @@ def test_those_that_wait_for_more_than_a_minute_say_why_and_what_to_edit():
         "10_[1-3]|SomethingNew|2026-11-22T10:01:00|rule_tokenize|/here\n"
         "garbage\n"
     )
-    told = list(waiting(listed, "/here", datetime(2026, 11, 22, 10, 5)))
-    assert [number for number, _, _ in told] == ["7", "10_[1-3]"]
-    assert told[0][2].startswith(
-        "job 7 (sft run) has waited for 5 min: it asks for more time than its partition allows"
+    waiting = list(waiting_jobs(listed, "/here", datetime(2026, 11, 22, 10, 5)))
+    assert [number for number, _, _ in waiting] == ["7", "10_[1-3]"]
+    assert waiting[0][2].startswith(
+        "job 7 (sft run) has waited for 5 min: it requests more time than its partition allows"
     )
-    assert "max_runtime in the cluster's file (PartitionTimeLimit)" in told[0][2]
-    assert told[1][2].endswith("SLURM's reason is SomethingNew")
+    assert "max_runtime in the cluster's file (PartitionTimeLimit)" in waiting[0][2]
+    assert waiting[1][2].endswith("SLURM's reason is SomethingNew")
 
 
 def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):
     (slurm / "squeue.txt").write_text("2026-11-22T10:05:00\n", encoding="utf-8")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
-    assert ends_at() == datetime(2026, 11, 22, 10, 5).timestamp()
+    assert job_end_time() == datetime(2026, 11, 22, 10, 5).timestamp()
     (slurm / "squeue.txt").write_text("N/A\n", encoding="utf-8")
-    assert ends_at() is None
+    assert job_end_time() is None
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
-    assert ends_at() == 1.7e9
+    assert job_end_time() == 1.7e9
     # It has been given more time since it began.
     (slurm / "squeue.txt").write_text("2026-11-22T10:05:00\n", encoding="utf-8")
-    assert ends_at() == datetime(2026, 11, 22, 10, 5).timestamp()
+    assert job_end_time() == datetime(2026, 11, 22, 10, 5).timestamp()
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert ends_at() is None
+    assert job_end_time() is None
 
 
 def test_only_a_job_that_was_sent_by_the_profile_is_queued_again(slurm, monkeypatch):
     """In one of the user's own Snakemake runs, and would find its lock when it begins again."""
     (slurm / "scontrol.txt").write_text("", encoding="utf-8")
     monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
-    assert not requeued()
+    assert not requeue_job()
     monkeypatch.setenv("SNAKEMAKE_SLURM_PARTITIONS", "profiles/slurm/cluster.yaml")
-    assert requeued()
+    assert requeue_job()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    assert not requeued()
+    assert not requeue_job()
 
 
-def test_a_driver_that_has_lost_sight_of_its_jobs_is_told_of_once():
-    gone = Gone()
+def test_lost_jobs_are_reported_once():
+    gone = LostJobs()
     ours, done, others = "RUNNING|/here\n", "COMPLETED|/here\nFAILED|/here\n", "RUNNING|/elsewhere\n"
     # Before anything was sent, while SLURM doesn't answer, and while something is there, nothing is wrong.
     looks = [others, None, ours, None, *[others] * 3, ours + done, *[done] * 4, None, others, others]
-    assert [gone.now(listed, "/here") for listed in looks] == [*[False] * 13, True, False]
+    assert [gone.check(listed, "/here") for listed in looks] == [*[False] * 13, True, False]

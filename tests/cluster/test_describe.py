@@ -50,11 +50,11 @@ def slurm(tmp_path, monkeypatch):
     return say
 
 
-def test_partitions_accounts_and_gpus_are_asked_for(slurm):
+def test_partitions_accounts_and_gpus_are_read_from_slurm(slurm):
     path = slurm()
-    told = write_description(path)
-    assert "partitions cpu, gpu; jobs are watched by squeue" in told
-    assert "left out: theirs (not for account me), old (its state is DOWN)" in told
+    output = write_description(path)
+    assert "partitions cpu, gpu; jobs are watched by squeue" in output
+    assert "excluded: theirs (not for account me), old (its state is DOWN)" in output
     site = read_site(path)
     assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "squeue", "gpus", {"gpu": 4})
     cpu, gpu = site.partitions["cpu"], site.partitions["gpu"]
@@ -65,12 +65,12 @@ def test_partitions_accounts_and_gpus_are_asked_for(slurm):
 
 def test_without_accounting_squeue_watches_and_without_tres_gpus_are_gres(slurm):
     path = slurm(storage="(null)", select="cons_res", account="")
-    assert "no account was found" in write_description(path)
-    told = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert (told["status_command"], told["gpus_by"]) == ("squeue", "gres")
-    assert "account" not in told
-    # Nobody has an account to be refused for.
-    assert "theirs" in told["partitions"]
+    assert "no default account" in write_description(path)
+    site = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert (site["status_command"], site["gpus_by"]) == ("squeue", "gres")
+    assert "account" not in site
+    # Without accounting no partition is closed to an account.
+    assert "theirs" in site["partitions"]
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_jobs_are_watched_in_the_queue_unless_it_forgets_them_and_there_are_acco
     assert f"jobs are watched by {command}" in write_description(path)
 
 
-def test_what_somebody_edited_is_never_overwritten(slurm):
+def test_an_existing_file_is_never_overwritten(slurm):
     path = slurm()
     path.write_text("account: mine\n", encoding="utf-8")
-    with pytest.raises(SnaketuneError, match="is there already"):
+    with pytest.raises(SnaketuneError, match="exists, and may hold your edits"):
         write_description(path)
     assert path.read_text(encoding="utf-8") == "account: mine\n"
 
 
-def test_where_there_is_no_slurm_it_says_so(tmp_path, monkeypatch):
+def test_a_missing_slurm_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SnaketuneError, match="SLURM doesn't answer here"):
         write_description(Path(tmp_path / "cluster.yaml"))

@@ -1,8 +1,8 @@
-"""The cluster's file: what it may say, and what is told of one that is wrong."""
+"""The cluster's file: its keys, and the errors for an invalid one."""
 
 import pytest
 
-from snaketune.cluster.limits import Ask, within
+from snaketune.cluster.limits import ResourceRequest, fit_to_partitions
 from snaketune.cluster.site import Partition, Site, read_site, site_file
 from snaketune.errors import SnaketuneError
 
@@ -13,7 +13,7 @@ partitions:
   cpu: {max_runtime: "1-00:00:00", max_mem_mb: 64000, max_threads: 16, max_cpus_per_task: 16}
   gpu: {max_runtime: 2880, max_gpu: 8, max_nodes: 2, available_gpu_models: [a100]}
 """
-TRAINING = Ask(threads=8, mem_mb=32000, runtime=600, gpus=1)
+TRAINING = ResourceRequest(threads=8, mem_mb=32000, runtime=600, gpus=1)
 
 
 def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
@@ -30,27 +30,27 @@ def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("partitons: {}", "partitons: unknown key; did you mean 'partitions'"),
         ("partitions: {}", "partitions: found {}"),
         ("partitions: {cpu: {max_mem_mb: much}}", "partitions.cpu.max_mem_mb: found 'much'"),
         ("partitions: {cpu: {max_runtime: a day}}", "partitions.cpu.max_runtime: found 'a day'"),
-        ("- cpu", "cluster.yaml is wrong"),
+        ("- cpu", "cluster.yaml is invalid"),
         ("partitions: [", "can't be read as YAML"),
         ("partitions: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
     ],
 )
-def test_what_is_wrong_is_told_by_its_key(tmp_path, text, told):
+def test_an_invalid_file_is_refused_by_key(tmp_path, text, expected):
     path = tmp_path / "cluster.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SnaketuneError) as error:
         read_site(path)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "cluster.yaml" in str(error.value)
 
 
-def test_a_file_that_is_missing_says_how_to_make_it(tmp_path):
+def test_the_error_for_a_missing_file_says_how_to_make_it(tmp_path):
     with pytest.raises(SnaketuneError, match="make slurm-profile"):
         read_site(tmp_path / "cluster.yaml")
 
@@ -61,15 +61,15 @@ def test_nowhere_is_no_site(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "partitions", "told"),
+    ("changed", "partitions", "expected"),
     [
         (
             {"gpus": 4},
             {"gpu": {"max_gpu": 4}},
-            r"sft/x can never start: it asks for 4 GPUs.*partition gpu has 2 GPUs on a node",
+            r"sft/x can never start: it requests 4 GPUs.*partition gpu has 2 GPUs on a node",
         ),
-        ({"gpus": 2, "nodes": 4}, {"gpu": {"max_gpu": 4}}, "partition gpu gives 4 GPUs; lower operation.gpus"),
-        ({"gpus": 0, "nodes": 3}, {"cpu": {"max_nodes": 2}}, "partition cpu gives 2 nodes"),
+        ({"gpus": 2, "nodes": 4}, {"gpu": {"max_gpu": 4}}, "partition gpu allows 4 GPUs; lower operation.gpus"),
+        ({"gpus": 0, "nodes": 3}, {"cpu": {"max_nodes": 2}}, "partition cpu allows 2 nodes"),
         ({}, {"cpu": {}}, "partition cpu has no GPUs"),
         (
             {},
@@ -78,16 +78,16 @@ def test_nowhere_is_no_site(monkeypatch):
         ),
     ],
 )
-def test_what_can_never_start_is_refused_with_every_partitions_reason(changed, partitions, told):
+def test_what_can_never_start_is_refused_with_every_partitions_reason(changed, partitions, expected):
     site = Site(gpu_model="a100", gpus_per_node={"gpu": 2}, partitions=partitions)
-    with pytest.raises(SnaketuneError, match=told):
-        within(Ask(**(vars(TRAINING) | changed)), site, "sft/x")
+    with pytest.raises(SnaketuneError, match=expected):
+        fit_to_partitions(ResourceRequest(**(vars(TRAINING) | changed)), site, "sft/x")
 
 
 def test_time_is_cut_to_the_partition_that_gives_most_of_it():
     short, long = Partition(max_runtime=60, max_mem_mb=500_000), Partition(max_runtime=480, max_mem_mb=16_000)
     site = Site(partitions={"short": short, "long": long})
-    found = within(Ask(threads=1, mem_mb=1000, runtime=9999), site, "corpus/x")
-    assert (found.runtime, found.mem_mb) == (480, 1000)
+    result = fit_to_partitions(ResourceRequest(threads=1, mem_mb=1000, runtime=9999), site, "corpus/x")
+    assert (result.runtime, result.mem_mb) == (480, 1000)
     # A short one that needs much memory goes where there is much of it.
-    assert within(Ask(threads=1, mem_mb=100_000, runtime=30), site, "corpus/x").mem_mb == 100_000
+    assert fit_to_partitions(ResourceRequest(threads=1, mem_mb=100_000, runtime=30), site, "corpus/x").mem_mb == 100_000

@@ -1,4 +1,4 @@
-"""What holds a run back, by measurements whose cause is known; on real runs benchmarks/doctored.py tries it."""
+"""The audit, with measurements whose cause is known; benchmarks/doctored.py tries it on real runs."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from snaketune.config.diagnose import slow_settings
 from snaketune.config.training_runs import Learning
 from snaketune.diagnostics.audit import as_markdown, audit
-from snaketune.diagnostics.step_profile import divided
+from snaketune.diagnostics.step_profile import shares_by_part
 from snaketune.stages.specs import AuditSpec, Variant
 
 from .test_diagnosis import RUN
@@ -35,7 +35,7 @@ def measured(speed: float = 2000.0, **other: Any) -> dict[str, Any]:
     } | other  # fmt: skip
 
 
-def found(
+def audited(
     pack: dict = PACK, findings: list | None = None, variants: dict | None = None, **baseline: Any
 ) -> dict[str, Any]:
     training = Learning(learning_rate=1e-3, batch_rows=8)
@@ -46,16 +46,16 @@ def found(
     return audit(spec, pack, findings or [], CURVE, {"baseline": measured(**baseline)} | (variants or {}))
 
 
-def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
-    told = found()
-    assert all((one["brings_percent"] or 0) < 5 for one in told["switches"])
-    assert told["holds_back"] == "compute: 45% of the device's peak is used, and no switch brings 5%"
+def test_a_sound_run_is_reported_as_limited_by_compute():
+    audit = audited()
+    assert all((one["brings_percent"] or 0) < 5 for one in audit["switches"])
+    assert audit["holds_back"] == "compute: 45% of the device's peak is used, and no switch gains 5%"
 
 
 @pytest.mark.parametrize(
     ("given", "cause", "percent"),
     [
-        ({"micro_batch_rows": 1}, "the micro-batch: too few rows at once", 100.0),
+        ({"micro_batch_rows": 1}, "the micro-batch: too few rows per batch", 100.0),
         ({"variants": {"packed": measured(6000.0)}}, "padding: each row of a batch", 200.0),
         (
             {"gradient_checkpointing": True, "variants": {"activations-kept": measured(2600.0)}},
@@ -69,71 +69,71 @@ def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
         ({"device": "NVIDIA H100", "parts": {"products": 0.2, "waiting": 0.75}}, "small kernels", 300.0),
     ],
 )
-def test_the_cause_stands_first(given, cause, percent):
-    told = found(**given)
-    assert told["holds_back"].startswith(cause)
-    assert told["switches"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
+def test_the_largest_cause_is_named_first(given, cause, percent):
+    audit = audited(**given)
+    assert audit["holds_back"].startswith(cause)
+    assert audit["switches"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
 
 
 def test_tokens_that_rows_lose_count_as_what_they_would_have_taught():
     lost = {"rows": 100, "tokens": 20_000, "enough": 1024}
     pack = PACK | {"packing_metadata": PACK["packing_metadata"] | {"lost_to_length": lost}}
-    told = found(pack=pack)
-    assert told["holds_back"].startswith("dropped tokens") and "packing.length: 1024" in told["holds_back"]
+    audit = audited(pack=pack)
+    assert audit["holds_back"].startswith("dropped tokens") and "packing.length: 1024" in audit["holds_back"]
 
 
-def test_what_is_learned_wrongly_goes_before_what_is_slow():
+def test_wrong_supervision_is_named_before_slowness():
     finding = {
         "severity": "warns",
         "key": "sft.demo.packing.train_on",
         "found": "only 0.1% is supervised",
         "do": "look",
     }
-    told = found(findings=[finding], micro_batch_rows=1)["holds_back"]
-    assert told.startswith("what is learned: sft.demo.packing.train_on")
+    cause = audited(findings=[finding], micro_batch_rows=1)["holds_back"]
+    assert cause.startswith("what is learned: sft.demo.packing.train_on")
     # And then what it would have said without.
-    assert "Of its speed, the micro-batch" in told
+    assert "As for speed: the micro-batch" in cause
 
 
-def test_what_was_found_of_another_run_whose_name_begins_alike_is_not_told():
+def test_findings_of_a_run_with_the_same_prefix_are_not_shown():
     other = {"severity": "warns", "key": "sft.demo2.packing.train_on", "found": "nothing is supervised", "do": "look"}
     own = other | {"key": "sft.demo", "found": "something"}
-    assert found(findings=[other, own])["findings"] == [own]
+    assert audited(findings=[other, own])["findings"] == [own]
 
 
 def test_a_change_that_doesnt_fit_is_no_advice():
     gone = {"fits": False, "why": "out of memory"}
-    told = found(gradient_checkpointing=True, variants={"activations-kept": gone})
-    (row,) = [one for one in told["switches"] if one["switch"] == "gradient checkpointing"]
+    audit = audited(gradient_checkpointing=True, variants={"activations-kept": gone})
+    (row,) = [one for one in audit["switches"] if one["switch"] == "gradient checkpointing"]
     assert row["set_to"] == "on; off doesn't fit" and row["brings_percent"] == 0 and row["do"] == ""
 
 
-def test_a_run_that_doesnt_fit_says_so():
-    told = found(fits=False, why="out of memory with micro-batches of 4 rows")
-    assert told["holds_back"] == "memory: out of memory with micro-batches of 4 rows"
-    assert "What holds it back: memory" in as_markdown(told)
+def test_a_run_that_does_not_fit_is_reported():
+    audit = audited(fits=False, why="out of memory with micro-batches of 4 rows")
+    assert audit["holds_back"] == "memory: out of memory with micro-batches of 4 rows"
+    assert "What holds it back: memory" in as_markdown(audit)
 
 
-def test_the_table_says_what_was_measured_and_what_was_not():
-    said = as_markdown(found(micro_batch_rows=1))
+def test_the_table_shows_how_each_effect_is_known():
+    said = as_markdown(audited(micro_batch_rows=1))
     assert (
         "| micro-batch | 1 rows x 2 (8 a step) | +100.0% | measured | sft.demo.training.micro_batch_rows: auto, or 4 |"
         in said
     )
-    assert "| chunked head | on; leaves out 10% of the operations | +0.0% | counted |" in said
-    assert "| compile | auto, off, as it earns nothing or can't be had | +0.0% | estimated |" in said
+    assert "| chunked head | on; saves 10% of the operations | +0.0% | counted |" in said
+    assert "| compile | auto, off, as it gains nothing or isn't available | +0.0% | estimated |" in said
     assert "| attention kernel | sdpa; attention is 10% of a step | at most +11% | estimated |" in said
     assert "| optimizer | adamw_torch_fused, 10% of a step; its states take up to 4 GB, and 1 in 8 bits |" in said
 
 
-def test_parts_of_a_step_are_told_by_their_names():
+def test_kernels_are_assigned_to_parts_by_name():
     cuda = [
         ("void cutlass::Kernel2<gemm>", 50.0),
         ("flash_fwd_kernel", 20.0),
         ("Memcpy HtoD", 5.0),
         ("elementwise", 5.0),
     ]
-    assert divided(cuda, 100.0) == {
+    assert shares_by_part(cuda, 100.0) == {
         "other": 0.05, "attention": 0.2, "optimizer": 0.0, "products": 0.5, "communication": 0.0, "copies": 0.05,
         "waiting": 0.2,
     }  # fmt: skip
@@ -159,7 +159,7 @@ def test_parts_of_a_step_are_told_by_their_names():
     ],
 )
 def test_kernels_are_known_by_the_names_that_libraries_give_them(kernel, part):
-    assert {name: share for name, share in divided([(kernel, 50.0)], 100.0).items() if share} == {
+    assert {name: share for name, share in shares_by_part([(kernel, 50.0)], 100.0).items() if share} == {
         part: 0.5,
         "waiting": 0.5,
     }

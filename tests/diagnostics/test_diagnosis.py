@@ -1,4 +1,4 @@
-"""Which change brought what, by hand-made trials whose answers are known; real ones are tried in the workflow's tests."""
+"""The attribution of gains, with invented trials whose answers are known; the workflow's tests run real ones."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from snaketune.config.training_runs import Learning, Sft
 from snaketune.diagnostics import timed_training
 from snaketune.diagnostics import trial as trial_module
 from snaketune.diagnostics.attribution import as_csv, as_markdown, attribution
-from snaketune.diagnostics.attribution_picture import picture
+from snaketune.diagnostics.attribution_picture import attribution_svg
 from snaketune.errors import SnaketuneError
 from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.specs import DiagnosisSpec, SftSpec, TrialSpec, Variant, canonical
@@ -45,7 +45,7 @@ def trial(speed: float, *, loss: float = 3.0, tokens: float = 100, matmul: float
 def spec_of(*names: str, mode: str = "one-at-a-time", repeats: int = 1) -> DiagnosisSpec:
     changed = [Variant(name=name, changes={"training.batch_rows": n}) for n, name in enumerate(names, 1)]
     spec = DiagnosisSpec(mode=mode, variants=(Variant(name="baseline"), *changed), repeats=repeats)
-    # As the stage is told it.
+    # Like the spec of the stage.
     return DiagnosisSpec.model_validate_json(canonical(spec))
 
 
@@ -72,7 +72,7 @@ def test_shares_of_changes_that_build_on_each_other_add_up():
 
 
 def test_a_loss_that_is_off_is_not_comparable_and_losses_are_of_equal_tokens():
-    # The same curve over tokens, in rows of twice as many; and one that learns something else.
+    # The same curve over tokens, in rows of twice as many; and another training's curve.
     same = trial(100, tokens=200)
     for n, window in enumerate(same["windows"]):
         window["loss"] = 3 + 1 - (2 * n + 0.5) / 10
@@ -80,51 +80,51 @@ def test_a_loss_that_is_off_is_not_comparable_and_losses_are_of_equal_tokens():
         spec_of("longer", "other"), [{"baseline": trial(100), "longer": same, "other": trial(100, loss=9)}]
     )["rows"]
     assert rows[1]["comparable"] and abs(rows[1]["loss_off_percent"]) < 0.01
-    assert not rows[2]["comparable"] and "not comparable: its loss is" in rows[2]["note"]
+    assert not rows[2]["comparable"] and "not comparable: at the same tokens its loss differs by" in rows[2]["note"]
 
 
 def test_a_variant_that_diverges_is_timed_and_not_compared():
     gone = trial(200)
     for window in gone["windows"][3:]:
         window["loss"] = None
-    found = attribution(spec_of("high", "packed"), [{"baseline": trial(100), "high": gone, "packed": trial(150)}])
-    _, high, packed = found["rows"]
-    assert high["gain_percent"]["median"] == 100 and not high["comparable"] and "no number" in high["note"]
+    result = attribution(spec_of("high", "packed"), [{"baseline": trial(100), "high": gone, "packed": trial(150)}])
+    _, high, packed = result["rows"]
+    assert high["gain_percent"]["median"] == 100 and not high["comparable"] and "isn't finite" in high["note"]
     assert packed["comparable"] and "loss" not in high
-    assert json.dumps(found, allow_nan=False) and "no number" in as_markdown(found)
+    assert json.dumps(result, allow_nan=False) and "isn't finite" in as_markdown(result)
     # Nothing can be held against a baseline of none, and no other figure is lost.
     _, other = attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])["rows"]
     assert not other["comparable"] and other["gain_percent"]["median"] == -25
 
 
-def test_trials_of_other_libraries_are_told():
+def test_trials_with_different_libraries_are_noted():
     old, new = trial(100) | {"libraries": {"torch": "2.12"}}, trial(150) | {"libraries": {"torch": "2.13"}}
     (note,) = attribution(spec_of("packed"), [{"baseline": old, "packed": new}])["notes"]
     assert note.startswith("trials ran with torch 2.12 and 2.13") and "--forcerun trial" in note
 
 
-def test_what_runs_out_of_memory_is_told_and_nothing_without_a_baseline():
+def test_running_out_of_memory_is_noted_and_fails_for_the_baseline():
     gone = {"fits": False, "why": "out of memory with micro-batches of 64 rows"}
-    found = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
-    assert found["rows"][1]["note"] == "doesn't fit: out of memory with micro-batches of 64 rows"
-    assert found["rows"][2]["gain_percent"]["median"] == 50
+    result = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
+    assert result["rows"][1]["note"] == "doesn't fit: out of memory with micro-batches of 64 rows"
+    assert result["rows"][2]["gain_percent"]["median"] == 50
     with pytest.raises(SnaketuneError, match="baseline doesn't fit"):
         attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])
 
 
-def test_a_machine_that_changed_between_trials_is_told():
+def test_a_machine_that_changed_between_trials_is_noted():
     (note,) = attribution(spec_of("packed"), [{"baseline": trial(100), "packed": trial(100, matmul=1.3e9)}])["notes"]
     assert "matrix products differed by 30%" in note
 
 
 def test_the_table_the_csv_and_the_picture_say_the_same():
-    found = attribution(spec_of("packed"), [{"baseline": trial(1000), "packed": trial(1210)}])
-    assert "| packed | training.batch_rows: 1 | 1,210 | 21.0 | 100.0 |" in as_markdown(found)
-    rows = list(csv.reader(io.StringIO(as_csv(found))))
+    result = attribution(spec_of("packed"), [{"baseline": trial(1000), "packed": trial(1210)}])
+    assert "| packed | training.batch_rows: 1 | 1,210 | 21.0 | 100.0 |" in as_markdown(result)
+    rows = list(csv.reader(io.StringIO(as_csv(result))))
     assert rows[2][:5] == ["packed", "training.batch_rows: 1", "1,210", "21.0", "100.0"]
-    drawn = ElementTree.fromstring(picture(found))
+    drawn = ElementTree.fromstring(attribution_svg(result))
     assert "packed" in "".join(drawn.itertext())
-    assert picture(found) == picture(found)
+    assert attribution_svg(result) == attribution_svg(result)
 
 
 def test_no_cell_is_a_formula():
@@ -137,40 +137,40 @@ def test_no_cell_is_a_formula():
 def test_variants_build_on_each_other_or_not():
     changes = {"short": {"packing.length": 128}, "one": {"training.micro_batch_rows": 1, "lora": {"rank": 4}}}
     pretrained = RUN.model_copy(update={"base": None, "use_base": "sft:other"})
-    told = Diagnosis(run="sft:run", changes=changes)
-    alone = told.variants("speed", pretrained)
+    diagnosis = Diagnosis(run="sft:run", changes=changes)
+    alone = diagnosis.variants("speed", pretrained)
     assert [run.packing.length for run in alone.values()] == [256, 128, 256]
     assert alone["one"].lora.rank == 4 and alone["one"].training.micro_batch_rows == 1
-    together = told.model_copy(update={"mode": "add-one-in"}).variants("speed", pretrained)
+    together = diagnosis.model_copy(update={"mode": "add-one-in"}).variants("speed", pretrained)
     assert [run.packing.length for run in together.values()] == [256, 128, 128]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"x": {"corpus": "other"}}, "x.corpus: can't be changed here; expected a key below packing, training"),
         ({"baseline": {"training.seed": 1}}, "'baseline' is the name of the unchanged run"),
     ],
 )
-def test_changes_that_would_compare_other_things_are_refused(changes, told):
-    with pytest.raises(ValueError, match=told):
+def test_changes_that_would_compare_other_things_are_refused(changes, expected):
+    with pytest.raises(ValueError, match=expected):
         Diagnosis(run="sft:run", changes=changes)
 
 
 def test_a_change_that_makes_no_run_names_itself():
-    told = Diagnosis(run="sft:run", changes={"x": {"training.batch_rows": "many"}})
+    diagnosis = Diagnosis(run="sft:run", changes={"x": {"training.batch_rows": "many"}})
     with pytest.raises(SnaketuneError, match=r"diagnose\.speed\.changes\.x: training\.batch_rows: .*'many'"):
-        told.variants("speed", RUN)
+        diagnosis.variants("speed", RUN)
 
 
 def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(files=list)
-    begun = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
-    monkeypatch.setattr(timed_training.sft_trainer, "begin", lambda *_: begun)
-    found = [
-        Finding(key="training", found="needs 900.0 GB before there is a single activation", do="use a smaller one")
+    prepared = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
+    monkeypatch.setattr(timed_training.sft_trainer, "begin", lambda *_: prepared)
+    result = [
+        Finding(key="training", problem="needs 900.0 GB before there is a single activation", do="use a smaller one")
     ]
-    monkeypatch.setattr(timed_training, "fitness_of", lambda *_: SimpleNamespace(findings=found))
+    monkeypatch.setattr(timed_training, "fitness_of", lambda *_: SimpleNamespace(findings=result))
     spec = TrialSpec(
         run=SftSpec(base=RUN.base, training=Learning(learning_rate=1e-3, batch_rows=8), lora=None, quantization=None),
         micro_batch_rows=1, gradient_checkpointing=False, launch="single", zero_stage=None, load_in_memory="auto",
@@ -182,6 +182,6 @@ def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monk
     measured = json.loads((work.payload / "measured.json").read_text(encoding="utf-8"))
     assert measured == {"fits": False, "why": "needs 900.0 GB before there is a single activation"}
     # Whatever else is certain stops it, as it would stop the training.
-    found[:] = [Finding(key="training.optimizer", found="bitsandbytes has no GPU build", do="take another one")]
+    result[:] = [Finding(key="training.optimizer", problem="bitsandbytes has no GPU build", do="take another one")]
     with pytest.raises(SnaketuneError, match="no GPU build"):
         trial_module.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)

@@ -9,7 +9,7 @@ import yaml
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.load import load
-from snaketune.diagnostics.leaks import held_out_in_training
+from snaketune.diagnostics.leaks import check_leaks
 from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import PreflightEvaluation
@@ -54,16 +54,22 @@ def corpus(
     folder: Path, kind: str, train: list[dict], held_out: list[dict], share: float = 0.1, **spec: Any
 ) -> Artifact:
     made = chain.corpus(folder, KINDS[kind], train + held_out, held_out=len(held_out), batch_rows=3)
-    told = {"kind": kind, "split_seed": 0, "held_out": share, "decontamination": None, "near_duplicates": None} | spec
-    # As it lies in results: corpus/NAME/rows.
-    return Artifact(made.manifest_path, made.manifest | {"spec": told}, made.folder)
+    spec_content = {
+        "kind": kind,
+        "split_seed": 0,
+        "held_out": share,
+        "decontamination": None,
+        "near_duplicates": None,
+    } | spec
+    # The path in results: corpus/NAME/rows.
+    return Artifact(made.manifest_path, made.manifest | {"spec": spec_content}, made.folder)
 
 
 def found_in(
     corpora: list[Artifact], evaluated: list[Artifact], trained_on: tuple[str, ...] = ("pairs",)
 ) -> list[Finding]:
     of = PreflightEvaluation(key="eval.demo", corpora=("chat",), trained_on=trained_on, exact_match=())
-    return held_out_in_training([of], corpora, evaluated)
+    return check_leaks([of], corpora, evaluated)
 
 
 PROMPTS = [f"What is {number} plus {number}?" for number in range(12)]
@@ -73,19 +79,19 @@ PROMPTS = [f"What is {number} plus {number}?" for number in range(12)]
 def test_prompts_trained_on_as_another_kind_of_row_stop_the_run(tmp_path, kind, row):
     chat = corpus(tmp_path / "chat", "conversations", [conversation("Hi")], [*map(conversation, PROMPTS)])
     pairs = corpus(tmp_path / "pairs", kind, [*map(row, PROMPTS[:11])], [row("Hello")], split_seed=1)
-    (found,) = found_in([chat, pairs], [chat])
-    assert found.certain and found.key == "corpora.pairs.decontamination"
-    assert "11 of the 12 held-out prompts of chat are trained on in pairs" in found.found
-    assert "the same split_seed and held_out (chat has 0 and 0.1, pairs 1 and 0.1)" in found.do
+    (result,) = found_in([chat, pairs], [chat])
+    assert result.certain and result.key == "corpora.pairs.decontamination"
+    assert "11 of the 12 held-out prompts of chat are trained on in pairs" in result.problem
+    assert "the same split_seed and held_out (chat has 0 and 0.1, pairs 1 and 0.1)" in result.do
 
 
-def test_up_to_half_of_them_is_told_and_goes_on(tmp_path):
+def test_up_to_half_of_them_is_a_warning(tmp_path):
     chat = corpus(tmp_path / "chat", "conversations", [], [*map(conversation, PROMPTS)])
     pairs = corpus(tmp_path / "pairs", "preferences", [*map(pair, PROMPTS[:6])], [])
-    (found,) = found_in([pairs], [chat])
-    assert not found.certain and "6 of the 12 held-out prompts" in found.found
+    (result,) = found_in([pairs], [chat])
+    assert not result.certain and "6 of the 12 held-out prompts" in result.problem
     # Their splits agree already, so that another one is no help.
-    assert found.do == "set it ({}), or take them out of the files"
+    assert result.do == "set it ({}), or remove them from the files"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_up_to_half_of_them_is_told_and_goes_on(tmp_path):
         (("3 + 4",), ("3 - 4",), False),
         (("1.5",), ("15",), False),
         (("f(x)",), ("f[x]",), False),
-        # What the system says makes another prompt of it.
+        # Another system text makes another prompt.
         (("Cats", "To French."), ("Cats", "to  french"), True),
         (("Cats", "To French."), ("Cats", "To German."), False),
         # Nothing but symbols that aren't compared is no prompt like any other.
@@ -118,8 +124,8 @@ def test_where_one_corpus_has_no_system_texts_user_turns_alone_are_compared(tmp_
         corpus(tmp_path / "chat", "conversations", [], held_out),
         corpus(tmp_path / "pairs", "preferences", trained, []),
     )
-    (found,) = found_in([pairs], [chat])
-    assert "11 of the 12" in found.found
+    (result,) = found_in([pairs], [chat])
+    assert "11 of the 12" in result.problem
 
 
 def test_what_no_evaluated_model_is_trained_on_is_no_matter(tmp_path):
@@ -132,21 +138,21 @@ def test_documents_are_known_by_their_ids(tmp_path):
     texts = [f"A text, number {number}." for number in range(4)]
     chat = corpus(tmp_path / "chat", "text", [], [*map(document, texts)])
     pairs = corpus(tmp_path / "pairs", "text", [*map(document, texts[:3])], [])
-    (found,) = found_in([pairs], [chat])
-    assert "3 of the 4 held-out documents of chat are trained on in pairs" in found.found
-    asked = corpus(tmp_path / "asked/pairs", "preferences", [pair(text) for text in texts], [])
-    assert not found_in([asked], [chat])
+    (result,) = found_in([pairs], [chat])
+    assert "3 of the 4 held-out documents of chat are trained on in pairs" in result.problem
+    requested = corpus(tmp_path / "asked/pairs", "preferences", [pair(text) for text in texts], [])
+    assert not found_in([requested], [chat])
 
 
 def test_the_ways_out_are_those_that_help(tmp_path):
     chat = corpus(tmp_path / "chat", "conversations", [], [conversation("Cats")], share=1)
     pairs = corpus(tmp_path / "pairs", "preferences", [pair("Cats")], [], decontamination={"ngram": 13})
-    (found,) = found_in([pairs], [chat])
-    assert found.do == "take them out of the files"
+    (result,) = found_in([pairs], [chat])
+    assert result.do == "remove them from the files"
     moved = corpus(tmp_path / "moved/pairs", "preferences", [pair("Cats")], [], near_duplicates={"threshold": 0.8})
     chat = corpus(tmp_path / "other/chat", "conversations", [], [conversation("Cats")])
-    (found,) = found_in([moved], [chat])
-    assert "leave near_duplicates out of both" in found.do
+    (result,) = found_in([moved], [chat])
+    assert "remove near_duplicates from both" in result.do
 
 
 def test_an_evaluation_is_held_against_what_its_own_models_learned_from(monkeypatch):
@@ -156,13 +162,13 @@ def test_an_evaluation_is_held_against_what_its_own_models_learned_from(monkeypa
     further.pop("base")
     config["corpora"]["more"] = config["corpora"]["demo-chat"]
     config["sft"]["further"] = further
-    asked = {
+    requested = {
         "base": {"models": ["base:demo"], "conversations": ["demo-chat"]},
         "before": {"models": ["base:further"], "conversations": ["more"]},
         "after": {"models": ["sft:further"], "conversations": ["demo-chat"]},
         "all": {"models": ["dpo:sweep"], "conversations": ["demo-chat"], "preferences": ["demo-preferences"]},
     }
-    spec = JobGraph(*load(put(config, "eval", asked))).job("preflight", "demo").spec
+    spec = JobGraph(*load(put(config, "eval", requested))).job("preflight", "demo").spec
     assert {one.key: (one.corpora, one.trained_on) for one in spec.evaluations} == {
         "eval.base": (("demo-chat",), ()),
         "eval.before": (("more",), ("demo-chat",)),

@@ -19,8 +19,8 @@ def node(name: str, factor: float = 1.0, **gpu: str) -> dict[str, Any]:
 
 def test_nodes_within_five_percent_are_alike_and_one_that_is_slow_is_named_with_what_differs():
     usual = [node("a", 1.01, **{"clocks.sm": "1980 MHz"}), node("b", 0.97, **{"clocks.sm": "1980 MHz"})]
-    assert node_comparison.differing(usual) == []
-    (said,) = node_comparison.differing([*usual, node("c", 0.7, **{"clocks.sm": "1200 MHz"})])
+    assert node_comparison.describe_outliers(usual) == []
+    (said,) = node_comparison.describe_outliers([*usual, node("c", 0.7, **{"clocks.sm": "1200 MHz"})])
     assert said.startswith("c: matrix products 28% slower than the median, copies")
     assert "clocks.sm is 1200 MHz there, elsewhere 1980 MHz" in said
 
@@ -28,12 +28,12 @@ def test_nodes_within_five_percent_are_alike_and_one_that_is_slow_is_named_with_
 def test_this_machine_answers(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert all(found[key] > 0 for key in node_comparison.FIGURES)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(result[key] > 0 for key in node_comparison.FIGURES)
 
 
-def test_slurm_is_asked_for_one_task_on_each_node_as_the_profile_says(tmp_path, monkeypatch, capsys):
-    """A srun that answers for as many nodes as it is asked for, the last of them slow, and writes down how it was called."""
+def test_srun_starts_one_task_per_node_with_the_profiles_settings(tmp_path, monkeypatch, capsys):
+    """A fake srun that answers for the requested number of nodes, the last of them slow, and records its arguments."""
     program = tmp_path / "bin/srun"
     program.parent.mkdir()
     program.write_text(
@@ -61,31 +61,31 @@ def test_slurm_is_asked_for_one_task_on_each_node_as_the_profile_says(tmp_path, 
     assert "--gres=gpu:1 --account=me" in called and called.endswith("-m snaketune doctor")
 
 
-def test_without_slurm_or_its_file_it_says_what_is_missing(tmp_path, monkeypatch):
+def test_a_missing_slurm_or_cluster_file_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: None)
     with pytest.raises(SnaketuneError, match="there is no SLURM here"):
-        node_comparison.on_nodes(2)
+        node_comparison.measure_nodes(2)
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: name)
     with pytest.raises(SnaketuneError, match="make slurm-profile"):
-        node_comparison.on_nodes(2)
+        node_comparison.measure_nodes(2)
 
 
-def test_nodes_that_do_not_answer_are_told_with_what_slurm_says(monkeypatch, tmp_path):
+def test_nodes_that_do_not_answer_are_reported_with_slurms_output(monkeypatch, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text("partitions: {cpu: {}}\n", encoding="utf-8")
     monkeypatch.setenv("SNAKEMAKE_SLURM_PARTITIONS", str(file))
     monkeypatch.setattr(node_comparison.shutil, "which", lambda name: name)
     monkeypatch.setattr(
         node_comparison,
-        "asked_for",
+        "srun_command",
         lambda count, site: [sys.executable, "-c", "import sys; sys.exit('no such nodes')"],
     )
-    with pytest.raises(SnaketuneError, match="0 nodes answered; SLURM says: no such nodes"):
-        node_comparison.on_nodes(2)
+    with pytest.raises(SnaketuneError, match="0 nodes answered; SLURM's output: no such nodes"):
+        node_comparison.measure_nodes(2)
 
 
-def test_a_site_without_gpus_is_asked_for_none():
-    told = node_comparison.asked_for(4, Site.model_validate({"partitions": {"cpu": {}}}))
-    assert "--partition=cpu" in told and not [word for word in told if "gpu" in word or "gres" in word]
+def test_no_gpus_are_requested_of_a_site_without_any():
+    command = node_comparison.srun_command(4, Site.model_validate({"partitions": {"cpu": {}}}))
+    assert "--partition=cpu" in command and not [word for word in command if "gpu" in word or "gres" in word]

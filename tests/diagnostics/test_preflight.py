@@ -1,4 +1,4 @@
-"""What would fail or crawl hours later: each fault is made, and found; a sound run has none."""
+"""Preflight: each fault is made and detected; a sound run has no findings."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, Scratch
 from snaketune.diagnostics import environment, family_checks, preflight
-from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
+from snaketune.diagnostics.tokenizer_match import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
@@ -43,7 +43,7 @@ class Family:
         self.evaluated = [self.corpus]
         self.base: Any = SMALL
         self.run = {"learning_rate": 1e-3, "batch_rows": 2, "epochs": 5}
-        self.told: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self.exact_match: tuple[str, ...] = ()
 
     def corpus_of(self, name: str, rows: list[dict[str, Any]], answers: int = 0) -> Artifact:
@@ -51,7 +51,7 @@ class Family:
         made = corpus(self.folder / name, "sft", rows, held_out=20)
         held_out = made.folder / "held_out.arrow"
         known = pa.array(["4"] * answers + [None] * (20 - answers), pa.string())
-        # What is mapped can't be written to.
+        # A mapped file can't be written to.
         answered = held_out.with_name("answered.arrow")
         write_table(answered, read_table(held_out).append_column("answer", known))
         answered.replace(held_out)
@@ -62,7 +62,7 @@ class Family:
         return Artifact(made.manifest_path, made.manifest | {"spec": spec}, made.folder)
 
     def findings(self) -> list[dict[str, str]]:
-        """What preflight writes down; raises what it stops at."""
+        """Return the findings that preflight writes; raises those that stop a run."""
         shutil.rmtree(self.folder / "work", ignore_errors=True)
         work = started(self.folder / "work")
         given = {"gpus": 0, "nodes": 1, "launch": "single", "zero_stage": None, "allow_cpu": False}
@@ -71,15 +71,17 @@ class Family:
             "quantization": None,
             "micro_batch_rows": 1,
             "gradient_checkpointing": "auto",
-        } | self.told
+        } | self.settings
         sft = SftSpec(
             base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
         )
         names = tuple(one.folder.parent.name for one in self.evaluated)
-        asked = PreflightEvaluation(key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match)
+        requested = PreflightEvaluation(
+            key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match
+        )
         run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
         preflight.build(
-            PreflightSpec(base=self.base, runs=(run,), evaluations=(asked,)),
+            PreflightSpec(base=self.base, runs=(run,), evaluations=(requested,)),
             work,
             tokenizer=self.tokenizer,
             packs=[self.pack],
@@ -99,33 +101,33 @@ def sound_once(tmp_path_factory) -> Family:
 def family(sound_once, tmp_path) -> Family:
     """A sound one, of which a test may change what it likes."""
     own = object.__new__(Family)
-    own.__dict__ |= sound_once.__dict__ | {"folder": tmp_path, "run": dict(sound_once.run), "told": {}}
+    own.__dict__ |= sound_once.__dict__ | {"folder": tmp_path, "run": dict(sound_once.run), "settings": {}}
     return own
 
 
-def keys(found: list[dict[str, str]]) -> list[str]:
-    return [one["key"] for one in found]
+def keys(findings: list[dict[str, str]]) -> list[str]:
+    return [one["key"] for one in findings]
 
 
-def test_a_sound_run_has_nothing_to_tell(family):
+def test_a_sound_run_has_no_findings(family):
     assert family.findings() == []
 
 
-def test_tokens_lost_to_the_rows_length_are_told_with_the_length_that_would_do(tmp_path):
-    (found,) = Family(tmp_path, length=64).findings()
-    assert found["key"] == "sft.demo.packing.length" and found["severity"] == "warns"
-    assert "of the tokens" in found["found"] and "would keep 99%" in found["do"]
+def test_dropped_tokens_are_reported_with_a_sufficient_length(tmp_path):
+    (result,) = Family(tmp_path, length=64).findings()
+    assert result["key"] == "sft.demo.packing.length" and result["severity"] == "warns"
+    assert "of the tokens" in result["found"] and "would keep 99%" in result["do"]
 
 
-def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
+def test_rows_with_few_supervised_tokens_are_reported(family):
     counts = family.pack.manifest["counts"]
     for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
         train = counts["train"] | {"supervised_tokens": supervised}
-        (found,) = family_checks.lost_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
-        assert found.key == "sft.demo.packing.train_on" and family_checks.as_json(found)["severity"] == severity
+        (result,) = family_checks.check_dropped_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
+        assert result.key == "sft.demo.packing.train_on" and family_checks.as_json(result)["severity"] == severity
 
 
-def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
+def test_a_token_that_pads_and_ends_a_turn_is_reported(family, tmp_path):
     folder = shutil.copytree(family.tokenizer.folder, tmp_path / "own/tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["pad_token"] = config["eos_token"]
@@ -141,12 +143,12 @@ def test_held_out_rows_that_another_corpus_trains_on_are_counted(family):
         {**row, "messages": [{**row["messages"][0], "content": row["id"]}, *row["messages"][1:]]} for row in rows[:15]
     ]
     family.evaluated = [family.corpus_of("other", [*rows[:10], *new[:5], *rows[10:15], *new[5:]])]
-    (found,) = family.findings()
-    assert found["key"] == "corpora.chat.decontamination" and found["severity"] == "warns"
-    assert "5 of the 20 held-out prompts of other are trained on in chat" in found["found"]
+    (result,) = family.findings()
+    assert result["key"] == "corpora.chat.decontamination" and result["severity"] == "warns"
+    assert "5 of the 20 held-out prompts of other are trained on in chat" in result["found"]
 
 
-def test_where_most_held_out_rows_are_trained_on_nothing_begins(family):
+def test_a_run_stops_if_most_held_out_rows_are_trained_on(family):
     family.evaluated = [family.corpus_of("other", rows_of("chat", 30))]
     with pytest.raises(SnaketuneError, match=r"corpora\.chat\.decontamination: 20 of the 20 held-out prompts of other"):
         family.findings()
@@ -166,7 +168,7 @@ def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_tr
 
 
 @pytest.mark.parametrize(
-    ("base", "lora", "rate", "told"),
+    ("base", "lora", "rate", "expected"),
     [
         (SMALL, None, 3e-3, False),
         (SMALL, None, 0.1, True),
@@ -177,24 +179,24 @@ def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_tr
         (Pretrained(path="."), Lora(), 1e-2, True),
     ],
 )
-def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, told):
+def test_implausible_learning_rates_are_reported(family, base, lora, rate, expected):
     sft = SftSpec(
         base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
     )
     run = SimpleNamespace(key="sft.demo", kind="sft", run=sft)
-    found = family_checks.out_of_range(run, isinstance(base, Pretrained), family.pack.manifest)
-    assert (["sft.demo.training.learning_rate"] if told else []) == [one.key for one in found]
+    result = family_checks.check_hyperparameters(run, isinstance(base, Pretrained), family.pack.manifest)
+    assert (["sft.demo.training.learning_rate"] if expected else []) == [one.key for one in result]
 
 
-def test_a_batch_that_leaves_few_steps_is_told(family):
+def test_a_batch_size_with_too_few_steps_is_reported(family):
     family.run["batch_rows"] = 64
     assert "sft.demo.training.batch_rows" in keys(family.findings())
 
 
-def test_a_machine_that_lacks_what_the_run_needs_stops_it_and_all_is_told_at_once(family, monkeypatch):
+def test_all_findings_that_stop_a_run_are_in_one_error(family, monkeypatch):
     family.base = Pretrained(path=str(tiny_model(family.folder)))
-    family.told = {"lora": Lora(), "quantization": Quantization()}
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    family.settings = {"lora": Lora(), "quantization": Quantization()}
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(SnaketuneError) as stopped:
         family.findings()
     assert "sft.demo.quantization: 4-bit weights" in str(stopped.value)
@@ -212,61 +214,61 @@ def tiny_model(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("changes", "says"),
     [
         ({}, None),
-        # As for a template's few.
+        # A few more tokens, as a template adds.
         ({"vocab_size": 399}, None),
-        ({"vocab_size": 300}, "has 400 tokens, and the base knows 300: the others begin untrained"),
-        ({"vocab_size": 32_000}, "has 400 tokens, of the 32,000 that the base knows"),
-        ({"eos_token_id": 300}, "what ends the base's texts, token 300, is the word"),
-        ({"eos_token_id": [300, 100_000]}, "what ends the base's texts, token 300, is the word"),
+        ({"vocab_size": 300}, "has 400 tokens, but the base only 300: the others start untrained"),
+        ({"vocab_size": 32_000}, "has 400 tokens, but the base 32,000"),
+        ({"eos_token_id": 300}, "the base's end-of-text token 300 is the word"),
+        ({"eos_token_id": [300, 100_000]}, "the base's end-of-text token 300 is the word"),
         ({"eos_token_id": None}, None),
     ],
 )
-def test_a_tokenizer_of_another_model_is_told(family, told, says):
+def test_a_tokenizer_of_another_model_is_reported(family, changes, says):
     from transformers import LlamaConfig
 
     chat = ChatTokenizer.load(family.tokenizer.folder)
-    config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | told)
-    found = tokenizer_of_another("sft.demo", chat, config)
-    assert [one.certain for one in found] == [False] * bool(says)
-    assert not says or (says in found[0].found and found[0].key == "sft.demo.tokenizer")
+    config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | changes)
+    result = check_tokenizer_match("sft.demo", chat, config)
+    assert [one.certain for one in result] == [False] * bool(says)
+    assert not says or (says in result[0].problem and result[0].key == "sft.demo.tokenizer")
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=200_000))
-    (found,) = family.findings()
-    assert found["severity"] == "warns" and "checkpoints" in found["found"]
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+    (result,) = family.findings()
+    assert result["severity"] == "warns" and "checkpoints" in result["found"]
 
 
 def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp_path):
     """Another run of its family is added, and the disk is nearly full of what has been made."""
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     run = SimpleNamespace(key="sft.demo", run=SimpleNamespace(lora=None))
     planned = SimpleNamespace(parameters=100, trained=100)
-    (found,) = environment.disk_space(run, planned, 2, tmp_path)
-    assert found.certain and "its result takes" in found.found
+    (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    assert result.certain and "its result takes" in result.problem
     made = tmp_path / "sft/demo/manifest.json"
     made.parent.mkdir(parents=True)
     made.touch()
-    (found,) = environment.disk_space(run, planned, 2, tmp_path)
-    assert not found.certain
+    (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    assert not result.certain
     # In half precision, half of it.
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=300))
-    assert [one.certain for one in environment.disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
-    assert [one.certain for one in environment.disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=300))
+    assert [one.certain for one in environment.check_disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
+    assert [one.certain for one in environment.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(environment.fcntl, "flock", refuse)
-    assert [one.key for one in environment.file_system(tmp_path)] == ["results"]
+    assert [one.key for one in environment.check_file_system(tmp_path)] == ["results"]
 
 
-def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apart(monkeypatch):
+def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_answer(monkeypatch):
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -291,20 +293,20 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        found = environment.hub("sft.demo.base", base)
-        assert {one.key for one in found} <= {"sft.demo.base.path"}
+        result = environment.check_hub("sft.demo.base", base)
+        assert {one.key for one in result} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
-        assert all(one.certain == (what is not ConnectionError) for one in found)
-        said[str(what)] = [one.found for one in found]
+        assert all(one.certain == (what is not ConnectionError) for one in result)
+        said[str(what)] = [one.problem for one in result]
     missing, revision, gated, silent, pickled, sound = said.values()
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
-    # Of a gated model everybody may read the page.
-    (gated,) = environment.hub("sft.demo.base", Pretrained(path="owner/gated"))
-    assert "gated" in gated.found and gated.certain
-    # Somebody who works offline is sure to stay so.
+    # The page of a gated model is public.
+    (gated,) = environment.check_hub("sft.demo.base", Pretrained(path="owner/gated"))
+    assert "gated" in gated.problem and gated.certain
+    # Offline mode is configured, so the model certainly can't be downloaded.
     answer[:] = [errors.OfflineModeIsEnabled]
-    assert [one.certain for one in environment.hub("dpo.demo.reference", base)] == [True]
+    assert [one.certain for one in environment.check_hub("dpo.demo.reference", base)] == [True]
 
 
 def raises(error: Exception) -> Any:
@@ -314,9 +316,9 @@ def raises(error: Exception) -> Any:
     return call
 
 
-def test_a_training_tells_in_its_run_what_was_found_before(family, tmp_path):
+def test_a_training_records_the_findings_in_its_run_json(family, tmp_path):
     family.run["batch_rows"] = 64
-    found = family.findings()
+    result = family.findings()
     work = WorkFolder(family.folder / "work")
     folder = tmp_path / "results/preflight/demo"
     shutil.copytree(work.payload, folder / "findings")
@@ -324,5 +326,5 @@ def test_a_training_tells_in_its_run_what_was_found_before(family, tmp_path):
     from snaketune.artifacts.manifest import describe_files, write_manifest
 
     write_manifest(manifest, {"stage": "preflight", "payload": describe_files(folder / "findings"), "records": {}})
-    assert findings_before(Execution(preflight=str(manifest))) == found
+    assert findings_before(Execution(preflight=str(manifest))) == result
     assert findings_before(Execution()) == []

@@ -8,7 +8,7 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.publishing import card
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
+from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
 from snaketune.stages.table import STAGES
 
 LEARNING = {"epochs": 2.0, "learning_rate": 5e-05, "seed": 0, "schedule_options": {}}
@@ -131,8 +131,8 @@ def spec_of(**changes: Any) -> CardSpec:
         stage, _, name = key.partition("/")
         jobs.append(ReportedJob(stage=stage, name=name, made_from=MADE_FROM.get(key, {})))
     words = {
-        "chat": CorpusWords(license=None, description=None),
-        "votes": CorpusWords(license="cc0-1.0", description=None),
+        "chat": CorpusDescription(license=None, description=None),
+        "votes": CorpusDescription(license="cc0-1.0", description=None),
     }
     return CardSpec(**({"model": "dpo:demo", "license": "mit", "corpora": words, "jobs": tuple(jobs)} | changes))
 

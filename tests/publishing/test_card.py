@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.card_results import CardResults
 from snaketune.publishing.markdown import text
-from snaketune.stages.specs import CorpusWords
+from snaketune.stages.specs import CorpusDescription
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
 
@@ -137,7 +137,9 @@ def test_python_code_of_a_model_is_mentioned(tmp_path):
 
 
 def test_untrusted_text_is_escaped(tmp_path):
-    words = {name: CorpusWords(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")}
+    words = {
+        name: CorpusDescription(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")
+    }
     hostile = {"spec": CHAIN["dpo/demo"]["spec"] | {"loss": HOSTILE, "training": LEARNING | {HOSTILE: HOSTILE}}}
     card = card_of(tmp_path / "hostile", spec_of(corpora=words, license="mit"), dpo_demo=hostile)
     plain = card_of(

@@ -175,7 +175,7 @@ def refused(*entries: str) -> str:
 def test_unknown_entries_are_refused_by_name(earlier, current):
     assert "there is no folder" in refused("results/dpo/gone")
     assert "expected 8 digits or more" in refused("0123456")
-    assert "no kept work of a training" in refused("0123456789")
+    assert "no cached training" in refused("0123456789")
     assert "has no manifest.json" in refused("results/dpo")
     assert "is of stage 'eval'; expected sft or dpo" in refused("results/eval/main/dpo-demo")
     assert "braces" in refused("results/{dpo}")
@@ -195,10 +195,10 @@ def test_an_ambiguous_prefix_is_refused_with_both_matches(current):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"payload": {"../../../secret": {"digest": "0"}}}, "lies outside its payload"),
-        ({"spec": 3}, "doesn't say what its result was made of"),
-        ({"inputs": {"model": "x"}}, "doesn't say what its result was made of"),
-        ({"stage": ["dpo"]}, "doesn't say what its result was made of"),
+        ({"payload": {"../../../secret": {"digest": "0"}}}, "is outside its payload"),
+        ({"spec": 3}, "spec, inputs, counts, versions, code or fingerprint are missing or malformed"),
+        ({"inputs": {"model": "x"}}, "spec, inputs, counts, versions, code or fingerprint are missing or malformed"),
+        ({"stage": ["dpo"]}, "spec, inputs, counts, versions, code or fingerprint are missing or malformed"),
         ({"stage": "../../etc"}, "is of stage"),
         ({"manifest_digest": "0"}, "is damaged"),
     ],
@@ -216,7 +216,7 @@ def test_links_out_of_a_result_are_not_followed(earlier, current, tmp_path):
         secret.write_bytes(mine)
         (result / name).unlink()
         (result / name).symlink_to(secret)
-        assert "out of its result" in refused(BEFORE)
+        assert "outside its result" in refused(BEFORE)
         (result / name).unlink()
         (result / name).write_bytes(mine)
     compared_files([BEFORE])

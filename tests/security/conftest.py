@@ -6,7 +6,7 @@ from tests.workflow.conftest import ROOT, finished, fresh, project
 
 from .hostile import mark
 
-# Where the report's tests invent results.
+# The folder of the report's tests, which invent results.
 sys.path.insert(0, str(ROOT / "tests/report"))
 
 __all__ = ["finished", "fresh", "mark", "project"]

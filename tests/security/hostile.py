@@ -1,4 +1,4 @@
-"""Hostile inputs: each leaves a mark if somebody runs it."""
+"""Hostile inputs: each leaves a mark if it is run."""
 
 import pickle
 from pathlib import Path

@@ -36,13 +36,13 @@ def rows(folder, content: bytes):
     return [raw.value for raw in read_file(folder / "a", "data/a")]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_what_an_archive_holds_is_never_written_anywhere(tmp_path, monkeypatch, place, capsys):
+@pytest.mark.parametrize("name", PLACES)
+def test_what_an_archive_holds_is_never_written_anywhere(tmp_path, monkeypatch, name, capsys):
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
     before = set(tmp_path.rglob("*"))
-    for content in (zipped(place, ROW), tarred((tarfile.TarInfo(place), ROW))):
+    for content in (zipped(name, ROW), tarred((tarfile.TarInfo(name), ROW))):
         rows_or_nothing = []
         try:
             rows_or_nothing = rows(folder, content)

@@ -83,7 +83,7 @@ def test_no_text_of_a_config_is_in_a_command(fresh, mark):
     assert training.endswith("python -m snaketune sft results/.jobs/sft/run.json 2>&1 | tee results/logs/sft/run.log")
     assert not [command for command in commands if "HACKED" in command]
     assert json.loads(fresh.read("results/.jobs/sft/run.json"))["tracking"]["wandb"]["entity"] == SAYS
-    # What is sent nowhere doesn't know of it.
+    # This one is sent nowhere and doesn't know the variable.
     assert "tracking" not in json.loads(fresh.read("results/.jobs/corpus/chat.json"))
     assert not marks(fresh.folder)
 
@@ -102,21 +102,21 @@ def test_names_that_snakemake_cannot_take_are_refused(tmp_path, monkeypatch):
             Path(folder, name).write_text("{}")
         Path("data.txt").write_text("x")
         Path(name).write_text("x")
-        told = "contains braces or control characters, which Snakemake can't handle; rename it"
-        with pytest.raises(SnaketuneError, match=told):
+        reason = "contains braces or control characters, which Snakemake can't handle; rename it"
+        with pytest.raises(SnaketuneError, match=reason):
             JobGraph(*load(config))
-        with pytest.raises(SnaketuneError, match=told):
+        with pytest.raises(SnaketuneError, match=reason):
             load({"corpora": {"c": {"kind": "text", "sources": [{"files": [name]}]}}})
-        with pytest.raises(SnaketuneError, match=told):
+        with pytest.raises(SnaketuneError, match=reason):
             task_files("tasks")
 
 
-def test_names_that_are_found_and_not_given_are_words_too(fresh, mark):
-    """Those of the files in a model's folder, which nobody typed."""
+def test_names_of_globbed_files_are_quoted_too(fresh, mark):
+    """Names of files in a model's folder, which the config doesn't contain."""
     base = fresh.folder / "base"
     base.mkdir()
-    found = [*(f"{one}.json" for one in TOUCHES), "-x.json", "--help.json", "a b.json"]
-    for file in ("config.json", "model.safetensors", "tokenizer.json", *found):
+    result = [*(f"{one}.json" for one in TOUCHES), "-x.json", "--help.json", "a b.json"]
+    for file in ("config.json", "model.safetensors", "tokenizer.json", *result):
         (base / file).write_text("{}")
     for section in ("dpo", "eval", "sft"):
         del fresh.config[section]
@@ -128,7 +128,7 @@ def test_names_that_are_found_and_not_given_are_words_too(fresh, mark):
 
 
 def test_a_name_that_looks_like_an_option_is_made_a_path(fresh):
-    """Beside the config, where nothing stands before it."""
+    """Relative to the config's folder, without a prefix."""
     (fresh.folder / "--help").write_text("{}\n")
     fresh.config["corpora"]["chat"]["sources"] = [{"files": [f"{fresh.folder}/--help"]}]
     fresh.snakemake("-n", "results/corpus/chat/manifest.json")
@@ -141,5 +141,5 @@ def test_a_training_in_several_processes_is_started_with_words(tmp_path):
     for nodes in (1, 2):
         words = command(Operation(gpus=0, nodes=nodes), state)
         assert any(str(state / "job.json") in word or TOUCHES[0] in word for word in words)
-    # As the shell of a node reads it.
+    # Parsed like the shell of a node does.
     assert str(state / "job.json") in shlex.split(words[-1])

@@ -1,4 +1,4 @@
-"""Config files: nothing in them is run or built, none of their size is a surprise, and what is said twice is told."""
+"""Config files: nothing in them is run or constructed, their size is limited, and duplicate keys are reported."""
 
 import json
 import re
@@ -46,12 +46,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_no_plain_value_is_refused_and_not_run(what, tmp_path, mark):
-    text, told = REFUSED[what]
+    text, reason = REFUSED[what]
     file = tmp_path / "config.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.replace("MARK", str(mark.path)).encode())
     with pytest.raises(SnaketuneError) as caught:
         check_file(file)
-    assert any(words in str(caught.value) for words in told.split("|"))
+    assert any(words in str(caught.value) for words in reason.split("|"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_plain_values_pass_aliases_and_merged_keys_too(text, tmp_path):
     check_file(file)
 
 
-def test_what_ships_passes_and_strangers_can_be_asked_about_first(tmp_path, capsys, mark):
+def test_shipped_configs_pass_and_others_can_be_checked_first(tmp_path, capsys, mark):
     shipped = [ROOT / "config/config.yaml", *(ROOT / "config/recipes").glob("*.yaml")]
     assert main(["check", *map(str, shipped)]) == 0
     (tmp_path / "theirs.yaml").write_text(RUNS.replace("MARK", str(mark.path)))
@@ -79,8 +79,8 @@ def test_what_ships_passes_and_strangers_can_be_asked_about_first(tmp_path, caps
     assert "`__use_yte__` lets Snakemake run" in capsys.readouterr().err
 
 
-def test_the_default_config_is_looked_at_before_snakemake_runs_it(fresh, mark):
-    """Of one that is given on the command line, all that can be done is to say so and stop: Snakemake loads it first."""
+def test_the_default_config_is_checked_before_snakemake_runs_it(fresh, mark):
+    """A config from the command line is loaded by Snakemake first, so it can only be reported."""
     (fresh.folder / "config").mkdir()
     (fresh.folder / "config/config.yaml").write_text(RUNS.replace("MARK", str(mark.path)))
     given = fresh.arguments("-n")
@@ -90,7 +90,7 @@ def test_the_default_config_is_looked_at_before_snakemake_runs_it(fresh, mark):
     assert "`__use_yte__` lets Snakemake run parts of the config as Python" in said
 
 
-def test_a_given_config_that_says_something_twice_stops_before_anything_runs(fresh):
+def test_a_config_with_a_duplicate_key_stops_before_anything_runs(fresh):
     fresh.write_config()
     (fresh.folder / "twice.yaml").write_text(fresh.read("config.yaml") + "report: {title: a, title: b}\n")
     given = fresh.arguments()
@@ -147,37 +147,37 @@ HUB = {
 PLACES = [("corpora", "c", "sources", 0, "hub", "path"), ("tokenizers", "t", "adopt"), ("sft", "s", "base", "path")]
 
 
-def with_value(place, value):
+def with_value(path, value):
     config = json.loads(json.dumps(HUB))
     inside = config
-    for key in place[:-1]:
+    for key in path[:-1]:
         inside = inside[key]
-    inside[place[-1]] = value
+    inside[path[-1]] = value
     return config
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: path[0])
 @pytest.mark.parametrize(
     "id_", ["../../etc", "a/../../etc", "a/b/../..", "https://x/y", "a b", "a/$(id)", "-a/b", "a\nb"]
 )
-def test_a_hub_id_is_no_path_and_no_command(place, id_, tmp_path, monkeypatch):
+def test_a_hub_id_is_no_path_and_no_command(path, id_, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     load(HUB)
     with pytest.raises(SnaketuneError, match=r"expected a|is not a folder|control characters"):
-        load(with_value(place, id_))
+        load(with_value(path, id_))
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
+@pytest.mark.parametrize("path", PLACES, ids=lambda path: path[0])
 @pytest.mark.parametrize("revision", ["../../etc", "a/../b", "/main", "a b", "$(id)", "-x", "a\n", ""])
-def test_a_revision_is_no_path_and_no_command(place, revision, tmp_path, monkeypatch):
+def test_a_revision_is_no_path_and_no_command(path, revision, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for fine in ("main", "refs/pr/1", "v1.0+cu_2", "0123456789abcdef0123456789abcdef01234567"):
-        load(with_value((*place[:-1], "revision"), fine))
+        load(with_value((*path[:-1], "revision"), fine))
     with pytest.raises(SnaketuneError, match=r"revision: found .*match pattern"):
-        load(with_value((*place[:-1], "revision"), revision))
+        load(with_value((*path[:-1], "revision"), revision))
 
 
-def test_a_folder_is_not_read_in_the_place_of_a_dataset_of_the_hub(tmp_path, monkeypatch):
+def test_a_folder_is_not_read_instead_of_a_hub_dataset(tmp_path, monkeypatch):
     """`datasets` does that, and no fingerprint would have it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a/b").mkdir(parents=True)

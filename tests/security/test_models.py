@@ -1,4 +1,4 @@
-"""What comes with a model: pickles, code, adapters and indexes that lead elsewhere. Nothing of it runs unless that is asked."""
+"""Files of models: pickles, code, adapters and indexes that lead elsewhere. Nothing of it runs unless configured."""
 
 import builtins
 import json
@@ -31,7 +31,7 @@ AUTO = {"AutoConfig": "hostile.Config", "AutoModelForCausalLM": "hostile.Model",
 
 @pytest.fixture(autouse=True)
 def said_yes(monkeypatch, tmp_path):
-    """Whoever asks at the terminal whether code may run is told that it may."""
+    """Answer yes to any prompt at the terminal whether code may run."""
     monkeypatch.setattr(builtins, "input", lambda *_: "y")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
 
@@ -84,18 +84,18 @@ def test_code_that_comes_with_a_tokenizer_does_not_run(with_code, tmp_path, mark
     mark.check()
 
 
-def test_nobody_is_asked_whether_the_code_of_a_result_may_run(with_code, tmp_path, mark):
+def test_no_prompt_asks_whether_the_code_of_a_result_may_run(with_code, tmp_path, mark):
     tell_other_tokenizer(with_code)
     mark.check()
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/t.yaml").write_text("task: t\ndataset_path: json\n")
-    asked = prepared_tasks(TaskSettings(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
-    with pytest.raises(ValueError, match="custom code"), asked:
+    requested = prepared_tasks(TaskSettings(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
+    with pytest.raises(ValueError, match="custom code"), requested:
         pass
     mark.check()
 
 
-def test_it_runs_where_that_is_asked(with_code, mark):
+def test_it_runs_if_configured(with_code, mark):
     load_folder(with_code, weights_dtype=torch.float32, trust_remote_code=True)
     assert mark.path.exists()
     mark.path.unlink()

@@ -30,7 +30,7 @@ from tests.workflow.conftest import ROOT
 from .hostile import Bomb
 
 PACKAGE = ROOT / "workflow/snaketune"
-# Each runs what it reads, or what it is told; with what makes it harmless.
+# Each call executes what it reads or is given; with the reason why it is harmless here.
 UNSAFE = {
     "pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch.load", "np.load", "numpy.load", "pd.read_pickle",
     "os.system", "os.popen", "eval", "exec", "compile", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "runpy",
@@ -53,15 +53,15 @@ def called(tree: ast.AST) -> set[str]:
 
 
 def test_the_package_calls_nothing_that_runs_what_it_reads():
-    found = set()
+    result = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found |= {(path.relative_to(PACKAGE).as_posix(), name) for name in called(tree) & UNSAFE}
+        result |= {(path.relative_to(PACKAGE).as_posix(), name) for name in called(tree) & UNSAFE}
         shells = [
             node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle")
         ]
         assert not shells, path
-    assert found == HARMLESS
+    assert result == HARMLESS
     archives = ast.parse((PACKAGE / "corpus/reading/archives.py").read_text(encoding="utf-8"))
     assert not {call for call in called(archives) if call.endswith((".extract", ".extractall", ".extractfile"))}
 
@@ -109,7 +109,7 @@ def test_types_of_arrow_that_were_once_unpickled_are_not(tmp_path, mark):
 
 
 def test_no_dataset_of_the_hub_is_read_by_a_script_or_from_a_pickle(tmp_path, monkeypatch, mark):
-    """As `datasets` would read it if the check of its id hadn't refused it: from a folder."""
+    """Read as `datasets` would without the check of its id: from a folder."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
     for files in ({"script.py": mark.code().encode()}, {"data.pkl": mark.bomb()}, {"dataset_infos.json": mark.bomb()}):
@@ -161,7 +161,7 @@ def test_a_pickle_put_into_a_checkpoint_does_not_run(checkpoint, mark, name):
         loading()
 
 
-def test_pickles_beside_a_checkpoint_are_not_looked_at(checkpoint, mark):
+def test_pickles_beside_a_checkpoint_are_not_read(checkpoint, mark):
     folder, loading = checkpoint
     for name in (
         "optimizer.pt",
@@ -200,9 +200,9 @@ def test_numbers_of_random_states_are_numbers(tmp_path, mark):
 
 def test_a_finished_run_has_no_pickle_anywhere(finished):
     """Protocol 2 and later begin with the same byte, zip archives of torch's with theirs."""
-    found = [path for path in (finished.folder / "results").rglob("*") if path.is_file()]
-    assert found
-    for path in found:
+    result = [path for path in (finished.folder / "results").rglob("*") if path.is_file()]
+    assert result
+    for path in result:
         with path.open("rb") as file:
             head = file.read(2)
         assert not (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05") and head != b"PK", path

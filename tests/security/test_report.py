@@ -44,7 +44,7 @@ ELEMENTS = {
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """The elements of a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -72,9 +72,9 @@ def pages(tmp_path_factory) -> Path:
 
 
 def test_no_element_and_no_attribute_of_a_page_comes_from_the_data(pages):
-    found = sorted(pages.glob("*.html"))
-    assert len(found) == 5
-    for path in found:
+    result = sorted(pages.glob("*.html"))
+    assert len(result) == 5
+    for path in result:
         page = Page(path.read_text("utf-8"))
         assert not page.elements & ELEMENTS, path
         assert page.metas == 3
@@ -101,16 +101,16 @@ def test_every_page_forbids_scripts_and_whatever_is_elsewhere(pages):
 
 
 def test_figures_hold_text_as_text(pages):
-    found = list(pages.glob("*.svg"))
-    assert found
-    for path in found:
+    result = list(pages.glob("*.svg"))
+    assert result
+    for path in result:
         for element in ElementTree.parse(path).iter():
             assert element.tag.rpartition("}")[2].lower() not in ELEMENTS, path
             assert not [name for name in element.attrib if name.lower().startswith("on")], path
 
 
 def test_no_cell_of_a_table_is_a_formula(tmp_path):
-    """A spreadsheet would compute what a column of somebody's data is called."""
+    """A spreadsheet would compute the name of a data column."""
     from hostile_report import hostile_corpus
     from invented_results import Results
 
@@ -174,12 +174,12 @@ def dumped(path: Path, profile: Path) -> str:
 @pytest.mark.skipif(not BROWSER, reason="no chromium here")
 def test_in_a_browser_nothing_of_the_data_runs(pages, tmp_path):
     """Even without the policy, which is taken out of all pages but one; a page that has the markup as markup runs it."""
-    asked = {}
+    requested = {}
     for path in pages.glob("*.html"):
         text = path.read_text("utf-8")
         (tmp_path / path.name).write_text(re.sub(r"<meta http-equiv[^>]*>", "", text), "utf-8")
-        asked[path.name] = False
-    # As if it had got through; what would lead to another page is left out.
+        requested[path.name] = False
+    # Pages with the markup unsanitized, without the part that leads to another page.
     markup = MARKUP.partition("<base")[0]
     index = (pages / "index.html").read_text("utf-8")
     (tmp_path / "forbidden.html").write_text(index.replace("<body>", f"<body>{markup}<p>", 1), "utf-8")
@@ -190,8 +190,10 @@ def test_in_a_browser_nothing_of_the_data_runs(pages, tmp_path):
         for path in pages.glob("*.svg")
     ]
     (tmp_path / "figures.svg").write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{"".join(figures)}</svg>', "utf-8")
-    asked |= {"forbidden.html": False, "through.html": True, "figures.svg": False}
+    requested |= {"forbidden.html": False, "through.html": True, "figures.svg": False}
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(asked, pool.map(lambda name: dumped(tmp_path / name, tmp_path / f"profile-{name}"), asked)))
-    assert all(len(text) > 1000 for text in found.values()), {name: len(text) for name, text in found.items()}
-    assert {name: bool(re.search(r"<(?:html|svg)[^>]* hacked=", text)) for name, text in found.items()} == asked
+        result = dict(
+            zip(requested, pool.map(lambda name: dumped(tmp_path / name, tmp_path / f"profile-{name}"), requested))
+        )
+    assert all(len(text) > 1000 for text in result.values()), {name: len(text) for name, text in result.items()}
+    assert {name: bool(re.search(r"<(?:html|svg)[^>]* hacked=", text)) for name, text in result.items()} == requested

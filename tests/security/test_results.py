@@ -1,4 +1,4 @@
-"""Results that somebody else may write to: manifests that name other files, links that lead out, who may read what is made."""
+"""Results that other users can write to: manifests that name other files, links that lead out, and permissions of new files."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from snaketune.models import compiling
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 from snaketune.stages.job import result_at
-from snaketune.stages.links import check_place, link_payload
+from snaketune.stages.links import check_link, link_payload
 from snaketune.stages.outcome import Outcome
 from tests.stages.test_build_once import run
 
@@ -49,20 +49,20 @@ def made(tmp_path):
 
 
 def rename_in(manifest: Path, name: str) -> None:
-    told = json.loads(manifest.read_text())
-    told["payload"][name] = told["payload"].pop("deep/rows.txt")
-    manifest.write_text(json.dumps(told))
+    content = json.loads(manifest.read_text())
+    content["payload"][name] = content["payload"].pop("deep/rows.txt")
+    manifest.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_manifest_names_files_of_its_payload_alone(made, name):
-    """Whoever changed it, or sent it along with results: nothing else is read, linked or written by it."""
+    """A manifest that was tampered with: no file outside is read, linked or written."""
     folder, manifest, work = made
     rename_in(manifest, name)
-    with pytest.raises(SnaketuneError, match=r"names the file .* which lies outside its payload"):
+    with pytest.raises(SnaketuneError, match=r"lists the file .* which is outside its payload"):
         read_artifact(manifest, "rows")
     rename_in(work / "manifest.json", name)
-    # What is kept is no more believed, and is made again.
+    # The cached result isn't trusted either, and is made again.
     built: list = []
     run(folder, built=built)
     assert len(built) == 1
@@ -77,11 +77,11 @@ def test_of_a_manifest_by_itself_only_the_stage_counts(made, mark):
             result_at(manifest)
 
 
-@pytest.mark.parametrize("place", [".rows.partial", "rows"])
-def test_publishing_follows_no_link(made, place):
+@pytest.mark.parametrize("name", [".rows.partial", "rows"])
+def test_publishing_follows_no_link(made, name):
     folder, manifest, _ = made
     shutil.rmtree(manifest.parent / "rows")
-    (manifest.parent / place).symlink_to(folder / "precious")
+    (manifest.parent / name).symlink_to(folder / "precious")
     run(folder)
     assert not (manifest.parent / "rows").is_symlink()
     assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
@@ -98,7 +98,7 @@ def test_no_file_is_written_through_a_link(made, name):
 
 
 @pytest.mark.parametrize("name", ["payload.partial", "payload", "state"])
-def test_work_goes_through_no_link(made, name):
+def test_work_folders_follow_no_link(made, name):
     folder, _, work = made
     (work / "manifest.json").unlink()
     if (work / name).exists():
@@ -131,7 +131,7 @@ def test_cleaning_follows_no_link(made, remove, capsys):
     (work.parent / "4567/inside").symlink_to(folder / "precious")
     clean(folder / "results/.work", remove=remove)
     assert (folder / "elsewhere/precious/x").exists()
-    assert capsys.readouterr().out.count("is a link, and what it leads to is no work of ours") == 2
+    assert capsys.readouterr().out.count("is a link to a folder that isn't part of these results") == 2
     assert (work.parent / "4567").exists() != remove
 
 
@@ -149,19 +149,19 @@ def test_the_link_to_the_best_leads_to_a_result_alone(made, payload):
     folder, _, _ = made
     (folder / "results/report").mkdir()
     write_json(folder / "results/report/manifest.json", {"best": {"payload": payload}})
-    with pytest.raises(SnaketuneError, match="no result of ours"):
+    with pytest.raises(SnaketuneError, match="which is no payload of sft or dpo"):
         link_payload(folder / "results/report", "best")
     assert not (folder / "results/best").exists()
 
 
-def test_what_lies_at_the_place_of_the_best_is_not_removed(made):
+def test_a_file_with_the_name_of_the_link_is_not_removed(made):
     folder, _, _ = made
     (folder / "results/best").mkdir()
     with pytest.raises(SnaketuneError, match="is no link"):
-        check_place(folder / "results/best")
+        check_link(folder / "results/best")
     (folder / "results/best").rmdir()
     (folder / "results/best").symlink_to(folder / "precious")
-    check_place(folder / "results/best")
+    check_link(folder / "results/best")
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
@@ -177,7 +177,7 @@ def test_files_get_no_more_rights_than_the_user_gives(tmp_path, mask):
     assert not [path for path in made if path.is_file() and path.stat().st_mode & 0o111]
 
 
-def test_a_result_of_somebody_elses_making_is_read_as_data(made, mark):
+def test_a_foreign_result_is_read_as_data(made, mark):
     """A whole work folder put there: what it says is published, and none of it is run."""
     folder, _, work = made
     (work / "state").mkdir()
@@ -194,7 +194,7 @@ def test_a_result_of_somebody_elses_making_is_read_as_data(made, mark):
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o777])
 def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
-    """torch keeps what it compiled in /tmp, in a folder whose name anybody can guess and make first."""
+    """torch caches compiled code in /tmp, in a folder whose name another user can guess and create first."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
@@ -211,7 +211,7 @@ def test_an_outcome_has_no_room_for_code():
     assert set(Outcome.__dataclass_fields__) == {"counts", "about", "records", "run"}
 
 
-def test_responses_are_kept_and_found_through_no_link(tmp_path):
+def test_cached_responses_follow_no_link(tmp_path):
     from snaketune.evaluation.generation import Written
     from snaketune.evaluation.response_cache import KeptResponses
 
@@ -220,7 +220,7 @@ def test_responses_are_kept_and_found_through_no_link(tmp_path):
     KeptResponses(elsewhere, {}).add({"p": Written("theirs", 1)})
     before = sorted(elsewhere.rglob("*"))
     (work / ".responses").symlink_to(elsewhere / ".responses")
-    kept = KeptResponses(work, {})
-    assert kept.known == {}
-    kept.add({"q": Written("ours", 1)})
+    retained = KeptResponses(work, {})
+    assert retained.known == {}
+    retained.add({"q": Written("ours", 1)})
     assert sorted(elsewhere.rglob("*")) == before

@@ -29,7 +29,7 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_run_writes_and_says_nothing_of_its_environment(finished):
+def test_a_run_writes_and_logs_nothing_of_its_environment(finished):
     """All stages, the notes of Snakemake, curves, checkpoints' folders; and all that was printed."""
     said = (finished.folder.parent / "micro.log").read_text(encoding="utf-8")
     assert "Finished jobid" in said
@@ -38,21 +38,21 @@ def test_a_run_writes_and_says_nothing_of_its_environment(finished):
     for value in SECRETS.values():
         secret = value.rpartition("@")[0].rpartition(":")[2] or value
         assert secret not in said
-        found = [path for path in files_in(finished.folder) if secret.encode() in path.read_bytes()]
-        assert not found
+        result = [path for path in files_in(finished.folder) if secret.encode() in path.read_bytes()]
+        assert not result
 
 
-def test_what_processes_are_told_is_no_environment(tmp_path, monkeypatch):
-    """job.json lies in the work folder while a training runs; accelerate's and DeepSpeed's files beside it."""
+def test_processes_are_given_no_environment_in_files(tmp_path, monkeypatch):
+    """job.json is in the work folder while a training runs, with accelerate's and DeepSpeed's files beside it."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     work = WorkFolder(tmp_path / "w")
     work.state.mkdir(parents=True)
 
     monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
-    told = {"artifacts": {}, "files": {}, "work": work, "out": tmp_path / "out", "tracking": Tracking()}
+    arguments = {"artifacts": {}, "files": {}, "work": work, "out": tmp_path / "out", "tracking": Tracking()}
     with pytest.raises(SnaketuneError, match="ended early"):
-        processes.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=2), **told)
+        processes.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=2), **arguments)
     written = files_in(work.folder)
     assert {"job.json", "accelerate.yaml"} <= {path.name for path in written}
     for path in written:
@@ -77,9 +77,9 @@ def test_a_config_with_a_secret_is_refused_before_anything_quotes_it(key):
     load(CONFIG)
     with pytest.raises(SnaketuneError) as caught:
         load(CONFIG | PLACES[key])
-    told = str(caught.value)
-    assert f"{key}: contains what looks like a key, a token or a password" in told
-    assert not [value for value in (HF, "word-of-mine", *SECRETS.values()) if value in told]
+    message = str(caught.value)
+    assert f"{key}: contains what looks like a key, a token or a password" in message
+    assert not [value for value in (HF, "word-of-mine", *SECRETS.values()) if value in message]
 
 
 def test_a_token_within_an_address_of_a_tracker_is_refused_too():
@@ -111,8 +111,8 @@ def test_messages_of_libraries_lose_what_is_secret(monkeypatch, capsys, tmp_path
 
 
 def test_so_do_messages_of_launched_processes(tmp_path):
-    told = without_secrets(f"out of memory at https://me:word@host {HF}")
-    record_failure(tmp_path, ValueError("x"), told)
+    message = without_secrets(f"out of memory at https://me:word@host {HF}")
+    record_failure(tmp_path, ValueError("x"), message)
     assert first_failure(tmp_path) == "out of memory at https://…@host …"
 
 

@@ -44,7 +44,7 @@ def test_a_template_gets_no_further_than_the_conversation(text, mark, tmp_path):
     except SnaketuneError as error:
         assert "the chat template refuses a conversation" in str(error)
     else:
-        # What isn't there is empty.
+        # A missing field is empty.
         assert "class" not in said and "function" not in said
     assert TURNS[0]["role"] == "user" and len(TURNS) == 2
 
@@ -81,7 +81,7 @@ def test_lists_and_calls_without_end_are_refused(text):
         render(text, [TURNS], {})
 
 
-def test_the_stage_says_whose_template_it_is(tmp_path, mark):
+def test_the_stage_names_the_template_in_errors(tmp_path, mark):
     (tmp_path / "own.jinja").write_text(ESCAPES[2].replace("MARK", str(mark.path)))
     spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=True)
     with pytest.raises(SnaketuneError, match=r"tokenizers\.chat_template: .*own\.jinja: the chat template refuses"):
@@ -98,9 +98,9 @@ def test_a_folder_of_tasks_is_read_and_not_run_to_know_what_is_in_it(tmp_path, m
         "task: t\ndataset_path: json\ndoc_to_text: !function utils.text\n"
         f"dataset_kwargs: {{data_files: {folder / 'rows.jsonl'}}}\n"
     )
-    found = task_files(str(folder))
-    assert str(folder / "utils.py") in found.inside
-    assert [text.text for path in found.data for text in texts_of_file(tmp_path / path)] == ["{{ 7 * 7 }}"]
+    result = task_files(str(folder))
+    assert str(folder / "utils.py") in result.inside
+    assert [text.text for path in result.data for text in texts_of_file(tmp_path / path)] == ["{{ 7 * 7 }}"]
     (folder / "t.yaml").write_text(f"task: !!python/object/apply:os.system ['touch {mark.path}']")
     with pytest.raises(SnaketuneError, match="can't be read as YAML"):
         task_files(str(folder))
@@ -118,8 +118,8 @@ def test_tasks_that_run_what_a_model_writes_are_refused_unseen(tmp_path):
     (tmp_path / "t.yaml").write_text(
         "task: t\ndataset_path: x/y\nprocess_results: !function own.score\n", encoding="utf-8"
     )
-    for place, name in ((tmp_path, "t"), (tasks_folder() / "humaneval", "humaneval_64")):
-        index = TaskManager(include_path=str(place), include_defaults=False).task_index
+    for folder, name in ((tmp_path, "t"), (tasks_folder() / "humaneval", "humaneval_64")):
+        index = TaskManager(include_path=str(folder), include_defaults=False).task_index
         with pytest.raises(SnaketuneError, match="runs what the model writes"):
             refuse_code(index, (name,))
     assert not ran.exists()

@@ -7,7 +7,7 @@ import pytest
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import RECORD, accept, accepted_codes
-from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 from snaketune.stages.outcome import Outcome
@@ -27,7 +27,7 @@ def run(folder: Path, code: str, built: list, **more) -> dict:
         "payload": "rows",
         "work_root": folder / "results/.work",
     } | more
-    run_once(stage="demo", code=code, out=out, build=build, **arguments)
+    build_once(stage="demo", code=code, out=out, build=build, **arguments)
     return json.loads((out / "manifest.json").read_text())
 
 
@@ -38,20 +38,20 @@ def test_a_result_made_with_accepted_code_is_published_as_it_is(tmp_path, capsys
     assert "demo/x" in capsys.readouterr().out
     assert run(tmp_path, "b", built) == first
     assert built == ["a"]
-    # Another spec is computed with the code of now.
+    # Another spec is computed with the current code.
     assert run(tmp_path, "b", built, spec={"n": 1})["code"] == "b"
     run(tmp_path, "c", built)
     assert built == ["a", "b", "c"]
 
 
 def test_the_file_of_a_job_called_manifest_is_no_result(tmp_path, capsys):
-    """Neither of what may be accepted, nor of what work is kept for."""
+    """It is neither accepted nor a reason to retain work."""
     run(tmp_path, "a", [])
     job = JobFile(stage="sft", out="results/sft/manifest", spec={}, inputs={})
     write_job_file(job_file_of("sft", "manifest", tmp_path / "results/.jobs"), job, None)
     accept({"demo": "b"}.get, tmp_path / "results")
     clean(tmp_path / "results/.work", remove=True)
-    assert "1 results count as made with the code of now" in capsys.readouterr().out
+    assert "1 results count as made with the current code" in capsys.readouterr().out
 
 
 def test_what_was_accepted_for_code_is_accepted_with_it(tmp_path):
@@ -78,14 +78,14 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path):
         accepted_codes("demo", "a", tmp_path)
 
 
-def test_versions_count_where_they_are_asked_to(tmp_path, monkeypatch):
+def test_versions_count_if_configured(tmp_path, monkeypatch):
     installed = {"torch": "1"}
     monkeypatch.setattr("snaketune.stages.cache.build_once.installed_version", installed.get)
     built: list = []
     counted = {"libraries": ("torch",), "reruns_on": "versions"}
     first = run(tmp_path, "a", built, libraries=("torch",))
     assert first["versions"] == {"torch": "1"}
-    # What was made before they counted is taken if they are the same.
+    # A result made before versions counted is reused if they are the same.
     assert run(tmp_path, "a", built, **counted) == first
     installed["torch"] = "2"
     run(tmp_path, "a", built, libraries=("torch",))

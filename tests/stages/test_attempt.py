@@ -1,4 +1,4 @@
-"""What changes under a stage's hands: files from outside, its own code, the number of threads."""
+"""Changes during a stage: external files, the stage's code, the number of threads."""
 
 import dataclasses
 import json
@@ -19,7 +19,6 @@ from snaketune.stages import run as stages
 from snaketune.stages.cache import build_once, fingerprint
 from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.attempt import Attempt, check_files, read_attempt, stamps_of
-from snaketune.stages.cache.build_once import run_once
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.outcome import Outcome
@@ -50,7 +49,7 @@ def run(folder: Path, source: Path, build, **changes) -> Path:
         "stage": "demo", "spec": {}, "artifacts": {}, "files": {"files": [source]}, "code": "c",
         "out": folder / "results/demo/x", "payload": "rows", "build": build, "work_root": folder / "results/.work",
     }  # fmt: skip
-    run_once(**(arguments | changes))
+    build_once.build_once(**(arguments | changes))
     return folder / "results/demo/x/rows/rows.txt"
 
 
@@ -62,7 +61,7 @@ def source(tmp_path) -> Path:
 
 
 def nothing_is_kept_under_the_old_content(tmp_path: Path, source: Path) -> None:
-    """Put back, the old file is built from, and not taken from what was kept."""
+    """After it is put back, the old file is built from again; nothing cached is reused."""
     assert not list(tmp_path.glob("results/demo/**/*"))
     assert not list(tmp_path.glob("results/.work/demo/*/manifest.json"))
     assert not list(tmp_path.glob("results/.work/demo/*/state"))
@@ -83,23 +82,23 @@ def test_a_file_that_changes_while_it_is_built_from(tmp_path, source):
 
 
 def test_a_file_that_changes_while_its_digest_is_computed(tmp_path, source, monkeypatch):
-    real = fingerprint.read_outside
+    real = fingerprint.compute_digest
 
     def slow(path, work_root):
         digest = real(path, work_root)
         path.write_text("new")
         return digest
 
-    monkeypatch.setattr(fingerprint, "read_outside", slow)
+    monkeypatch.setattr(fingerprint, "compute_digest", slow)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source))
-    monkeypatch.setattr(fingerprint, "read_outside", real)
+    monkeypatch.setattr(fingerprint, "compute_digest", real)
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
-def test_a_file_that_changes_while_somebody_else_holds_the_folder(tmp_path, source, monkeypatch):
+def test_a_file_that_changes_while_another_process_holds_the_folder(tmp_path, source, monkeypatch):
     def held(lock, what):
-        # As if it had waited here: the fingerprint is computed, and the file changes before the lock is free.
+        # The fingerprint is computed, and the file changes while this waits for the lock.
         source.write_text("new")
         return locked(lock, what)
 
@@ -111,7 +110,7 @@ def test_a_file_that_changes_while_somebody_else_holds_the_folder(tmp_path, sour
 
 
 @pytest.mark.parametrize("code", ["c", "accepted"])
-def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_path, source, monkeypatch, code):
+def test_a_cached_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_path, source, monkeypatch, code):
     published = run(tmp_path, source, reading(source))
     accept({"demo": "accepted"}.get, tmp_path / "results")
     shutil.rmtree(tmp_path / "results/demo")
@@ -140,7 +139,7 @@ def test_a_file_replaced_by_an_older_one_of_the_same_size_and_time_is_seen(sourc
 
 
 def test_a_hard_link_to_a_file_is_no_change_of_it(tmp_path, source):
-    """As `cp -al` makes them, for a backup; rights count as little."""
+    """A hard link, as `cp -al` makes for a backup; permissions don't count either."""
 
     def build(work):
         os.link(source, tmp_path / "backup")
@@ -164,7 +163,7 @@ def test_an_edit_in_place_that_sets_the_times_back_is_a_change(tmp_path, source)
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_result_names_the_versions_that_it_was_begun_with(tmp_path, source, monkeypatch, capsys, checkpoint):
+def test_a_result_records_the_versions_that_it_was_started_with(tmp_path, source, monkeypatch, capsys, checkpoint):
     installed = {"torch": "2", "numpy": "1"}
     monkeypatch.setattr(build_once, "installed_version", installed.get)
 
@@ -185,14 +184,14 @@ def test_a_result_names_the_versions_that_it_was_begun_with(tmp_path, source, mo
     manifest = json.loads((tmp_path / "results/demo/x/manifest.json").read_text())
     assert manifest["versions"] == {"torch": "4", "numpy": "1"}
     assert manifest.get("resumed_from_versions") == ({"torch": "2"} if checkpoint else None)
-    assert ("begun with other versions: torch 2, now 4\n" in capsys.readouterr().out) == checkpoint
-    # Where versions count, it isn't taken for one made with those of now.
+    assert ("started with other versions: torch 2, now 4\n" in capsys.readouterr().out) == checkpoint
+    # If versions count, it isn't reused as one made with the current ones.
     built: list = []
     run(tmp_path, source, reading(source, built), libraries=tuple(installed), reruns_on="versions")
     assert len(built) == checkpoint
 
 
-def test_a_failure_because_of_the_change_is_told_as_the_change(tmp_path, source):
+def test_a_failure_because_of_the_change_is_reported_as_the_change(tmp_path, source):
     def build(work):
         source.unlink()
         raise ValueError("a JSON error, say")
@@ -247,7 +246,7 @@ def own_code(tmp_path) -> Path:
 
 
 def by_hand(own_code: Path, script: str) -> str:
-    """What Python says with the copied package."""
+    """Return the output of Python with the copied package."""
     done = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(own_code)}, capture_output=True, text=True
     )
@@ -272,7 +271,7 @@ def test_code_that_changed_after_the_plan_is_refused(own_code, tmp_path):
 
 
 def test_code_that_changes_while_it_is_imported_is_refused(own_code):
-    # A module that edits another one as it is imported stands for whoever does it at that moment.
+    # A module that edits another one on import simulates an edit at that moment.
     editor = own_code / "snaketune/packing/plan.py"
     editor.write_text(
         editor.read_text()
@@ -287,7 +286,7 @@ def test_code_that_changes_while_it_is_imported_is_refused(own_code):
 
 
 def test_once_imported_it_may_be_edited(own_code):
-    """A training of days isn't lost because somebody went on writing: nothing of the package is imported later."""
+    """A training of days isn't lost because of edits: nothing of the package is imported later."""
     said = by_hand(
         own_code,
         "import sys\n"
@@ -311,7 +310,7 @@ def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch,
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch, stage):
     """Before its module is so much as imported."""
-    monkeypatch.setattr(stages, "run_once", lambda **given: given["build"](None))
+    monkeypatch.setattr(stages, "build_once", lambda **given: given["build"](None))
     monkeypatch.setattr(stages, "import_module", None)
     monkeypatch.setattr(stages, "result_at", lambda path: SimpleNamespace(manifest={"stage": ANY}))
     one = STAGES[stage].one

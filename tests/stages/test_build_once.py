@@ -21,14 +21,14 @@ from snaketune.artifacts.manifest import (
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.fingerprint import fingerprint, read_files
 from snaketune.stages.cache.status import Results
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.run import bring_back_from_the_future
+from snaketune.stages.run import reset_future_times
 
 
 def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
@@ -47,7 +47,7 @@ def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: li
         "stage": "demo", "spec": spec or {"a": 1}, "artifacts": {}, "files": {}, "code": "c", "out": out,
         "payload": "rows", "build": build, "work_root": folder / "results/.work",
     }  # fmt: skip
-    run_once(**(arguments | changes))
+    build_once(**(arguments | changes))
     return out / "manifest.json"
 
 
@@ -78,12 +78,12 @@ def test_every_part_of_the_fingerprint_counts(tmp_path, change):
 
 
 def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
-    """Of nothing but these files, and what it holds of them."""
+    """Return the inputs of these files as the manifest has them."""
     inputs = read_files(files, Path("results/.work"))
     return fingerprint(stage, {}, inputs, "c", "", None), inputs
 
 
-def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
+def test_the_fingerprint_covers_file_contents_and_not_paths(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text("same")
@@ -95,10 +95,10 @@ def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
 def in_folder(role: str, folder: Path) -> tuple[str, tuple[str, ...]]:
     """The fingerprint of a folder's files, and what the plan's look at the same files calls changed."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    found, inputs = fingerprint_of("eval", {role: files})
+    result, inputs = fingerprint_of("eval", {role: files})
     job = Job(stage="eval", name="x", spec=Model(), files={role: tuple(map(str, files))})
     assert not list(Results(code_of=str)._inputs(job, inputs))
-    return found, inputs
+    return result, inputs
 
 
 @pytest.mark.parametrize(("role", "counts"), [("base", True), ("tasks", True), ("task_data", True), ("files", False)])
@@ -115,8 +115,8 @@ def test_names_count_where_files_are_read_as_a_folder(tmp_path, role, counts):
     assert (in_folder(role, moved)[0] != before) == counts
     files = tuple(str(path) for path in sorted(moved.rglob("*")) if path.is_file())
     job = Job(stage="eval", name="x", spec=Model(), files={role: files})
-    told = list(Results(code_of=str)._inputs(job, inputs))
-    assert ["chat_template_old.jinja" in why for why in told] == ([True] if counts else [])
+    reasons = list(Results(code_of=str)._inputs(job, inputs))
+    assert ["chat_template_old.jinja" in why for why in reasons] == ([True] if counts else [])
 
 
 def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
@@ -131,7 +131,7 @@ def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
 def test_a_damaged_result_is_never_published_again(tmp_path):
     built: list = []
     manifest = run(tmp_path, built=built)
-    # Published files are hard links to the kept ones, so this damages both.
+    # Published files are hard links to the cached ones, so this damages both.
     (manifest.parent / "rows/deep/rows.txt").write_text("r0ws")
     run(tmp_path, built=built)
     assert len(built) == 2
@@ -207,7 +207,7 @@ def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
     manifest.unlink()
     root = tmp_path / "results/.work"
     (lock,) = root.glob("demo/*/lock")
-    # Who held it last; perhaps somebody else's file, or on a full disk.
+    # The lock of the last holder, maybe another user's file, or on a full disk.
     lock.write_text("process 1 on elsewhere\n", encoding="utf-8")
     clean(root, remove=False)
     assert "would remove" in capsys.readouterr().out
@@ -218,7 +218,7 @@ def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
     assert lock.exists()
 
 
-def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
+def test_clean_lists_first_and_retains_published_work(tmp_path, capsys):
     run(tmp_path)
     run(tmp_path, spec={"a": 2}, text="newer")
     root = tmp_path / "results/.work"
@@ -226,11 +226,11 @@ def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
     assert "would remove" in capsys.readouterr().out
     assert len(list(root.glob("demo/*"))) == 2
     clean(root, remove=True)
-    (kept,) = root.glob("demo/*")
-    assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
+    (retained,) = root.glob("demo/*")
+    assert retained.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
 
 
-def test_who_began_later_publishes(tmp_path):
+def test_the_attempt_that_started_last_publishes(tmp_path):
     """The job of an older config outlives its driver, and ends when the newer one has published, or is still at work."""
     out = tmp_path / "results/demo/x/manifest.json"
     newer = []
@@ -241,18 +241,18 @@ def test_who_began_later_publishes(tmp_path):
         (work.payload / "rows.txt").write_text("older")
         return Outcome()
 
-    with pytest.raises(SnaketuneError, match=r"a job that began later makes another result .* isn't published"):
+    with pytest.raises(SnaketuneError, match=r"a job that started later makes another result .* isn't published"):
         run(tmp_path, build=run_newer)
     assert [out.read_bytes()] == newer
     assert (out.parent / "rows/deep/rows.txt").read_text() == "newer"
-    # Nothing is lost: asked for again, it is there at once.
+    # Nothing is lost: when it is needed again, it is reused.
     built: list = []
     run(tmp_path, built=built)
     assert not built and (out.parent / "rows/rows.txt").read_text() == "older"
 
 
-def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, monkeypatch):
-    """A message that asks for room names a command that makes it."""
+def test_a_finished_result_that_could_not_be_published_is_retained(tmp_path, capsys, monkeypatch):
+    """A message about disk space names a command that frees some."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -265,11 +265,11 @@ def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, m
             run(tmp_path)
     (work,) = (root / "demo").iterdir()
     clean(root, remove=True)
-    assert f"kept {work}: a finished result that isn't published yet" in capsys.readouterr().out
+    assert f"kept {work}: a finished result that its config's next run publishes" in capsys.readouterr().out
     built: list = []
     manifest = run(tmp_path, built=built)
     assert not built and manifest.is_file()
-    # Published, and then left behind by another config, it is old work.
+    # Once published, and then replaced by another config's result, it is old work.
     manifest.unlink()
     clean(root, remove=True)
     assert not work.exists()
@@ -291,15 +291,15 @@ def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which
     built: list = []
     manifest = run(tmp_path, built=built)
     whole = manifest.read_bytes()
-    (kept,) = tmp_path.glob("results/.work/demo/*/manifest.json")
-    damaged = manifest if which == "published" else kept
+    (retained,) = tmp_path.glob("results/.work/demo/*/manifest.json")
+    damaged = manifest if which == "published" else retained
     damaged.write_bytes(damaged.read_bytes().replace(b'"read": 1', b'"read": 3'))
     if which == "published":
         with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged.*remove it and run again"):
             read_artifact(manifest, "rows")
         monkeypatch.chdir(tmp_path)
-        standing = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
-        assert standing.why == ("its manifest.json is damaged",)
+        status = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
+        assert status.why == ("its manifest.json is damaged",)
     manifest.unlink()
     run(tmp_path, built=built)
     assert manifest.read_bytes() == whole
@@ -314,7 +314,7 @@ def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
     assert read_artifact(manifest, "rows").file("notes.txt").is_file()
 
 
-def test_results_of_a_later_time_get_that_of_now(tmp_path):
+def test_future_times_of_results_are_set_to_now(tmp_path):
     """After a clock was set back; Snakemake removes what is made of them."""
     manifest = run(tmp_path)
     past, future = time.time() - 86400, time.time() + 86400
@@ -324,8 +324,8 @@ def test_results_of_a_later_time_get_that_of_now(tmp_path):
     for path in waited_for:
         path.touch()
         os.utime(path, (future, future))
-    told = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
-    bring_back_from_the_future([read_artifact(manifest, "rows")], told)
+    execution = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
+    reset_future_times([read_artifact(manifest, "rows")], execution)
     assert all(path.stat().st_mtime <= time.time() for path in waited_for)
     assert manifest.stat().st_mtime == past
     assert (manifest.parent / "rows").stat().st_mtime <= time.time()

@@ -6,7 +6,7 @@ from pathlib import Path
 from snaketune.stages.cache.clean import clean
 
 
-def test_what_the_report_compares_with_is_kept(tmp_path: Path):
+def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
     results = tmp_path / "results"
     for stage, fingerprint in (("dpo", "aa"), ("eval", "bb"), ("dpo", "cc")):
         (results / ".work" / stage / fingerprint).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the code digest of each stage covers."""
+"""The code digest of each stage."""
 
 import ast
 import inspect
@@ -66,14 +66,14 @@ def test_every_reason_is_of_something_that_is_there():
         assert code._file(f"snaketune.{name}"), name
 
 
-# What stages call of rooms that no digest covers, each looked at: it describes, verifies, waits or prints. Those of tables and
-# progress are in the path of the data, so tests hold that they hand on what they get.
+# Functions that stages call in packages without a digest, each reviewed: it describes, verifies, waits or prints. Those of
+# tables and progress return the data that stages read, so tests check that they pass on exactly what they get.
 CALLED = {
     "artifacts.digests": {"digest_file", "digest_json"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
-    "cluster.deadline": {"ends_at", "requeued", "seconds_left"},
-    # To tell processes on other nodes to leave.
-    "cluster.slurm": {"asked"},
+    "cluster.deadline": {"job_end_time", "requeue_job", "seconds_until"},
+    # To signal the processes on other nodes.
+    "cluster.slurm": {"run_slurm"},
     "config.secrets": {"without_secrets"},
     "config.suggestions": {"unknown"},
     "config.optimizers": {"missing_package"},
@@ -85,14 +85,14 @@ CALLED = {
     "stages.cache.code_digest": {"code_digest"},
     # By the report, of runs of another time.
     "stages.compared_results": {"result_of"},
-    "stages.host.disk_errors": {"disk_trouble"},
+    "stages.host.disk_errors": {"disk_error_message"},
     "stages.host.gpus": {"gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},
     "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
     "stages.host.locks": {"locked"},
-    "stages.gpu_needs": {"needs_of_gpu", "tell"},
-    "stages.cache.external_files": {"entries", "outside_digest"},
+    "stages.gpu_needs": {"gpu_findings", "report_findings"},
+    "stages.cache.external_files": {"cached_digest", "fingerprint_entries"},
     "stages.progress": {"progress"},
     "stages.cache.status": {"differing"},
     "stages.cache.work_folders": {"remove", "sync", "sync_folder"},
@@ -101,7 +101,7 @@ CALLED = {
 
 
 def test_stages_call_no_function_of_a_room_that_counts_for_nothing_but_these():
-    """Or else what a function there does would shape a result that no digest tells of."""
+    """Otherwise a function there could shape a result without being part of a digest."""
     called: dict[str, set[str]] = {}
     for module in {module for stage in STAGES for module in code.shaping_modules(STAGES[stage].module)}:
         for node in ast.walk(ast.parse(code._file(module).read_bytes())):
@@ -122,7 +122,7 @@ def test_progress_hands_on_what_it_gets(monkeypatch):
 
 
 def test_the_shell_prefix_sets_nothing_that_shapes_a_result():
-    """A variable more, and somebody has to decide whether it counts."""
+    """For a new variable it has to be decided whether it counts."""
     rules = (code.PACKAGE_FOLDER.parent / "rules/package.smk").read_text(encoding="utf-8")
     (prefix,) = re.findall(r"^PREFIX = \((.*?)\n\)\n", rules, re.DOTALL | re.MULTILINE)
     # Threads are what torch's sums depend on: in a training's manifest, and as many as at its first attempt.

@@ -1,4 +1,4 @@
-"""What stages declare of themselves, the table that is found of it, and what of a job it refuses."""
+"""The declarations of stages, their table, and the jobs that they refuse."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ from snaketune.stages import table
 from snaketune.stages.declaration import Cost, any_number, exactly_one
 from snaketune.stages.job import Job
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.table import STAGES, in_order
+from snaketune.stages.table import STAGES, sort_stages
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (
@@ -61,7 +61,7 @@ def test_build_takes_what_is_declared(stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_stands_after_those_whose_results_it_reads(stage):
+def test_a_stage_follows_those_whose_results_it_reads(stage):
     before = list(STAGES)[: list(STAGES).index(stage)]
     for taken in STAGES[stage].inputs.values():
         assert set(taken.stages) <= {*before, stage}
@@ -86,9 +86,9 @@ def test_a_stage_that_is_declared_twice_is_refused_with_both_modules(tmp_path, m
     with pytest.raises(
         SnaketuneError, match=r"toy is declared twice, by declaredtwice\.one\.toy and declaredtwice\.two"
     ):
-        table.declared()
+        table.find_stages()
     (tmp_path / "declaredtwice/two/toy.py").unlink()
-    assert list(table.declared()) == ["other", "toy"]
+    assert list(table.find_stages()) == ["other", "toy"]
 
 
 def test_an_input_of_a_stage_that_there_is_not_is_refused():
@@ -96,25 +96,27 @@ def test_an_input_of_a_stage_that_there_is_not_is_refused():
     with pytest.raises(
         SnaketuneError, match=r"publishing\.convert: STAGE\.inputs\['model'\]: .* 'sfft'; did you mean 'sft'"
     ):
-        in_order([toy, STAGES["sft"]])
+        sort_stages([toy, STAGES["sft"]])
 
 
 def test_stages_that_read_each_other_are_refused():
-    found = dict(STAGES) | {"corpus": replace(STAGES["corpus"], inputs={"against": any_number("tokenizer")})}
+    result = dict(STAGES) | {"corpus": replace(STAGES["corpus"], inputs={"against": any_number("tokenizer")})}
     with pytest.raises(
         SnaketuneError, match=r"each other's results: (corpus → tokenizer → corpus|tokenizer → corpus → tok)"
     ):
-        in_order(found.values())
+        sort_stages(result.values())
 
 
 def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:
-    # Of no spec is looked at.
+    # The spec isn't checked here.
     return Job(stage=stage, name="mine", spec=ConvertSpec(type="f16"), artifacts=artifacts)
 
 
 def test_a_job_refuses_results_of_another_stage_and_roles_that_it_has_not():
     assert job("convert", model=(job("dpo"),)).artifacts["model"][0].key == "dpo/mine"
-    with pytest.raises(SnaketuneError, match=r"convert/mine: pack/mine can't be its model: .* takes sft or dpo there"):
+    with pytest.raises(
+        SnaketuneError, match=r"convert/mine: pack/mine can't be its model; .* takes results of sft or dpo as model"
+    ):
         job("convert", model=(job("pack"),))
     with pytest.raises(
         SnaketuneError, match=r"convert/mine: the stage convert has no input 'modl'; did you mean 'model'"

@@ -1,4 +1,4 @@
-"""What a disk that is full or forbidden is told as."""
+"""The error message for a disk that is full or read-only."""
 
 import errno
 import resource
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from snaketune.stages.host.disk_errors import disk_trouble
+from snaketune.stages.host.disk_errors import disk_error_message
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ from snaketune.stages.host.disk_errors import disk_trouble
     ],
     ids=["safetensors", "arrow", "python"],
 )
-def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
-    """A limit on the size of files stands for a full disk: it comes back from the same call."""
+def test_the_message_is_the_same_for_every_library(tmp_path, save):
+    """A limit on the size of files simulates a full disk: the same call fails."""
     script = (
-        "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.host.disk_errors import disk_trouble\n"
+        "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.host.disk_errors import disk_error_message\n"
         f"path = Path({str(tmp_path / 'x')!r})\n"
         f"try:\n    {save.replace('; ', chr(10) + '    ')}\n"
-        "except Exception as error:\n    print(disk_trouble(error))"
+        "except Exception as error:\n    print(disk_error_message(error))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -40,5 +40,5 @@ def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
 
 
 def test_no_other_error_is_taken_for_it():
-    assert disk_trouble(FileNotFoundError(errno.ENOENT, "No such file", "x")) is None
-    assert disk_trouble(RuntimeError("shapes differ")) is None
+    assert disk_error_message(FileNotFoundError(errno.ENOENT, "No such file", "x")) is None
+    assert disk_error_message(RuntimeError("shapes differ")) is None

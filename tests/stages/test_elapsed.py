@@ -39,7 +39,7 @@ def test_the_time_that_a_result_took_is_that_of_all_attempts(tmp_path, monkeypat
     assert (facts["attempts"], facts["seconds"]) == ([5.0, 7.5, 20.0], 32.5)
 
 
-def test_what_was_begun_with_other_files_counts_no_time(tmp_path, monkeypatch):
+def test_discarded_work_counts_no_time(tmp_path, monkeypatch):
     """It is thrown away, and with it what it took."""
 
     def discards(work):
@@ -58,8 +58,8 @@ def test_times_that_are_no_numbers_fail_nothing(tmp_path, damaged):
 
     with pytest.raises(SnaketuneError):
         run(tmp_path, build=fails)
-    (kept,) = tmp_path.glob(f"results/.work/demo/*/state/{elapsed.FILE}")
-    kept.write_text(damaged)
+    (retained,) = tmp_path.glob(f"results/.work/demo/*/state/{elapsed.FILE}")
+    retained.write_text(damaged)
     assert len(json.loads((run(tmp_path).parent / "run.json").read_text())["attempts"]) == 1
 
 

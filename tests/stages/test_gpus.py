@@ -29,11 +29,11 @@ def test_jobs_at_the_same_time_get_different_gpus_and_see_only_those(four_gpus, 
 
 
 def test_more_gpus_than_there_are_is_an_error(four_gpus, tmp_path):
-    with pytest.raises(SnaketuneError, match="asks for 5 GPUs, this machine shows 4"), claimed_gpus(5, tmp_path):
+    with pytest.raises(SnaketuneError, match="requests 5 GPUs, this machine has 4"), claimed_gpus(5, tmp_path):
         pass
 
 
-def test_of_what_slurm_gives_a_job_it_takes_no_more_than_it_asked_for(four_gpus, tmp_path, monkeypatch):
+def test_a_job_claims_no_more_of_slurms_gpus_than_it_requested(four_gpus, tmp_path, monkeypatch):
     """Two GPUs for one process would be two halves of a batch, by nn.DataParallel, without a word."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     with claimed_gpus(1, tmp_path):
@@ -57,7 +57,7 @@ def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "seen"),
+    ("variable", "seen"),
     [
         ("-1", []),
         ("NoDevFiles", []),
@@ -67,9 +67,9 @@ def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
         ("GPU-8932f937,MIG-GPU-1/2/3", ["GPU-8932f937", "MIG-GPU-1/2/3"]),
     ],
 )
-def test_what_cuda_hides_isnt_seen(monkeypatch, told, seen):
-    """Of what is after the first one that it doesn't know, CUDA shows nothing."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+def test_what_cuda_hides_isnt_seen(monkeypatch, variable, seen):
+    """CUDA ignores everything after the first entry that it doesn't know."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == seen
 
 
@@ -166,7 +166,9 @@ def test_slices_of_a_card_are_a_job_each_and_never_several_of_one(driver, tmp_pa
         with claimed_gpus(1, tmp_path / "slots") as second:
             assert (first, second) == (["MIG-1111"], ["MIG-2222"])
         with (
-            pytest.raises(SnaketuneError, match=r"operation\.gpus: 2, and .* slices of cards \(MIG\)"),
+            pytest.raises(
+                SnaketuneError, match=r"operation\.gpus: 2 GPUs are requested, but .* slices of cards \(MIG\)"
+            ),
             claimed_gpus(2, tmp_path / "slots"),
         ):
             pass
@@ -180,7 +182,7 @@ def test_a_gpu_that_is_named_twice_is_one(driver, tmp_path, monkeypatch, named):
         assert claimed == [named.split(",")[0]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     with (
-        pytest.raises(SnaketuneError, match=r"asks for 2 GPUs, CUDA_VISIBLE_DEVICES names 1; lower operation\.gpus"),
+        pytest.raises(SnaketuneError, match=r"requests 2 GPUs, CUDA_VISIBLE_DEVICES lists 1; lower operation\.gpus"),
         claimed_gpus(2, tmp_path / "slots"),
     ):
         pass

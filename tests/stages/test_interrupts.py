@@ -9,21 +9,21 @@ from snaketune.interrupts import STATUS
 
 
 def test_ctrl_c_is_a_sentence_and_no_traceback(tmp_path):
-    """Also while it waits for somebody, and pressed twice."""
+    """Also while it waits for a lock, and when pressed twice."""
     script = (
         "import sys, time\n"
         "from snaketune.interrupts import install\ninstall()\n"
         "from pathlib import Path\nfrom snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )
-    told = subprocess.PIPE
+    pipe = subprocess.PIPE
     command = [sys.executable, "-c", script, tmp_path / "lock"]
-    with subprocess.Popen(command, stdout=told, stderr=told, text=True) as process:
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout.readline() == "held\n"
         for _ in range(2):
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == STATUS
-        assert process.stderr.read() == "error: interrupted; run again, and it goes on where it was\n"
+        assert process.stderr.read() == "error: interrupted; run again to resume\n"
     assert not (tmp_path / "lock.lease").exists()
 
 

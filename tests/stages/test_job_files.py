@@ -16,10 +16,10 @@ from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
     LONG_AGO,
     JobFile,
-    hold_job_files,
+    is_unchanged,
     job_file_of,
+    lock_job_files,
     read_job_file,
-    says_the_same,
     write_job_file,
 )
 from snaketune.stages.run import run
@@ -40,7 +40,7 @@ def test_a_current_job_has_an_old_file_that_is_written_once():
     first = PATH.stat().st_ino
     write_job_file(PATH, JOB, None)
     assert PATH.stat().st_ino == first
-    # As a copy of the repository leaves it.
+    # The state after copying the repository.
     os.utime(PATH)
     write_job_file(PATH, JOB, None)
     assert PATH.stat().st_mtime == LONG_AGO
@@ -49,12 +49,12 @@ def test_a_current_job_has_an_old_file_that_is_written_once():
 
 def test_a_stale_job_has_a_new_file_of_other_content_each_time():
     before = time.time() - 1
-    found = set()
+    result = set()
     for _ in range(3):
         write_job_file(PATH, JOB, ["spec differs"])
         assert PATH.stat().st_mtime >= before
-        found.add(PATH.read_text(encoding="utf-8"))
-    assert len(found) == 3
+        result.add(PATH.read_text(encoding="utf-8"))
+    assert len(result) == 3
     job = read_job_file(PATH)
     assert job.stale == ("spec differs",)
     assert job.model_copy(update={"stale": (), "planned": None}) == JOB
@@ -73,7 +73,7 @@ def test_a_result_from_the_future_is_older_than_the_file_of_its_stale_job():
 
 def hold_elsewhere() -> subprocess.Popen:
     """Another process that has the job files."""
-    code = "from snaketune.stages.job_files import hold_job_files; print(hold_job_files(), flush=True); input()"
+    code = "from snaketune.stages.job_files import lock_job_files; print(lock_job_files(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "True\n"
     return process
@@ -84,37 +84,37 @@ def test_one_run_at_a_time_has_the_job_files(monkeypatch, flock):
     if not flock:
         monkeypatch.setattr(job_files, "try_lock", no_locks)
     other = hold_elsewhere()
-    assert not hold_job_files()
+    assert not lock_job_files()
     other.kill()
     other.wait()
     # The kernel knows that it is gone.
-    assert hold_job_files()
+    assert lock_job_files()
 
 
 def no_locks(lock: Path):
     raise NoLocks(errno.ENOLCK, "No locks available")
 
 
-def test_a_mark_may_be_kept_and_what_is_current_or_ran_since_is_marked_anew():
+def test_the_time_may_be_retained_unless_the_result_is_current_or_newer():
     write_job_file(PATH, JOB, ["spec differs"])
     text = PATH.read_bytes()
-    write_job_file(PATH, JOB, ["spec differs"], keep_mark=True)
+    write_job_file(PATH, JOB, ["spec differs"], keep_time=True)
     assert PATH.read_bytes() == text
     manifest = Path(JOB.out) / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}", encoding="utf-8")
     os.utime(manifest, (time.time() + 5,) * 2)
-    write_job_file(PATH, JOB, ["spec differs"], keep_mark=True)
+    write_job_file(PATH, JOB, ["spec differs"], keep_time=True)
     assert PATH.read_bytes() != text
 
 
-def test_what_a_job_reads_is_compared_without_what_is_said_of_its_result():
-    assert says_the_same(PATH, JOB)
+def test_job_files_are_compared_without_the_status_of_the_result():
+    assert is_unchanged(PATH, JOB)
     write_job_file(PATH, JOB, ["spec differs"])
-    assert says_the_same(PATH, JOB)
-    assert not says_the_same(PATH, JOB.model_copy(update={"code": "other"}))
+    assert is_unchanged(PATH, JOB)
+    assert not is_unchanged(PATH, JOB.model_copy(update={"code": "other"}))
     PATH.write_text("{", encoding="utf-8")
-    assert not says_the_same(PATH, JOB)
+    assert not is_unchanged(PATH, JOB)
 
 
 def test_outputs_are_where_a_default_storage_expects_them():
@@ -139,7 +139,7 @@ def test_a_wrong_file_is_refused_by_name_and_key(content, said):
         read_job_file(PATH)
 
 
-def test_a_file_that_is_not_there_says_what_writes_it():
+def test_the_error_for_a_missing_job_file_says_what_writes_it():
     with pytest.raises(SnaketuneError, match=r"results/.jobs/plan/x.json can't be read \(No such file.*snakemake -n"):
         read_job_file(PATH)
 
@@ -151,16 +151,16 @@ def test_a_folder_that_cannot_be_written_is_named():
     with pytest.raises(
         SnaketuneError, match=r"results/.jobs can't be written \(Not a directory\)|results is no folder"
     ):
-        hold_job_files()
+        lock_job_files()
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"stage": "plam"}, "there is no stage 'plam'; did you mean 'plan'"),
-        ({"spec": {"kind": "sft", "lengths": [8], "strategy": "none"}}, "spec doesn't fit: overflow: Field required"),
-        ({"inputs": {"token": ()}}, "inputs: stage plan reads no token"),
-        ({"operation": {"gpus": -1}}, "operation doesn't fit: gpus: Input should be greater than or equal to 0"),
+        ({"spec": {"kind": "sft", "lengths": [8], "strategy": "none"}}, "spec is invalid: overflow: Field required"),
+        ({"inputs": {"token": ()}}, "inputs: stage plan has no input token"),
+        ({"operation": {"gpus": -1}}, "operation is invalid: gpus: Input should be greater than or equal to 0"),
     ],
 )
 def test_what_does_not_fit_the_stage_is_refused_by_key(change, said):

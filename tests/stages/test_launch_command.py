@@ -1,4 +1,4 @@
-"""What a plan says of a training in several processes, and what is refused before anything runs."""
+"""The plan of a training in several processes, and what is refused before anything runs."""
 
 import sys
 from pathlib import Path
@@ -12,48 +12,55 @@ from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.host import launch_command
-from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, command, node_lines, planned
+from snaketune.stages.host.launch_command import (
+    check_installed,
+    check_limit,
+    check_nodes,
+    command,
+    describe_launch,
+    node_lines,
+)
 
 ROOT = Path(__file__).parents[2]
 STATE = Path("results/.work/sft/FINGERPRINT/state")
 
 
 def test_what_a_node_is_planned_to_run_is_what_it_runs():
-    """But for the interpreter, and for the rank, which SLURM says."""
+    """The same except for the interpreter and the rank, which SLURM sets."""
     alone = Operation(gpus=4, launch="fsdp")
     assert node_lines(alone, STATE) == [" ".join(command(alone, STATE))]
     several = Operation(gpus=8, nodes=3)
     *_, shell, option, line = command(several, STATE, sys.executable)
     assert (shell, option) == ("bash", "-c")
-    # Signals are for those that train; and the step is told to who may have to hand one on.
+    # Signals are for the trainings; the launcher, which may have to forward one, reads the step's number from a file.
     begins, line = line.split("; exec ")
     assert begins.startswith('trap "" TERM; ') and begins.endswith(f'"$SLURM_JOB_ID.$SLURM_STEP_ID" > {STATE}/step')
-    for rank, told in enumerate(node_lines(several, STATE)):
-        assert line == told.replace("python", sys.executable, 1).replace(f"_rank {rank} ", "_rank $SLURM_NODEID ")
+    for rank, output in enumerate(node_lines(several, STATE)):
+        assert line == output.replace("python", sys.executable, 1).replace(f"_rank {rank} ", "_rank $SLURM_NODEID ")
 
 
 def recipe(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / f"config/recipes/{name}.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_recipe_for_eight_gpus_tells_its_one_command(monkeypatch):
+def test_the_recipe_for_eight_gpus_shows_its_one_command(monkeypatch):
     monkeypatch.chdir(ROOT)
     graph = JobGraph(*load(recipe("qwen3-8b-full")))
     for stage in ("sft", "dpo"):
-        head, only = planned(graph.job(stage, "qwen3-8b"))
+        head, only = describe_launch(graph.job(stage, "qwen3-8b"))
         assert head == f"{stage}/qwen3-8b: 8 processes (fsdp), one for each of 8 GPUs"
         state = f"results/.work/{stage}/FINGERPRINT/state"
         assert only == (
             "  node 1: env PET_STANDALONE=1 PET_LOCAL_ADDR=127.0.0.1 python -m accelerate.commands.launch --quiet "
             f"--config_file {state}/accelerate.yaml --module snaketune.training.launch.worker {state}/job.json"
         )
-    assert not [*planned(next(graph.stage("ref_logps")))]
-    assert not [*planned(next(graph.stage("eval")))]
+    assert not [*describe_launch(next(graph.stage("ref_logps")))]
+    assert not [*describe_launch(next(graph.stage("eval")))]
 
 
-def test_the_recipe_for_two_nodes_tells_the_command_of_each():
+def test_the_recipe_for_two_nodes_shows_the_command_of_each():
     graph = JobGraph(*load(recipe("llama3.1-70b-qlora-2x8")))
-    head, *lines = planned(graph.job("sft", "llama3.1-70b-qlora"))
+    head, *lines = describe_launch(graph.job("sft", "llama3.1-70b-qlora"))
     assert head == (
         "sft/llama3.1-70b-qlora: 16 processes (fsdp), one for each of 8 GPUs on each of 2 nodes, by srun --nodes=2 --ntasks=2 "
         "--ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"
@@ -70,7 +77,7 @@ def test_the_recipe_for_two_nodes_tells_the_command_of_each():
 def test_several_nodes_need_a_batch_job_of_slurm(monkeypatch, tmp_path):
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     check_nodes(Operation())
-    needs = "operation.nodes: 2 nodes need a batch job of SLURM.*--profile profiles/slurm, or set nodes: 1"
+    needs = "operation.nodes: 2 nodes need a SLURM batch job.*--profile profiles/slurm, or set nodes: 1"
     with pytest.raises(SnaketuneError, match=needs):
         check_nodes(Operation(nodes=2))
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
@@ -81,7 +88,7 @@ def test_several_nodes_need_a_batch_job_of_slurm(monkeypatch, tmp_path):
     check_nodes(Operation(nodes=2))
 
 
-def test_deepspeed_that_is_not_there_is_told_with_what_to_do(monkeypatch):
+def test_missing_deepspeed_is_reported_with_what_to_do(monkeypatch):
     monkeypatch.setattr(launch_command, "find_spec", lambda name: None)
     check_installed(Operation(launch="fsdp"))
     with pytest.raises(SnaketuneError, match=r"pip install 'snaketune\[deepspeed\]', or set launch: fsdp"):
@@ -99,12 +106,12 @@ def test_a_job_holds_no_more_gpus_than_the_run_may(monkeypatch, gpus, most, visi
     if not refused:
         check_limit(Operation(gpus=gpus), most)
         return
-    with pytest.raises(SnaketuneError, match=f"operation.gpus: {gpus} GPUs, but this run may hold {most}"):
+    with pytest.raises(SnaketuneError, match=f"operation.gpus: {gpus} GPUs, but this run may use {most}"):
         check_limit(Operation(gpus=gpus), most)
 
 
 @pytest.mark.parametrize(
-    ("operation", "told"),
+    ("operation", "expected"),
     [
         (
             {"launch": "single", "gpus": 2},
@@ -119,13 +126,13 @@ def test_a_job_holds_no_more_gpus_than_the_run_may(monkeypatch, gpus, most, visi
         ({"nodes": True}, "nodes: found true"),
     ],
 )
-def test_contradictions_are_refused_by_key_and_value(operation, told, monkeypatch):
+def test_contradictions_are_refused_by_key_and_value(operation, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
     config["sft"]["demo"]["operation"] = operation
     with pytest.raises(SnaketuneError) as refused:
         load(config)
-    assert f"sft.demo.operation.{told}" in str(refused.value)
+    assert f"sft.demo.operation.{expected}" in str(refused.value)
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
@@ -155,8 +162,8 @@ def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
         ({"launch": "deepspeed"}, "deepspeed", 2, 1),
     ],
 )
-def test_what_is_not_said_follows_from_the_processes(given, launch, zero_stage, processes):
+def test_unset_keys_follow_from_the_number_of_processes(given, launch, zero_stage, processes):
     operation = Operation(**given)
     assert (operation.launch, operation.zero_stage, operation.processes) == (launch, zero_stage, processes)
-    # As it travels to the launched processes.
+    # Serialized as for the launched processes.
     assert Operation.model_validate(operation.model_dump(mode="json")) == operation

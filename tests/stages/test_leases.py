@@ -38,7 +38,7 @@ def lock(tmp_path) -> Path:
 
 @pytest.fixture
 def no_flock(monkeypatch):
-    """As an NFS mount without its lock service."""
+    """Simulate an NFS mount without its lock service."""
 
     def refused(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -52,7 +52,7 @@ def elsewhere() -> Holder:
 
 
 def put(lock: Path, who: Holder, *, beat_ago: float = 0.0) -> Path:
-    """Somebody's lease, who showed a sign of life that long ago."""
+    """Write another process's lease, with its last heartbeat that long ago."""
     lease = Lease(lock).path
     lease.write_text(json.dumps(asdict(who)))
     os.utime(lease, (time.time() - beat_ago,) * 2)
@@ -64,7 +64,7 @@ def beating(lease: Path, until: threading.Event) -> None:
         os.utime(lease)
 
 
-def test_whoever_holds_a_lock_says_so_and_beats(lock):
+def test_the_holder_of_a_lock_has_a_lease_with_heartbeats(lock):
     with locked(lock, "demo") as lease:
         first = lease.path.stat().st_mtime_ns
         assert lease.is_ours()
@@ -100,13 +100,13 @@ def test_another_host_that_lives_is_waited_for(lock, capsys):
 
 def test_another_host_that_is_silent_is_dead_after_it_was_watched(lock):
     put(lock, elsewhere(), beat_ago=leases.DEAD_SECONDS + 5)
-    begun = time.monotonic()
+    started = time.monotonic()
     with locked(lock, "demo") as lease:
         assert lease.is_ours()
-    assert time.monotonic() - begun >= leases.WATCHED_SECONDS
+    assert time.monotonic() - started >= leases.WATCHED_SECONDS
 
 
-def test_a_file_server_that_was_away_kills_nobody(lock):
+def test_an_outage_of_the_file_server_ends_no_lease(lock):
     """All leases look old when it is back, until the next beats come through."""
     lease, done = put(lock, elsewhere(), beat_ago=leases.DEAD_SECONDS + 5), threading.Event()
     asking = Lease(lock)
@@ -120,7 +120,7 @@ def test_a_file_server_that_was_away_kills_nobody(lock):
     alive.join()
 
 
-def test_hosts_clocks_are_not_asked(lock, monkeypatch):
+def test_the_clocks_of_hosts_are_not_used(lock, monkeypatch):
     put(lock, elsewhere())
     for wrong in (1e6, -1e6):
         monkeypatch.setattr(time, "time", lambda wrong=wrong: 1.7e9 + wrong)
@@ -130,22 +130,22 @@ def test_hosts_clocks_are_not_asked(lock, monkeypatch):
         assert not asking.take(flock=True)
 
 
-def test_with_flock_a_dead_process_of_this_machine_delays_nobody(lock):
+def test_with_flock_a_dead_process_of_this_machine_causes_no_wait(lock):
     put(lock, replace(Holder.here(), process=2**22 - 1))
-    begun = time.monotonic()
+    started = time.monotonic()
     with locked(lock, "demo"):
-        assert time.monotonic() - begun < 0.1
+        assert time.monotonic() - started < 0.1
 
 
 def test_a_process_that_has_the_number_of_a_dead_one_isn_t_it():
     assert not Holder.here().is_dead
     assert replace(Holder.here(), began="1").is_dead
     assert replace(Holder.here(), process=2**22 - 1).is_dead
-    # Of numbers in another namespace nothing is known.
+    # A process number of another namespace can't be looked up.
     assert not replace(Holder.here(), processes="pid:[1]", process=2**22 - 1).is_dead
 
 
-def test_where_there_is_no_flock_the_lease_stands_for_it(lock, no_flock, capsys):
+def test_without_flock_the_lease_is_the_lock(lock, no_flock, capsys):
     order = []
 
     def work(name):
@@ -180,9 +180,9 @@ def test_where_there_is_no_flock_a_killed_process_is_dead_at_once(lock, no_flock
             pass
         assert not Lease(lock).take(flock=False)
         process.send_signal(signal.SIGKILL)
-    begun = time.monotonic()
+    started = time.monotonic()
     with locked(lock, "demo"):
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - started < 1.0
 
 
 def test_of_two_who_take_a_dead_lease_one_gets_it(lock):
@@ -234,7 +234,7 @@ def test_a_holder_whose_lease_was_taken_writes_nothing_more(tmp_path, lock):
     (work.payload / "rows").write_text("half")
     work.check_held()
     put(lock, elsewhere())
-    with pytest.raises(SnaketuneError, match=r"was taken over by process 1 on other.*nothing is lost"):
+    with pytest.raises(SnaketuneError, match=r"was taken over by process 1 on other.*resumes from the last checkpoint"):
         work.finish({}, {})
     assert not work.finished.exists()
     # Nor does it wait for that: the next beat ends it.
@@ -245,15 +245,15 @@ def test_a_holder_whose_lease_was_taken_writes_nothing_more(tmp_path, lock):
     assert lease.path.exists()
 
 
-def test_a_holder_that_was_stopped_for_long_ends_when_it_goes_on(lock):
+def test_a_holder_that_was_suspended_for_long_ends_when_it_continues(lock):
     script = (
         "import sys, time\nfrom pathlib import Path\n"
         "from snaketune.stages.host import leases\nleases.SECONDS_BETWEEN_BEATS = 0.1\n"
         "from snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )
-    told = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", script, lock], stdout=told, stderr=told, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script, lock], stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout.readline() == "held\n"
         process.send_signal(signal.SIGSTOP)
         put(lock, elsewhere())
@@ -271,7 +271,7 @@ def test_clean_keeps_what_another_host_works_in(tmp_path, capsys, monkeypatch):
     assert "in use by process 1 on other" in capsys.readouterr().out
     assert lease.exists()
     assert holder(folder / "lock") == "process 1 on other"
-    # The file system's clock can't be asked on a full disk.
+    # On a full disk the file system's clock can't be read.
     monkeypatch.setattr(Lease, "_now", lambda lease: (folder / "no room").stat().st_mtime)
     clean(tmp_path / "results/.work", remove=True)
     assert lease.exists()

@@ -49,14 +49,14 @@ class Model:
         self.manifest = manifest
 
 
-def test_who_adds_adapters_to_what_lies_beneath_them_names_peft():
+def test_results_with_adapters_add_peft_to_the_libraries():
     reference = RefLogpsSpec(precision="auto", frozen_weights=True, quantization=None, trust_remote_code=False)
     in_4_bits = reference.model_copy(update={"quantization": Quantization()})
-    asked = EvalSpec.model_construct(tasks=None)
+    requested = EvalSpec.model_construct(tasks=None)
     full = SftSpec(base=None, training=Training(learning_rate=1.0), lora=None, quantization=None)
     for model, named in ((Model(), set()), (Model(base_dtype="float32"), {"peft"})):
         inputs = {"model": [model], "pack": [Pack("3.0")]}
         assert set(of_reference(reference, inputs)) == {"torch", "transformers"} | named
         assert set(of_reference(in_4_bits, inputs)) == {"torch", "transformers", "bitsandbytes"} | named
-        assert set(of_evaluation(asked, inputs)) == {"torch", "transformers"} | named
+        assert set(of_evaluation(requested, inputs)) == {"torch", "transformers"} | named
         assert set(of_training(full, inputs)) == {"torch", "transformers", "accelerate"} | named

@@ -1,4 +1,4 @@
-"""What the jobs of many parts read: each its share, and one of them all of it, to verify it."""
+"""The inputs of jobs of many parts: each reads its share, and the first one all of it, to verify it."""
 
 import json
 import os
@@ -16,8 +16,8 @@ def published(tmp_path):
     work, out = tmp_path / "work", tmp_path / "out"
     (work / "rows").mkdir(parents=True)
     (work / "rows/train.bin").write_bytes(b"x" * 5000)
-    told = {"payload": describe_files(work / "rows"), "records": {}}
-    (work / "manifest.json").write_text(json.dumps(told), encoding="utf-8")
+    output = {"payload": describe_files(work / "rows"), "records": {}}
+    (work / "manifest.json").write_text(json.dumps(output), encoding="utf-8")
     claim = Claim(out, "0", tmp_path / "work")
     publish(read_artifact(work / "manifest.json", "rows"), WorkFolder(work), claim, "rows", {"stage": "corpus"})
     return out / "manifest.json"
@@ -26,14 +26,14 @@ def published(tmp_path):
 @pytest.fixture
 def digested(monkeypatch):
     """Bytes that were read to verify files."""
-    found, original = [], manifest.digest_file
+    result, original = [], manifest.digest_file
 
     def digest_file(path):
-        found.append(path.stat().st_size)
+        result.append(path.stat().st_size)
         return original(path)
 
     monkeypatch.setattr(manifest, "digest_file", digest_file)
-    return found
+    return result
 
 
 def test_one_of_128_parts_verifies_for_all_of_them(published, digested):

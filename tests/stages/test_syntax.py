@@ -26,20 +26,20 @@ SOURCE = b'"""Doc."""\nfrom snaketune.packing import plan  # why\nx = 1\n'
 
 
 def test_the_cache_returns_what_parsing_does(fresh, monkeypatch):
-    found = syntax.syntax_of(SOURCE)
-    assert found[1] == (("snaketune.packing", "plan", "plan"),)
+    result = syntax.syntax_of(SOURCE)
+    assert result[1] == (("snaketune.packing", "plan", "plan"),)
     syntax._write_cache()
     fresh()
     monkeypatch.setattr(syntax, "_parse", None)
-    assert syntax.syntax_of(SOURCE) == found
+    assert syntax.syntax_of(SOURCE) == result
 
 
 def test_another_source_or_another_parser_is_not_in_the_cache(fresh, monkeypatch):
-    found = syntax.syntax_of(SOURCE)
+    result = syntax.syntax_of(SOURCE)
     syntax._write_cache()
     fresh()
-    assert syntax.syntax_of(SOURCE.replace(b"Doc", b"Other words")) == found
-    assert syntax.syntax_of(SOURCE.replace(b"x = 1", b"x = 2"))[0] != found[0]
+    assert syntax.syntax_of(SOURCE.replace(b"Doc", b"Other words")) == result
+    assert syntax.syntax_of(SOURCE.replace(b"x = 1", b"x = 2"))[0] != result[0]
     fresh()
     monkeypatch.setattr(syntax, "_parser_version", lambda: "other")
     monkeypatch.setattr(syntax, "_parse", lambda source: ("parsed", []))
@@ -48,10 +48,10 @@ def test_another_source_or_another_parser_is_not_in_the_cache(fresh, monkeypatch
 
 @pytest.mark.parametrize("there", ["{", "[]", "7"])
 def test_cache_that_cannot_be_read_cost_a_look(fresh, there):
-    found = syntax.syntax_of(SOURCE)
+    result = syntax.syntax_of(SOURCE)
     syntax.CACHE.write_text(there, encoding="utf-8")
     fresh()
-    assert syntax.syntax_of(SOURCE) == found
+    assert syntax.syntax_of(SOURCE) == result
     syntax._write_cache()
     assert len(json.loads(syntax.CACHE.read_text(encoding="utf-8"))) == 1
 

@@ -1,4 +1,4 @@
-"""Who reads a model is told all the results that its weights lie in, and what lies below them."""
+"""Stages that read a model get all results that hold its weights, base layers included."""
 
 import copy
 from typing import Any
@@ -84,7 +84,7 @@ def made_from(job: Job) -> tuple[str | None, list[str], bool]:
         }),
     ],
 )  # fmt: skip
-def test_adapters_alone_are_read_with_all_that_lies_beneath(edits, expected):
+def test_adapters_are_read_with_all_their_base_layers(edits, expected):
     jobs = {
         job.key.split("/two-")[0] if job.stage == "ref_logps" else job.key: job for job in graph(**edits).jobs.values()
     }
@@ -92,7 +92,7 @@ def test_adapters_alone_are_read_with_all_that_lies_beneath(edits, expected):
         assert made_from(jobs[key]) == (base, results, True), key
 
 
-def test_what_a_run_goes_on_from_is_evaluated_once():
+def test_the_initial_model_of_a_run_is_evaluated_once():
     plan = graph()
     plan_of_one = plan.job("eval", "all/base-two")
     config = copy.deepcopy(CONFIG)

@@ -17,7 +17,7 @@ from snaketune.models.load_model import parameter_count
 from snaketune.models.machine import Machine, bitsandbytes_trouble, look
 from snaketune.models.memory import Estimate
 from snaketune.models.peak_flops import Peak
-from snaketune.stages.gpu_needs import Finding, needs_of_gpu, tell
+from snaketune.stages.gpu_needs import Finding, gpu_findings, report_findings
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check
 from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode
@@ -71,10 +71,10 @@ NEEDY = [
 
 @pytest.mark.parametrize(("spec", "operation", "expected"), NEEDY)
 def test_gpu_settings_are_refused_without_a_gpu_unless_the_cpu_is_allowed(spec, operation, expected):
-    findings = needs_of_gpu(spec, Execution(**operation))
+    findings = gpu_findings(spec, Execution(**operation))
     assert keys(findings) == expected
     assert all(finding.certain and "operation.allow_cpu: true" in finding.do for finding in findings)
-    assert needs_of_gpu(spec, Execution(**operation, allow_cpu=True)) == []
+    assert gpu_findings(spec, Execution(**operation, allow_cpu=True)) == []
 
 
 def test_a_calibration_and_a_reference_need_what_their_run_needs():
@@ -82,25 +82,25 @@ def test_a_calibration_and_a_reference_need_what_their_run_needs():
     calibration = CalibrateSpec.model_construct(run=run)
     reference = RefLogpsSpec.model_construct(quantization=Quantization())
     assert (
-        keys(needs_of_gpu(calibration, Execution())) == keys(needs_of_gpu(reference, Execution())) == ["quantization"]
+        keys(gpu_findings(calibration, Execution())) == keys(gpu_findings(reference, Execution())) == ["quantization"]
     )
 
 
 def test_certain_findings_stop_in_one_error_and_others_are_printed(capsys):
-    sure, doubt = (Finding(key=str(n), found="f", do="d", certain=certain) for n, certain in ((1, True), (2, False)))
-    tell([doubt])
+    sure, doubt = (Finding(key=str(n), problem="f", do="d", certain=certain) for n, certain in ((1, True), (2, False)))
+    report_findings([doubt])
     assert capsys.readouterr().out == "note: 2: f; d\n"
-    tell([doubt], aloud=False)
+    report_findings([doubt], log=False)
     assert capsys.readouterr().out == ""
     with pytest.raises(SnaketuneError, match=r"1: f; d\n +1: f; d"):
-        tell([sure, doubt, sure])
+        report_findings([sure, doubt, sure])
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch, rows):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     findings = check_machine(sft(), executed(sft().training), CPU, None, rows).findings
     assert [(finding.key, finding.certain) for finding in findings] == [("operation.gpus", True)]
-    assert f"torch {torch.__version__}" in findings[0].found
+    assert f"torch {torch.__version__}" in findings[0].problem
     for operation in ({"allow_cpu": True}, {"gpus": 0}):
         assert not check_machine(sft(), executed(sft().training, **operation), CPU, None, rows).findings
 
@@ -119,9 +119,9 @@ def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch
     (finding,) = check_machine(sft(), operation, GPU, SEVEN, rows).findings
     gb = NUMBERS / 1e9
     # Weights and gradients of 4 bytes, states of 8.
-    assert f"needs {16 * gb:.1f} GB without any activations (weights {4 * gb:.2f} GB, " in finding.found
-    assert f"optimizer states {8 * gb:.2f} GB" in finding.found
-    assert "NVIDIA A10 has 24.0 GB" in finding.found
+    assert f"needs {16 * gb:.1f} GB without any activations (weights {4 * gb:.2f} GB, " in finding.problem
+    assert f"optimizer states {8 * gb:.2f} GB" in finding.problem
+    assert "NVIDIA A10 has 24.0 GB" in finding.problem
     assert finding.certain
     for way in ("`lora`", "quantization", "paged_adamw_8bit", "fsdp"):
         assert way in finding.do
@@ -168,8 +168,8 @@ def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch
     assert duration_findings(2 * 86400 * 0.5e11, 1, slow) == []
     assert duration_findings(4 * 86400 * 0.5e11, 2, slow) == []
     (finding,) = duration_findings(30 * 86400 * 0.5e11, 1, slow)
-    assert "would take 30 days at best" in finding.found
-    assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.found
+    assert "would take 30 days at best" in finding.problem
+    assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.problem
     # Seven billion parameters, 616 tokens, ten thousand epochs; of few, nothing is measured.
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, available=10**12))
     monkeypatch.setattr(machine, "host_limit", lambda: 10**12)

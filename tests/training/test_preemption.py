@@ -29,7 +29,7 @@ def own_handler():
 @pytest.fixture
 def ending(monkeypatch):
     """Jobs that end five seconds after they begin, all of which a checkpoint is given, and a queue without a place for them."""
-    monkeypatch.setattr(preemption, "ends_at", lambda: time.time() + 5)
+    monkeypatch.setattr(preemption, "job_end_time", lambda: time.time() + 5)
     monkeypatch.setattr(preemption, "LARGEST_SHARE", 2.0)
 
 
@@ -58,7 +58,7 @@ def test_told_to_end_it_leaves_with_a_checkpoint_and_goes_on_exactly(tmp_path, m
 def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
     trained = Trained(tmp_path, "preference")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preemption, "ends_at", lambda: None)
+        patch.setattr(preemption, "job_end_time", lambda: None)
         straight, work = trained.train("straight", {"loss": "sigmoid"}, **SETTINGS)
     steps = straight.counts["steps"]
     for done in range(1, steps):
@@ -72,7 +72,7 @@ def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
 @pytest.mark.parametrize(("seconds", "least"), [(None, 60), (3600, 60), (40, 10), (-5, 0)])
 def test_a_short_job_is_not_all_leaving(monkeypatch, tmp_path, seconds, least):
     """Of a minute, most is gone when it begins to train; to leave at once would make no end of jobs."""
-    monkeypatch.setattr(preemption, "ends_at", lambda: seconds and time.time() + seconds)
+    monkeypatch.setattr(preemption, "job_end_time", lambda: seconds and time.time() + seconds)
     assert preemption.Leave(1000, tmp_path).least == pytest.approx(least, abs=0.1)
 
 
@@ -87,7 +87,7 @@ def test_a_training_that_stop_if_ends_is_over_and_leaves_nothing_to_go_on_with(t
 @pytest.mark.parametrize("requeues", [True, False])
 def test_only_a_job_whose_time_is_up_is_queued_again(tmp_path, monkeypatch, requeues):
     asked = []
-    monkeypatch.setattr(requeue, "requeued", lambda: asked.append(1) or requeues)
+    monkeypatch.setattr(requeue, "requeue_job", lambda: asked.append(1) or requeues)
     monkeypatch.setattr(requeue, "SECONDS_TO_END", 0)
     requeue.after_leaving(tmp_path)
     requeue.leave(tmp_path, 7, "signal", first=True)
@@ -106,7 +106,7 @@ def test_only_a_job_whose_time_is_up_is_queued_again(tmp_path, monkeypatch, requ
 
 def test_what_a_checkpoint_took_is_known_to_the_next_job(tmp_path, monkeypatch):
     """Of 7B, the estimate for a slow disk is more than a short job has: it would leave after each step for ever."""
-    monkeypatch.setattr(preemption, "ends_at", lambda: time.time() + 1800)
+    monkeypatch.setattr(preemption, "job_end_time", lambda: time.time() + 1800)
     first = preemption.Leave(7_000_000_000, tmp_path)
     assert first._reason() == "deadline"
     first.on_step_begin()
@@ -120,7 +120,7 @@ def test_what_a_checkpoint_took_is_known_to_the_next_job(tmp_path, monkeypatch):
 
 def test_a_scheduler_that_did_not_answer_is_asked_again(tmp_path, monkeypatch):
     answers = [None, None, time.time() + 10, time.time() + 10]
-    monkeypatch.setattr(preemption, "ends_at", lambda: answers.pop(0))
+    monkeypatch.setattr(preemption, "job_end_time", lambda: answers.pop(0))
     leave = preemption.Leave(1000, tmp_path)
     assert leave._reason() is None and len(answers) == 3
     monkeypatch.setattr(preemption, "ASKED_AGAIN_SECONDS", -1)

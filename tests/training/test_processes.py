@@ -165,7 +165,7 @@ def test_a_full_disk_is_told_and_no_traceback(run_worker, tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    with pytest.raises(SystemExit, match=r"error: the results can't be written: .*Make room"):
+    with pytest.raises(SystemExit, match=r"error: the results can't be written: .*Free disk space"):
         run_worker(train, code_digest(MODULE))
 
 

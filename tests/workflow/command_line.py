@@ -26,7 +26,7 @@ def _run(arguments: list[str], folder: Path, environment: dict[str, str], said: 
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(folder)
-    # What is there is the environment of the test that began the server.
+    # The environment is that of the test that started the server.
     os.environ.clear()
     os.environ.update(environment)
     from snakemake import cli

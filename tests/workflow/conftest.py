@@ -89,7 +89,7 @@ class Project:
         return self
 
     def copy_to(self, folder: Path) -> "Project":
-        """As a user would: the whole project moves, with results and Snakemake's notes."""
+        """Move the whole project, with results and Snakemake's records, as a user would."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder, self.config, self.code)
 
@@ -122,7 +122,7 @@ class Project:
 
 
 def copy_code(folder: Path) -> None:
-    """What of a clone runs, to edit."""
+    """The files of a clone that run, to edit."""
     folder.mkdir()
     for name in ("Snakefile", "workflow", "profiles", "envs", "resources"):
         source = ROOT / name
@@ -156,7 +156,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def _run_with_secrets(folder: Path) -> None:
-    """The environment of many users; tests/security looks for what came of it."""
+    """Run the micro project in an environment with secrets; tests/security checks where they end up."""
     with pytest.MonkeyPatch.context() as environment:
         for name, value in SECRETS.items():
             environment.setenv(name, value)
@@ -165,7 +165,7 @@ def _run_with_secrets(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
-    """The micro project after one complete run. Tests copy it; nobody changes it."""
+    """The micro project after one complete run. Tests copy it and don't change it."""
     return Project(made_once(tmp_path_factory, "micro", _run_with_secrets))
 
 

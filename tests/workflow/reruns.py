@@ -75,7 +75,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.near_duplicates.shingle": ({"corpora.chat.near_duplicates": {"shingle": 3}}, CORPUS),
     "corpora.near_duplicates.drop": ({"corpora.chat.near_duplicates": {"drop": False}}, CORPUS),
     "corpora.decontamination.ngram": ({"corpora.chat.decontamination": {"ngram": 9}}, CORPUS),
-    # The same rows in other parts: Snakemake sees other files, and what follows publishes what it had.
+    # The same rows in other parts: Snakemake sees other files, and later stages reuse their results.
     "corpora.parts": ({"corpora.chat.parts": 2}, TOKENS | SFT),
     "corpora.license": ({"corpora.chat.license": "cc-by-4.0"}, CARD),
     "corpora.description": ({"corpora.chat.description": "Invented."}, CARD),
@@ -118,7 +118,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.lora.dora": (ADOPTED | {"sft.run.lora": {**LORA, "dora": True}}, TOKENIZER),
     "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, TOKENIZER),
     "sft.lora.merge": (ADOPTED | {"sft.run.lora": {**LORA, "merge": False}}, TOKENIZER),
-    # The run goes on from one that is current, and all that is made of it follows.
+    # The run continues a current one, and everything made from it follows.
     "sft.use_base": ({"sft.first": "=sft.run", "sft.run": CONTINUED}, SFT),
     "sft.license": ({"sft.run.license": "mit"}, CARD),
     "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
@@ -135,7 +135,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     # It needs the reference's log-probabilities by token.
     "dpo.ld_alpha": ({"dpo.run.ld_alpha": 0.5}, REF),
     "dpo.discopop_tau": ({"dpo.run.loss": "discopop", "dpo.run.discopop_tau": 0.1}, DPO),
-    # No reference is asked for any more.
+    # No reference is needed any more.
     "dpo.simpo_gamma": ({"dpo.run.loss": "simpo", "dpo.run.simpo_gamma": 1.0}, DPO),
     "dpo.cpo_alpha": ({"dpo.run.loss": "cpo", "dpo.run.cpo_alpha": 0.5}, DPO),
     "dpo.desirable_weight": (MARKED | {"dpo.run.desirable_weight": 2.0}, {"corpus"} | TOKENS | REF),
@@ -148,7 +148,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.reference.path": ({"dpo.run.reference": PRETRAINED}, REF),
     "dpo.reference.revision": ({"dpo.run.reference": {**PRETRAINED, "revision": "f00"}}, REF),
     "dpo.reference.trust_remote_code": ({"dpo.run.reference": {**PRETRAINED, "trust_remote_code": True}}, REF),
-    # What is gathered is there; which parts it would be made of doesn't matter.
+    # The gathered result exists; which parts it would be made from doesn't matter.
     "dpo.reference_pass.parts": ({"dpo.run.reference_pass": {"parts": 2}}, set()),
     "dpo.reference_pass.token_logps": ({"dpo.run.reference_pass": {"token_logps": True}}, REF),
     "dpo.reference_pass.share_kernels": ({"dpo.run.reference_pass": {"share_kernels": True}}, set()),
@@ -164,7 +164,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.lora.merge": ({"dpo.run.lora": {**LORA, "merge": False}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
     "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
-    # What it starts from has no card.
+    # The run that it starts from has no card.
     "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, {"eval"} | REPORT),
     "eval.conversations": ({"eval.both.conversations": []}, EVAL),
     "eval.preferences": ({"eval.both.preferences": []}, EVAL),
@@ -192,7 +192,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.tasks.system_instruction": ({"eval.both.tasks": {**SHIPPED, "system_instruction": "Be brief."}}, EVAL),
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
-    # What is tried is a target of its own.
+    # Trials are a target of their own.
     "diagnose.run": ({"diagnose.speed": {"run": "dpo:run", "changes": CHANGE}}, set()),
     "diagnose.changes": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE}}, set()),
     "diagnose.mode": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "mode": "add-one-in"}}, set()),
@@ -210,7 +210,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "report.note": ({"report": {"note": "other"}}, REPORT),
     "report.compare": ({"report": {"compare": ["results/dpo/run"]}}, REPORT),
     "report.sort_by": ({"report": {"sort_by": "preferences.pairs.reward_accuracy"}}, REPORT),
-    # What is pushed was made before, and what is converted is made by `snakemake gguf` alone.
+    # Pushed models were made before, and `snakemake gguf` alone converts.
     "push.model": ({"push.run": PUSHED | {"model": "sft:run"}}, set()),
     "push.repository": ({"push.run": PUSHED | {"repository": "owner/other"}}, set()),
     "push.private": ({"push.run": PUSHED | {"private": False}}, set()),
@@ -227,7 +227,7 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         # The data type can move a log-probability, so the reference follows it.
         shared = {"ref_logps"} if section == "dpo" and key == "precision" else set()
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
-    # In what portions a step is computed shapes nothing.
+    # The batch plan of a step shapes no result.
     for key, value in {"micro_batch_rows": 4, "gradient_checkpointing": True}.items():
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, set())
     for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory", "allow_cpu"):
@@ -255,7 +255,7 @@ SINGLE = {
     "sft.lora.rslora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.rslora": True}, {"sft"}),
     "sft.lora.dora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dora": True}, {"sft"}),
     "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.modules_to_save": ["norm"]}, {"sft"}),
-    # What reads the model is told what lies below.
+    # Readers of the model get its base layers too.
     "sft.lora.merge": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.merge": False}, {"sft", "ref_logps", "dpo", "eval"}),
     "sft.use_base": ({"sft.first": "=sft.run", "sft.other": "=sft.run", "sft.run": CONTINUED}, {"sft.run.use_base": "sft:other"}, set()),
     "sft.quantization": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.quantization": {}}, {"sft"}),

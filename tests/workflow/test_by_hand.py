@@ -1,4 +1,4 @@
-"""What people do to a project by hand, and the exact rules that must run again: with Snakemake's notes and without them."""
+"""Manual changes to a project, and the exact rules that must run again, with Snakemake's records and without them."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def replace_by_an_older_file(how: Callable[[Path, Path], object]) -> Callable[[P
         data = project.folder / "data/chat.jsonl"
         other = project.folder / "other.jsonl"
         text = data.read_text(encoding="utf-8")
-        # Two letters change places, so that not even the size tells.
+        # Two letters are swapped, so that the size stays the same.
         other.write_text(text.replace("the ", "hte ", 1), encoding="utf-8")
         assert other.stat().st_size == data.stat().st_size
         os.utime(other, (LONG_AGO, LONG_AGO))
@@ -60,12 +60,12 @@ def replace_by_an_older_file(how: Callable[[Path, Path], object]) -> Callable[[P
 
 
 def keep_its_time(project: Project) -> None:
-    """As an editor that puts the time back, or a copy within one tick of a coarse clock."""
+    """Like an editor that restores the time, or a copy within one tick of a coarse clock."""
     data = project.folder / "data/preferences.jsonl"
-    found = data.stat()
+    result = data.stat()
     text = data.read_text(encoding="utf-8")
     data.write_text(text.replace("the ", "hte ", 1), encoding="utf-8")
-    os.utime(data, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.utime(data, ns=(result.st_atime_ns, result.st_mtime_ns))
 
 
 def touch_all(when: float) -> Callable[[Project], None]:
@@ -125,7 +125,7 @@ def both(*edits: Callable[[Project], None]) -> Callable[[Project], None]:
     return edit
 
 
-# What was done, how, what must run again, and what is said of it.
+# The change, how it is made, which rules must run again, and what is logged.
 BY_HAND: dict[str, tuple[Callable[[Project], None], set[str], str]] = {
     "nothing": (both(), set(), ""),
     "learning rate": (put("sft.run.training.learning_rate", 0.004), SFT, "sft/run: spec differs (training.learning_rate: 0.002 → 0.004)"),
@@ -152,8 +152,8 @@ BY_HAND: dict[str, tuple[Callable[[Project], None], set[str], str]] = {
     "an evaluation removed": (remove("results/eval/both/sft-run"), EVAL, ""),
 }  # fmt: skip
 
-# Of these, rows or settings change, which is looked at before anything trains on them.
-LOOKED_AT = {
+# Of these, rows or settings change, which preflight checks before anything trains on them.
+CHECKED_AGAIN = {
     "learning rate", "all is from tomorrow, and a learning rate", "vocabulary", "an older file by cp -p", "an older file by mv", "a file that keeps its time",
     "results elsewhere, then a learning rate", "shards removed", "a manifest removed", "a record removed",
 }  # fmt: skip
@@ -180,7 +180,7 @@ def test_what_is_done_by_hand_reruns_exactly_its_rules(project, done, notes):
         shutil.rmtree(project.folder / ".snakemake")
     edit(project)
     shown = project.snakemake("--dry-run")
-    assert rules_in(shown) == expected | ({"preflight"} if done in LOOKED_AT else set())
+    assert rules_in(shown) == expected | ({"preflight"} if done in CHECKED_AGAIN else set())
     assert said in shown
     if not expected:
         assert "stale: " not in shown
@@ -206,7 +206,7 @@ def test_force_still_means_everything_below(project):
     assert project.stale("results/sft/run/manifest.json", "--force") == {"sft"}
 
 
-def test_only_what_a_target_needs_is_run_and_told(project):
+def test_only_what_a_target_needs_is_run_and_logged(project):
     project.config["dpo"]["run"]["beta"] = 0.2
     assert project.stale("results/sft/run/manifest.json") == set()
     shown = project.snakemake("--dry-run", "results/sft/run/manifest.json")
@@ -251,7 +251,7 @@ def made_with(project: Project, stage: str, **versions: str) -> None:
         write_manifest(path, manifest)
 
 
-def test_other_versions_are_told_and_rerun_only_where_it_is_asked_for(project):
+def test_other_versions_are_logged_and_rerun_only_if_configured(project):
     here = version("torch")
     made_with(project, "sft", torch="2.0.0")
     made_with(project, "dpo", torch="2.0.0", peft=None)
@@ -276,9 +276,9 @@ def test_a_variant_that_equals_its_parent_is_not_computed_again(project):
     assert project.read("results/dpo/sweep-beta0.1/manifest.json") == project.read("results/dpo/run/manifest.json")
 
 
-def test_a_run_killed_in_the_middle_goes_on_without_its_notes(fresh):
+def test_a_killed_run_resumes_without_snakemakes_records(fresh):
     fresh.snakemake("results/tokenizer/small/manifest.json")
-    # As Snakemake leaves a job that was killed: its outputs are gone, and nothing is noted.
+    # The state that Snakemake leaves of a killed job: its outputs are gone, and nothing is recorded.
     shutil.rmtree(fresh.folder / "results/corpus/pairs")
     shutil.rmtree(fresh.folder / ".snakemake")
     said = fresh.snakemake("results/tokenizer/small/manifest.json")

@@ -1,4 +1,4 @@
-"""What the Snakemake workflow catalog asks of a repository: https://snakemake.github.io/snakemake-workflow-catalog"""
+"""The requirements of the Snakemake workflow catalog: https://snakemake.github.io/snakemake-workflow-catalog"""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from snaketune.stages.table import STAGES
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_map_is_found_where_the_catalog_looks_for_it():
+def test_the_snakefile_is_where_the_catalog_expects_it():
     plans = [
         subprocess.run(
             ["snakemake", *where, "-n", "--forceall", "--quiet", "rules"], cwd=ROOT, capture_output=True, text=True
@@ -25,12 +25,12 @@ def test_the_map_is_found_where_the_catalog_looks_for_it():
     jobs = [re.findall(r"^(\w+) +(\d+)$", plan.stdout + plan.stderr, re.MULTILINE) for plan in plans]
     assert jobs[0] == jobs[1]
     default = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
-    # Its portions are chosen by hand, so that nothing is measured.
-    asked = {stage for stage, _ in JobGraph(*load(default)).jobs} - {"calibrate", "trial", "audit"}
-    assert {name for name, _ in jobs[0]} >= asked | {"all", "total"}
+    # The batch plan is configured, so that nothing is measured.
+    requested = {stage for stage, _ in JobGraph(*load(default)).jobs} - {"calibrate", "trial", "audit"}
+    assert {name for name, _ in jobs[0]} >= requested | {"all", "total"}
 
 
-def test_what_its_file_says_of_deployment_is_so():
+def test_the_catalogs_claims_about_deployment_are_true():
     usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text(encoding="utf-8"))["usage"]
     rules = [(ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8") for stage in STAGES]
     assert usage["software-stack-deployment"]["conda"] == all("conda:" in rule for rule in rules)

@@ -41,22 +41,22 @@ class Cluster:
         return self.look(*arguments, check=check)
 
     def look(self, *arguments, check=True):
-        # What this machine has is no limit there.
+        # The resources of this machine are no limit there.
         status, said = snakemake(
             [*self.project.arguments()[:-4], "-n", "--profile", "profiles/slurm", *arguments], self.project.folder
         )
         assert not (check and status), said
         return said
 
-    def asked(self, *arguments, site=SITE):
-        """By rule, what the last of its jobs asks for, as texts."""
-        found = {}
+    def requested(self, *arguments, site=SITE):
+        """Return by rule the resources of its last job, as strings."""
+        result = {}
         _, *parts = RULE.split(self.plan(*arguments, site=site))
         for rule, body in zip(parts[::2], parts[1::2]):
-            told = dict(re.findall(r"^ +(resources|threads): (.*)$", body, re.MULTILINE))
-            pairs = (pair.split("=", 1) for pair in told["resources"].split(", "))
-            found[rule] = dict(pairs) | {"threads": told.get("threads", "1")}
-        return found
+            output = dict(re.findall(r"^ +(resources|threads): (.*)$", body, re.MULTILINE))
+            pairs = (pair.split("=", 1) for pair in output["resources"].split(", "))
+            result[rule] = dict(pairs) | {"threads": output.get("threads", "1")}
+        return result
 
 
 def several_gpus(cluster, **operation):
@@ -70,42 +70,42 @@ def cluster(fresh, monkeypatch):
     return Cluster(fresh, monkeypatch)
 
 
-def test_jobs_ask_for_what_their_work_takes_within_the_partitions(cluster):
+def test_jobs_request_what_they_need_within_the_partitions(cluster):
     several_gpus(cluster, gpus=2)
-    asked = cluster.asked()
-    # Of a few kilobytes.
-    assert int(asked["corpus"]["mem_mb"]) < 2000
-    assert int(asked["corpus"]["runtime"]) < 10
-    sft = asked["sft"]
+    requested = cluster.requested()
+    # The corpora have a few kilobytes.
+    assert int(requested["corpus"]["mem_mb"]) < 2000
+    assert int(requested["corpus"]["runtime"]) < 10
+    sft = requested["sft"]
     assert (sft["gpu"], sft["nodes"], sft["threads"], sft["mem_mb"]) == ("2", "1", "16", "6600")
     assert (sft["slurm_account"], sft["qos"], sft["constraint"]) == ("me", "normal", "a100")
-    assert "constraint" not in asked["corpus"]
-    # Of a smaller partition they ask for all that it gives.
+    assert "constraint" not in requested["corpus"]
+    # In a smaller partition they request all that it allows.
     small = SITE | {"partitions": {"one": {"max_gpu": 2, "max_threads": 4, "max_mem_mb": 2000, "max_runtime": 5}}}
-    sft = cluster.asked(site=small)["sft"]
+    sft = cluster.requested(site=small)["sft"]
     assert (sft["threads"], sft["mem_mb"], sft["runtime"]) == ("4", "2000", "5")
 
 
 def test_nothing_on_the_command_line_takes_the_clusters_values_away(cluster):
     given = ["--default-resources", "disk_mb=1000", "--set-resources", "sft:runtime=33", "--set-threads", "sft=2"]
-    sft = cluster.asked(*given)["sft"]
+    sft = cluster.requested(*given)["sft"]
     assert (sft["runtime"], sft["threads"]) == ("33", "2")
     assert (sft["slurm_account"], sft["constraint"], sft["gres"]) == ("me", "a100", "gpu:1")
 
 
 def test_gpus_are_gres_where_the_cluster_knows_only_that(cluster):
-    sft = cluster.asked(site=SITE | {"gpus_by": "gres", "gpu_model": "v100"})["sft"]
+    sft = cluster.requested(site=SITE | {"gpus_by": "gres", "gpu_model": "v100"})["sft"]
     assert (sft["gres"], sft["gpu"]) == ("gpu:v100:1", "0")
     assert "gpu_model" not in sft
 
 
-def test_what_ran_before_says_what_its_job_takes(cluster, monkeypatch):
+def test_an_earlier_run_sets_the_estimate(cluster, monkeypatch):
     with monkeypatch.context() as patch:
         patch.chdir(cluster.project.folder)
         spec = json.loads(canonical(JobGraph(*load(cluster.project.config)).job("sft", "run").spec))
-    for facts, told, runtime, mem_mb in (
+    for facts, output, runtime, mem_mb in (
         ({"seconds": 1200, "peak_memory_mb": 1000}, spec, "35", "2000"),
-        # Of another model, or of one that is only said to be it, it may be too little.
+        # Measured with another spec, the memory may be too low.
         ({"seconds": 1200, "peak_memory_mb": 1000}, spec | {"base": None}, "35", "3600"),
         ({"seconds": 1200, "peak_memory_mb": 4000}, spec | {"base": None}, "35", "6500"),
         ({"seconds": 1200, "tokens_per_second_median": 1.0}, spec, "120", "3600"),
@@ -113,24 +113,24 @@ def test_what_ran_before_says_what_its_job_takes(cluster, monkeypatch):
         folder = cluster.project.folder / "results/sft/run"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
-        (folder / "manifest.json").write_text(json.dumps({"spec": told}), encoding="utf-8")
-        sft = cluster.asked()["sft"]
+        (folder / "manifest.json").write_text(json.dumps({"spec": output}), encoding="utf-8")
+        sft = cluster.requested()["sft"]
         assert (sft["runtime"], sft["mem_mb"]) == (runtime, mem_mb)
 
 
 @pytest.mark.parametrize(
-    ("operation", "told"),
+    ("operation", "expected"),
     [
         (
             {"gpus": 4},
-            "sft/run can never start: it asks for 4 GPUs on each of 1 nodes, but partition cpu has no GPUs; partition gpu has",
+            "sft/run can never start: it requests 4 GPUs on each of 1 nodes, but partition cpu has no GPUs; partition gpu has",
         ),
-        ({"gpus": 2, "nodes": 3}, "partition gpu gives 2 nodes"),
+        ({"gpus": 2, "nodes": 3}, "partition gpu allows 2 nodes"),
     ],
 )
-def test_what_can_never_start_is_refused_in_the_dry_run(cluster, operation, told):
+def test_what_can_never_start_is_refused_in_the_dry_run(cluster, operation, expected):
     several_gpus(cluster, **operation)
-    assert told in cluster.plan(check=False)
+    assert expected in cluster.plan(check=False)
     assert "lower operation.gpus or operation.nodes" in cluster.plan(check=False)
 
 
@@ -140,7 +140,7 @@ def groups_of(planned):
 
 def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     assert groups_of(cluster.plan()) == {"data", "models"}
-    # What would take them all longer than the partition allows isn't one job.
+    # Jobs that together take longer than the partition allows aren't grouped.
     short = {**SITE["partitions"]["gpu"], "max_runtime": 20}
     assert groups_of(cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})) == {"data"}
     cluster.project.config["corpora"]["chat"]["sources"][0]["files"] = ["data/big.jsonl"]
@@ -150,11 +150,11 @@ def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     planned = cluster.plan()
     assert "data" not in groups_of(planned)
     # Its parts are an array, where one job speaks for all.
-    asked = cluster.asked()
-    assert asked["tokenize"] == asked["tokenize"] | {"mem_mb": "1400"}
+    requested = cluster.requested()
+    assert requested["tokenize"] == requested["tokenize"] | {"mem_mb": "1400"}
 
 
-def test_without_the_clusters_file_the_profile_says_how_to_make_it(cluster):
-    told = cluster.look(check=False)
-    assert "profiles/slurm/cluster.yaml" in told
-    assert "make slurm-profile" in told
+def test_without_the_clusters_file_the_profile_names_the_command_that_makes_it(cluster):
+    listed = cluster.look(check=False)
+    assert "profiles/slurm/cluster.yaml" in listed
+    assert "make slurm-profile" in listed

@@ -1,4 +1,4 @@
-"""Tools, weights of turns and documents through the whole chain: what is written is supervised, and what isn't is told."""
+"""Tools, weights of turns and documents through all stages: what is written is supervised, and exclusions are logged."""
 
 import json
 
@@ -46,7 +46,7 @@ def columns(fresh):
     return fresh
 
 
-def test_tools_weights_and_documents_go_through_the_chain(columns):
+def test_tools_weights_and_documents_pass_all_stages(columns):
     said = columns.snakemake()
     assert "Traceback" not in said
     (pack,) = columns.folder.glob("results/pack/tools-small-512-*")
@@ -66,7 +66,7 @@ def test_tools_weights_and_documents_go_through_the_chain(columns):
                                               ("input_ids", "labels", "attention_mask", "segment_lengths"))):  # fmt: skip
         # Everything is supervised but the first token of each segment, and padding.
         assert sum(id >= 0 for id in labels) == sum(mask) - len(segments)
-        # An <|im_end|> in a text is text, so that eos ends each document and stands nowhere else.
+        # An <|im_end|> in a text is text, so eos ends each document and occurs nowhere else.
         assert row.count(chat.eos_id) <= len(segments)
 
     scores = json.loads(columns.read("results/eval/both/sft-text/scores/scores.json"))["conversations"]
@@ -74,7 +74,7 @@ def test_tools_weights_and_documents_go_through_the_chain(columns):
     assert scores["documents"]["exact_match"]["prompts"] == 0 < scores["tools"]["exact_match"]["prompts"]
     responses = columns.read("results/eval/both/sft-text/scores/responses.jsonl")
     assert "[tools] " in responses and "Say it is" in responses
-    # What rows of 512 lose is said by the plan and on both pages, or by none.
+    # Tokens dropped for rows of 512 are reported by the plan and on both pages, or by none.
     logs = [log.read_text(encoding="utf-8") for log in columns.folder.glob("results/logs/plan/tools-small-512-*.log")]
     pages = [columns.read(f"results/report/pages/{page}.html") for page in ("index", "packing")]
     assert len({"would keep 99%" in text for text in (*logs, *pages)}) == 1

@@ -30,7 +30,7 @@ def test_comparing_reruns_the_report_alone_and_again_only_where_something_change
     shutil.rmtree(results / "dpo/old")
     said = project.snakemake("--dry-run", check=False)
     assert "report.compare: there is no folder 'results/dpo/old'" in said
-    # What is no part of the report goes on.
+    # Jobs that aren't part of the report continue.
     assert project.stale("results/eval/both/dpo-run/manifest.json") == set()
     del project.config["report"]
     assert project.stale() == {"report"}

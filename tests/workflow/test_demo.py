@@ -75,18 +75,18 @@ def test_the_habit_is_visible_in_the_samples(demo):
     assert brief["dpo"] > 0.9
 
 
-def test_the_best_of_the_sweep_is_linked_and_told(demo):
-    told = json.loads((demo / "results/report/manifest.json").read_text(encoding="utf-8"))["best"]
+def test_the_best_of_the_sweep_is_linked_and_recorded(demo):
+    output = json.loads((demo / "results/report/manifest.json").read_text(encoding="utf-8"))["best"]
     pairs = {
         path.name.removeprefix("dpo-"): json.loads((path / "scores/scores.json").read_text(encoding="utf-8"))
         for path in demo.glob("results/eval/demo/dpo-*")
     }
     assert len(pairs) == 2
     accuracy = {name: s["preferences"]["demo-preferences"]["logp_accuracy_per_token"] for name, s in pairs.items()}
-    assert told["value"] == max(accuracy.values()) == accuracy[told["run"].removeprefix("dpo:")]
-    assert (demo / "results/best").resolve() == (demo / "results" / told["payload"]).resolve()
+    assert output["value"] == max(accuracy.values()) == accuracy[output["run"].removeprefix("dpo:")]
+    assert (demo / "results/best").resolve() == (demo / "results" / output["payload"]).resolve()
     page = (demo / "results/report/pages/index.html").read_text(encoding="utf-8")
-    assert f"<b>{told['run']}</b> comes first" in page
+    assert f"<b>{output['run']}</b> comes first" in page
     assert "Won: from the rejected to the chosen response" in page
     assert not [name for name in demo.glob("results/dpo/*/manifest.json") if '"stopped"' in name.read_text("utf-8")]
 
@@ -99,13 +99,19 @@ def test_every_count_adds_up_from_raw_rows_to_trained_tokens(demo):
             .read_bytes()
             .count(b"\n")
         )
-        kept = corpus["kept"]
+        retained = corpus["kept"]
         assert raw == corpus["read"]
-        assert raw == corpus["quarantined"]["total"] + corpus["dropped"]["duplicate"] + kept["train"] + kept["held_out"]
+        assert (
+            raw
+            == corpus["quarantined"]["total"]
+            + corpus["dropped"]["duplicate"]
+            + retained["train"]
+            + retained["held_out"]
+        )
         (path,) = demo.glob(f"results/pack/{name}-*/manifest.json")
         packed = json.loads(path.read_text(encoding="utf-8"))["counts"]
         for split in ("train", "held_out"):
-            assert packed[split]["read"] == kept[split]
+            assert packed[split]["read"] == retained[split]
             assert packed[split]["read"] == packed[split]["kept"] + sum(packed[split]["dropped"].values())
         if name == "demo-chat":
             trained = json.loads((demo / "results/sft/demo/manifest.json").read_text(encoding="utf-8"))["counts"]

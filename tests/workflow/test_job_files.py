@@ -72,14 +72,14 @@ def test_a_job_by_hand_is_one_short_command(project):
         [*command[:3], "sft", command[4]], cwd=project.folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert f"{command[4]} is of stage dpo, not sft" in done.stderr
+    assert f"{command[4]} is a job file of stage dpo, not sft" in done.stderr
 
 
 def test_a_job_that_waited_on_a_cluster_runs_as_it_was_planned(fresh):
     fresh.snakemake("--dry-run")
     planned = json.loads(fresh.read("results/.jobs/corpus/chat.json"))["spec"]
     fresh.config["corpora"]["chat"]["held_out"] = 0.4
-    # As a node starts a job that a scheduler sent there.
+    # The way a node starts a job that a scheduler sent.
     fresh.snakemake("--mode=remote", "--target-jobs", "corpus:name=chat", "--force", "--nolock", "--ignore-incomplete")
     assert json.loads(fresh.read("results/corpus/chat/manifest.json"))["spec"] == planned
     assert "corpus/chat: spec differs (held_out: 0.2 → 0.4)" in fresh.snakemake("--dry-run")
@@ -93,7 +93,7 @@ def test_what_snakemake_leaves_out_is_named(project):
     marker.parent.mkdir(exist_ok=True)
     marker.write_text("{}", encoding="utf-8")
     said = project.snakemake("--rerun-incomplete")
-    left_out = re.findall(r"^stale, and not run: (.*); run again$", said, re.MULTILINE)
+    not_run = re.findall(r"^stale, and not run: (.*); run again$", said, re.MULTILINE)
     again = rules_in(project.snakemake())
-    assert left_out and again, said
+    assert not_run and again, said
     assert project.stale() == set()

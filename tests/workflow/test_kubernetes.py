@@ -74,9 +74,9 @@ def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(v
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "snaketune"
     assert {"name": "snaketune", "mountPath": str(volume)} in container["volumeMounts"]
-    asked = {"cpu": "1000m", "memory": "1400M", "ephemeral-storage": "50000M", "nvidia.com/gpu": "0"}
-    assert container["resources"]["limits"].items() >= asked.items()
-    # What is current stays so, and what is stale is forced, as anywhere.
+    requested = {"cpu": "1000m", "memory": "1400M", "ephemeral-storage": "50000M", "nvidia.com/gpu": "0"}
+    assert container["resources"]["limits"].items() >= requested.items()
+    # Current results stay so, and stale ones are forced, as on other platforms.
     assert "Nothing to be done" in plan(volume, CORPUS)[1]
     config = yaml.safe_load((volume / "config.yaml").read_text(encoding="utf-8"))
     config["corpora"]["chat"]["held_out"] = 0.3
@@ -84,17 +84,17 @@ def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(v
     assert "rule corpus:" in plan(volume, CORPUS)[1]
 
 
-def test_results_that_nobody_could_read_while_planning_are_refused(volume):
+def test_storages_that_the_planner_could_not_read_are_refused(volume):
     status, said = plan(volume, CORPUS, "--default-storage-prefix", "/elsewhere")
     assert status != 0
     assert "results have to be in the working directory" in said
 
 
-def test_the_profile_names_one_place():
+def test_the_profile_names_one_folder():
     profile = yaml.safe_load((ROOT / "profiles/kubernetes/config.yaml").read_text(encoding="utf-8"))
-    place = profile["default-storage-prefix"]
-    assert [volume.split(":")[1] for volume in profile["kubernetes-persistent-volumes"]] == [place]
-    assert set(re.findall(r"/mnt/[^/;]+", profile["precommand"])) == {place}
+    folder = profile["default-storage-prefix"]
+    assert [volume.split(":")[1] for volume in profile["kubernetes-persistent-volumes"]] == [folder]
+    assert set(re.findall(r"/mnt/[^/;]+", profile["precommand"])) == {folder}
 
 
 def test_a_training_on_several_nodes_is_refused(volume):
@@ -104,4 +104,4 @@ def test_a_training_on_several_nodes_is_refused(volume):
     (volume / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     status, said = snakemake(arguments(), volume)
     assert status != 0
-    assert "operation.nodes: 2 nodes need a batch job of SLURM" in said
+    assert "operation.nodes: 2 nodes need a SLURM batch job" in said

@@ -24,7 +24,7 @@ def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_nee
     project.config["corpora"]["marked"] = {
         "kind": "unpaired",
         "sources": [{"files": ["data/marked.jsonl"]}],
-        # As of the pairs, so that none of their held-out prompts is learned here.
+        # Held out like the pairs, so that none of their held-out prompts is trained on here.
         "held_out": 0.2,
     }
     run = project.config["dpo"].pop("run") | {"training": TRAINING}
@@ -47,7 +47,7 @@ def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_nee
         assert bool(manifest["inputs"].get("ref_logps")) != free
         last = run["history"][-1]
         assert ("kl" in last) != free and {"margin", "chosen_logp", "rejected_tokens"} <= last.keys()
-        assert {found["kind"] for found in run["warnings"]} <= {"collapse", "only_rejected", "length"}
+        assert {actual["kind"] for actual in run["warnings"]} <= {"collapse", "only_rejected", "length"}
         assert manifest["counts"]["pairs"] > 20
     # One pass for those that have pairs and a reference in common, one of single completions.
     made = [json.loads(path.read_text()) for path in project.folder.glob("results/ref_logps/*/manifest.json")]

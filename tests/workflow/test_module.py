@@ -38,7 +38,7 @@ def run(*command: str, folder: Path, environment: dict[str, str] | None = None) 
 
 
 def make_repository(folder: Path) -> None:
-    """What is checked out here, as a repository with a tag."""
+    """The checkout under test, as a repository with a tag."""
     folder.mkdir(parents=True)
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT)
     for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
@@ -77,7 +77,7 @@ def installed(repository, tmp_path_factory) -> Path:
 
 
 class User:
-    """Somebody's own workflow, with snaketune as a module, and Snakemake as it comes: no profile, its own rerun triggers."""
+    """A user's workflow with snaketune as a module, and default Snakemake: no profile, its own rerun triggers."""
 
     def __init__(self, project: Project, repository: Path):
         self.project, self.folder, self.repository = project, project.folder, repository
@@ -89,14 +89,14 @@ class User:
         return self
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
-        """As where these tests run, snaketune is installed: the code under test, which is the repository's."""
+        """Run Snakemake where snaketune is installed as in these tests: the code under test, from the repository."""
         status, said = snakemake(["--cores", "1", *arguments], self.folder)
         assert not (check and status), said[-6000:]
         assert check or status, "it ended well"
         return said
 
     def snakemake_with(self, site: Path, *arguments: str) -> str:
-        """Where the packages of a folder are installed, and no other snaketune."""
+        """Run Snakemake with the packages of a folder, and no other snaketune."""
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(
             "import os, sys\nsys.path = [path for path in sys.path "
@@ -157,7 +157,7 @@ def test_a_module_runs_with_the_package_that_pip_installs(user, installed, tmp_p
 
 
 def test_results_of_a_clone_are_current_in_a_module_and_the_default_template_comes_with_the_package(user):
-    # The same text as the file that the micro project names.
+    # The same text as in the file that the micro project names.
     user.project.config["tokenizers"]["small"].pop("chat_template")
     user.project.snakemake(TOKENIZER)
     # By its own triggers Snakemake would look up what has input files of other names.
@@ -177,7 +177,7 @@ def test_rules_may_be_renamed_and_the_default_target_is_all_of_them(user, path):
     planned = user.snakemake("--dry-run")
     assert {"snaketune_corpus", "snaketune_sft", "snaketune_report"} <= rules_in(planned)
     assert re.search(r"^snaketune_all +1$", planned, re.MULTILINE)
-    # Of some rules alone, none is the default.
+    # If only some rules are used, none is the default.
     user.write(GITHUB.replace("workflow/Snakefile", path), "use rule corpus from snaketune")
     assert rules_in(user.snakemake("--dry-run", CORPUS)) == {"corpus"}
 
@@ -210,7 +210,7 @@ rule lines:
 @pytest.mark.parametrize("moves", ['prefix: "elsewhere"', 'replace_prefix: {"results": "elsewhere"}'])
 def test_paths_that_would_move_are_refused(user, moves):
     said = user.write(GITHUB, config=f"config\n    {moves}").snakemake("--dry-run", check=False)
-    assert "`prefix` and `replace_prefix` would move the paths of rules alone" in said
+    assert "`prefix` and `replace_prefix` would change the paths of rules only" in said
 
 
 def test_the_config_that_a_module_is_given_is_all_that_counts(user):
@@ -231,7 +231,7 @@ def test_files_that_the_users_snakefile_reads_are_checked(user):
     assert f"config.yaml, line {lines}: the key 'eval' occurs twice" in said
 
 
-def test_without_the_package_it_is_said_what_to_install(user, tmp_path):
+def test_without_the_package_the_error_names_what_to_install(user, tmp_path):
     said = user.write(GITHUB).snakemake_with(tmp_path / "site", "--dry-run")
     assert "isn't installed here: pip install git+https://github.com/someone/snaketune@v1" in said
 
@@ -243,7 +243,7 @@ def test_a_package_of_another_revision_is_refused(user, tmp_path):
     (package / "packing/planned_before.py").touch()
     user.write(f'gitfile("{user.repository}", path="workflow/Snakefile", tag="v1")')
     said = user.snakemake_with(tmp_path / "site", "--dry-run")
-    assert "files differ (3, the first is errors.py); install that one: pip install --force-reinstall --no-deps" in said
+    assert "3 files differ (first errors.py); install that revision: pip install --force-reinstall --no-deps" in said
     assert f"--no-deps git+file://{user.repository}@v1" in said
 
 

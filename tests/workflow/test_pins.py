@@ -1,4 +1,4 @@
-"""What the environments and the image install: pins that a channel has, and the lock's and nobody else's."""
+"""The packages of environments and image: each channel has the pinned versions, which are those of the lock file."""
 
 import ast
 import json
@@ -51,7 +51,7 @@ def check(index: Path | str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_channel_with_all_pins_is_told_from_one_that_lacks_one(tmp_path):
+def test_a_channel_that_lacks_a_pin_is_detected(tmp_path):
     assert check(write_channel(tmp_path / "whole")) == (0, "")
     status, said = check(write_channel(tmp_path / "other", trl="1.15.0"))
     assert status == 1
@@ -87,7 +87,7 @@ def test_the_image_has_the_lock_and_nothing_else_of_python():
         "/opt/snaketune/requirements.lock",
     ]
     assert "grep '^torch=='" in installs[0]
-    # torch's own index, where one is asked for; else pip's.
+    # torch's own index if configured, otherwise pip's.
     assert "https://" not in said
     assert by_name["ARG"] == ["TORCH_INDEX="]
     assert "--index-url" in installs[0] and "index" not in installs[1]
@@ -100,7 +100,7 @@ def test_torch_is_one_line_of_the_lock():
 
 # Used where they are, and done without elsewhere; the trainings' environment has what of them conda-forge has.
 OPTIONAL = {"deepspeed", "flash_attn"}
-# What every stage is run by.
+# The packages that every stage needs.
 RUN = "snaketune.stages.run"
 
 

@@ -1,4 +1,4 @@
-"""Jobs in environments of their own: what Snakemake asks of conda and apptainer, answered by programs in their place."""
+"""Jobs in environments of their own, with fake conda and apptainer programs."""
 
 import json
 import os
@@ -46,13 +46,13 @@ def test_a_rule_runs_in_the_image(clone, monkeypatch):
     assert job["nv"]
     (imported,) = re.findall(r"PYTHONPATH=(\S+)", job["command"][-1])
     assert Path(shlex.split(imported)[0]) == clone.code / "workflow"
-    # What computed is the image's.
+    # The image's libraries computed it.
     assert (image / "pythons").read_text(encoding="utf-8") == "-m snaketune corpus results/.jobs/corpus/chat.json\n"
-    # How it was made changes nothing in what it is.
+    # The platform doesn't change the result.
     assert "Nothing to be done" in clone.snakemake(CORPUS)
 
 
-def test_an_image_that_isnt_there_is_told_before_anything_runs(clone, monkeypatch):
+def test_a_missing_image_is_reported_before_anything_runs(clone, monkeypatch):
     put_first(monkeypatch, SHIMS)
     assert "rule corpus:" in clone.snakemake("--sdm=apptainer", "-n", CORPUS)
     said = clone.snakemake("--sdm=apptainer", CORPUS, check=False)
@@ -61,7 +61,7 @@ def test_an_image_that_isnt_there_is_told_before_anything_runs(clone, monkeypatc
     assert not (clone.folder / "results/corpus").exists()
 
 
-def test_blanks_in_the_checkouts_path_hinder_nobody_else(tmp_path):
+def test_blanks_in_the_checkouts_path_matter_only_with_an_image(tmp_path):
     copy_code(tmp_path / "my code")
     project = Project(tmp_path / "project", code=tmp_path / "my code").write_data()
     assert "rule corpus:" in project.snakemake("-n", CORPUS)

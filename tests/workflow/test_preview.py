@@ -7,7 +7,7 @@ from .conftest import rules_in
 pytestmark = pytest.mark.workflow
 
 
-def test_a_config_is_looked_at_before_anything_is_made_and_again_whenever_that_is_asked(fresh):
+def test_a_preview_needs_no_result_and_runs_each_time(fresh):
     fresh.config["corpora"]["chat"]["cleaning"] = {"min_characters": 60}
     (fresh.folder / "data/more.jsonl").write_text(
         '{"question": "a{b}?", "answer": "c", "is_correct": false}\n', encoding="utf-8"

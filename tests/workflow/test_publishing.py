@@ -1,4 +1,4 @@
-"""What is handed on of whole runs: cards, pushes to a stand-in for the Hub, GGUF files, and resources/serve."""
+"""Publishing of whole runs: cards, pushes to a fake Hub, GGUF files, and resources/serve."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.publishing.test_convert import STAND_IN
 from .conftest import ROOT
 
 pytestmark = pytest.mark.workflow
-# Drawn, and so strong that what it lies on says something else.
+# Drawn weights, so strong that the adapter changes the base model's answers.
 LOUD = LoraConfig(r=4, lora_alpha=400, target_modules="all-linear", init_lora_weights=False)
 PUSH = {"run": {"model": "dpo:run", "repository": "owner/name"}}
 
@@ -73,15 +73,15 @@ def test_a_push_is_its_own_target_and_sends_what_is_described(project, monkeypat
         files = hub.repositories["owner/name"].branches["main"]
     model = json.loads(project.read("results/dpo/run/manifest.json"))["payload"]
     assert set(files) == {*model, "README.md"}
-    for place in (said, *(path.read_text() for path in project.folder.glob("results/logs/*.log"))):
-        assert TOKEN not in place
+    for folder in (said, *(path.read_text() for path in project.folder.glob("results/logs/*.log"))):
+        assert TOKEN not in folder
 
 
 @pytest.fixture
 def llama_cpp(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
-    # Of links to other files, which it takes for text, the stand-in reads none.
+    # The fake converter doesn't follow links to other files, which it takes for text.
     reads_text = STAND_IN.replace("path.read_text()", "path.stat().st_size")
     (folder / "convert_hf_to_gguf.py").write_text(reads_text.format(python=sys.executable))
     monkeypatch.setenv("LLAMA_CPP", str(folder))
@@ -96,7 +96,7 @@ def test_a_gguf_file_is_its_own_target(project, llama_cpp, monkeypatch):
     assert {"tokenizer.model", "model.safetensors"} <= set(given["files"])
     assert project.stale("gguf") == set()
     monkeypatch.setenv("LLAMA_CPP", "elsewhere")
-    # What is there is not made again.
+    # Existing results aren't made again.
     assert "Nothing to be done" in project.snakemake("gguf")
     project.config["gguf"]["small"]["type"] = "f16"
     assert "LLAMA_CPP names 'elsewhere'" in project.snakemake("gguf", check=False)
@@ -112,9 +112,9 @@ def test_llama_cpps_own_converter_writes_the_tokenizer_that_was_trained(finished
     from gguf import GGUFReader
 
     said = {name: field.contents() for name, field in GGUFReader(work.payload / "model-f16.gguf").fields.items()}
-    pieces = json.loads((folder / "model/tokenizer.json").read_text())["model"]["vocab"]
-    tokens = dict(zip(said["tokenizer.ggml.tokens"], range(len(pieces))))
-    assert {token.replace("▁", " "): at for token, at in tokens.items()} == pieces
+    parts = json.loads((folder / "model/tokenizer.json").read_text())["model"]["vocab"]
+    tokens = dict(zip(said["tokenizer.ggml.tokens"], range(len(parts))))
+    assert {token.replace("▁", " "): at for token, at in tokens.items()} == parts
     assert said["tokenizer.ggml.model"] == "llama"
     assert said["tokenizer.ggml.add_space_prefix"] is False
 

@@ -29,14 +29,14 @@ OTHER = {
     "dpo.reference_pass.token_logps": {"dpo.run.reference_pass": {"token_logps": True}},
     "dpo.ld_alpha": TABLE["dpo.ld_alpha"][0],
 }
-# Of these edits in the table, losses have no reference, or other rows.
+# Of these edits in the table, the losses have no reference, or other rows.
 ELSEWHERE = {"dpo.simpo_gamma", "dpo.cpo_alpha", "dpo.desirable_weight", "dpo.undesirable_weight"}
 # These edits are of what it is made from, and a run has to show them.
 MADE_FROM = {"dpo.from", "dpo.corpus", "dpo.packing.length", "dpo.packing.overflow"}
 SAME = {
     key: TABLE[key][0] for key in TABLE if key.startswith("dpo.") and key not in OTHER.keys() | MADE_FROM | ELSEWHERE
 } | {
-    # What `auto` comes to on a CPU.
+    # The value of `auto` on a CPU.
     "precision: float32": {"dpo.run.training.precision": "float32"},
     "lora in float32": {"dpo.run.lora": LORA},
 }
@@ -75,17 +75,17 @@ def test_what_moves_log_probabilities_has_them_computed_again(finished, key, mon
     expected = known_by(reference_in(finished.config))[0]
     changed = known_by(reference_in(put(finished.config, OTHER[key])))
     assert expected not in changed
-    # What was kept of single tokens serves those who don't need it.
+    # Results with the values of single tokens serve runs that don't need them.
     if key in ("dpo.reference_pass.token_logps", "dpo.ld_alpha"):
         assert changed[0] in known_by(reference_in(finished.config))
 
 
-def test_other_kernels_and_devices_count_as_the_same_where_the_config_says_so(finished, monkeypatch):
+def test_other_kernels_and_devices_count_as_the_same_if_configured(finished, monkeypatch):
     monkeypatch.chdir(finished.folder)
     shared = put(finished.config, {"dpo.run.reference_pass": {"share_kernels": True}})
-    own, kept = known_by(reference_in(finished.config))
+    own, retained = known_by(reference_in(finished.config))
     accepted = known_by(reference_in(shared))
-    assert accepted[:2] == [own, kept]
+    assert accepted[:2] == [own, retained]
     assert len(accepted) == len(set(accepted)) > 6
 
 
@@ -126,11 +126,11 @@ def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, mon
     said = project.snakemake("--keep-going", *dict.fromkeys(job.manifest for job in jobs.values()))
     made = {name for _, name in re.findall(r"^(ref_logps|ref_pass): made (\S+) in", said, re.MULTILINE)}
     assert made == {jobs[name].folder for name in again}
-    # Each manifest says what was asked for under its own name, so that nothing is stale afterwards.
+    # Each manifest has the spec of its own job, so that nothing is stale afterwards.
     assert "Nothing to be done" in project.snakemake(*dict.fromkeys(job.manifest for job in jobs.values()))
 
 
-def test_parts_are_jobs_whose_results_are_gathered_and_not_asked_for_again(project, monkeypatch):
+def test_parts_are_jobs_whose_results_are_gathered_and_not_computed_again(project, monkeypatch):
     project.config["dpo"]["run"] |= {"reference_pass": {"parts": 2}}
     project.config["dpo"]["run"]["training"] |= {"precision": "bfloat16"}
     project.config["eval"] = {}
@@ -151,12 +151,12 @@ def test_parts_are_jobs_whose_results_are_gathered_and_not_asked_for_again(proje
         assert project.stale("results/dpo/run/manifest.json") == set()
 
 
-def test_single_tokens_that_a_run_asks_for_later_leave_the_others_as_they_are(project, monkeypatch):
+def test_a_later_run_with_token_logps_does_not_change_the_others(project, monkeypatch):
     project.config["dpo"]["tails"] = project.config["dpo"]["run"] | {"ld_alpha": 0.5}
     table = project.snakemake("--dry-run")
     assert re.search(r"^dpo +1$", table, re.MULTILINE) and re.search(r"^ref_logps +1$", table, re.MULTILINE)
     assert not re.search(r"^eval ", table, re.MULTILINE)
-    # Where none is there yet, one pass serves all.
+    # If there is no result yet, one pass serves all.
     for folder in ("ref_logps", ".work/ref_logps"):
         shutil.rmtree(project.folder / "results" / folder)
     monkeypatch.chdir(project.folder)

@@ -1,4 +1,4 @@
-"""What a model wrote isn't generated again when something else of an evaluation is edited; names of no task are refused."""
+"""Generated responses are reused when other keys of an evaluation change; unknown task names are refused."""
 
 import json
 
@@ -41,10 +41,10 @@ def test_only_what_was_not_written_yet_is_generated(project):
     assert generated(project) == [len(now) for now in after]
     assert all("a" not in row["response"] for now in answers(project) for row in now.values())
     # All edits are there, and cleaning leaves those of the last.
-    kept = project.folder / "results/.work/.responses"
-    assert len(list(kept.iterdir())) == 4
+    retained = project.folder / "results/.work/.responses"
+    assert len(list(retained.iterdir())) == 4
     project.snakemake("clean_work")
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(retained.iterdir())) == 2
 
 
 def test_a_name_that_no_task_has_is_refused_before_anything_runs(project):

@@ -1,4 +1,4 @@
-"""What reruns when: every config key, every kind of edit that must rerun nothing, code, and results that come back."""
+"""Reruns: every config key, every kind of edit that must rerun nothing, code, and results that are restored."""
 
 import copy
 import json
@@ -44,13 +44,13 @@ def test_a_key_alone_changes_the_jobs_that_read_it(finished, key, monkeypatch):
 
 
 def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> set[str]:
-    """Every key that a config can hold, names of entries left out."""
-    found = set()
+    """Return every key that a config can hold, without names of entries."""
+    result = set()
     for name, field in model.model_fields.items():
         below = (*path, field.alias or name)
         inner = models_in(field.annotation)
-        found |= {leaf for kind in inner for leaf in leaves(kind, below)} if inner else {".".join(below)}
-    return found
+        result |= {leaf for kind in inner for leaf in leaves(kind, below)} if inner else {".".join(below)}
+    return result
 
 
 def models_in(annotation) -> list[type[BaseModel]]:
@@ -82,10 +82,10 @@ def test_every_config_key_has_a_row():
 
 @pytest.fixture(scope="module")
 def ready_once(finished, tmp_path_factory) -> Project:
-    """A finished project with the files that edits of the table name. Nothing runs in it, it is only looked at."""
+    """A finished project with the files that edits of the table name. Nothing runs in it; it is only read."""
     project = finished.copy_to(tmp_path_factory.mktemp("staleness") / "ready")
     shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
-    # The same text by another name would change nothing.
+    # The same text under another name would change nothing.
     (project.folder / "data/other.jinja").write_text(
         project.read("data/chatml.jinja") + "{# other #}", encoding="utf-8"
     )
@@ -96,7 +96,7 @@ def ready_once(finished, tmp_path_factory) -> Project:
 
 @pytest.fixture
 def ready(ready_once) -> Project:
-    """The same with a config of one's own."""
+    """The same project with its own config."""
     return Project(ready_once.folder, ready_once.config)
 
 
@@ -106,17 +106,17 @@ def test_every_config_key_makes_exactly_the_jobs_of_its_row_stale(ready, key, mo
     plan = JobGraph(*load(put(ready.config, TABLE[key][0])))
     results = Results(code_of=lambda stage: code_digest(STAGES[stage].module), reruns_on=plan.config.reruns_on)
     apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit")
-    asked = [job for job in plan.jobs.values() if job.stage not in apart]
-    assert {job.stage for job in asked if not results.of(job).current} == TABLE[key][1]
+    requested = [job for job in plan.jobs.values() if job.stage not in apart]
+    assert {job.stage for job in requested if not results.of(job).current} == TABLE[key][1]
 
 
-# What Snakemake makes of it: an edit for each rule that an edit can begin at, and one that none begins at.
+# For Snakemake itself: an edit for each rule that an edit can affect first, and one that affects none.
 BY_SNAKEMAKE = [
     "corpora.held_out", "corpora.parts", "tokenizers.train.vocab_size", "sft.packing.train_on", "sft.packing.length",
     "sft.training.learning_rate", "dpo.lora.rank", "dpo.beta", "eval.samples", "report.title", "sft.corpus", "dpo.from",
     "sft.operation.checkpoint_steps",
 ]  # fmt: skip
-# Before what of these trains, nothing is looked at anew: rows, base and settings are those that were.
+# Before these train, preflight doesn't run again: rows, base and settings are unchanged.
 NOTHING_TO_LOOK_AT = {"dpo.beta", "eval.samples", "report.title", "sft.operation.checkpoint_steps"}
 
 
@@ -126,19 +126,19 @@ def test_snakemake_reruns_exactly_the_rules_of_the_row(ready, key):
     assert ready.stale() == TABLE[key][1] | (set() if key in NOTHING_TO_LOOK_AT else {"preflight"})
 
 
-def test_every_command_names_a_job_file_that_holds_what_the_plan_says(ready, monkeypatch):
-    # What a shell, or Snakemake, would take for its own.
+def test_every_command_names_a_job_file_with_the_planned_content(ready, monkeypatch):
+    # Characters with a meaning to a shell or to Snakemake.
     ready.config["tracking"] = {"mlflow": {"tracking_uri": "sqlite:///my {runs}'s.db"}}
     said = ready.snakemake("--dry-run", "--forceall", "--printshellcmds")
     monkeypatch.chdir(ready.folder)
     plan = JobGraph(*load(ready.config))
     commands = re.findall(r"python -m snaketune (\S+) (\S+) 2>&1", said)
-    # Of jobs that are planned otherwise than before, a dry run writes the files aside.
+    # For jobs that are planned differently than before, a dry run writes separate files.
     files = {
         Path(path.replace("/.dry-run/", "/")): (stage, json.loads(Path(path).read_text(encoding="utf-8")))
         for stage, path in commands
     }
-    # Its batches are chosen by hand, so that nothing is measured.
+    # The batch plan is configured, so that nothing is measured.
     jobs = [job for job in plan.jobs.values() if job.stage not in ("calibrate", "trial", "audit")]
     assert files.keys() == {job_file_of(job.stage, job.name) for job in jobs}
     for job in jobs:
@@ -183,7 +183,7 @@ CODE = {
     "packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,
     "packing/shard_writer.py": {"write", "pack"} | SFT,
-    # By which a pack tells what pairs it holds.
+    # The entry by which a pack identifies its pairs.
     "packing/same_pairs.py": {"pack"} | SFT,
     "packing/reader.py": {"pack"} | SFT,
     "packing/segments.py": {"pack"} | SFT,
@@ -244,7 +244,7 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp
         path.write_text(before + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
         digests_now = digests()
         # Modules that the planner shares with later stages rerun those too, but never an earlier one.
-        # What looks at trainings and measures them is asked for only where one runs again.
+        # Preflight and calibration are needed only for trainings that run again.
         asked_apart = {"preflight", "calibrate", "trial", "audit"}
         assert {job.stage for job in plan.jobs.values() if rerun(job)} - asked_apart == expected, module
         path.write_text(before, encoding="utf-8")
@@ -305,7 +305,7 @@ def test_a_config_put_back_brings_yesterdays_model_back_and_clean_work_frees_the
 def test_two_betas_share_everything_up_to_the_reference(project):
     project.config["dpo"]["other"] = {"extends": "run", "grid": {"beta": [0.3, 0.5]}}
     project.config["eval"]["both"]["models"].append("dpo:other")
-    # Other runs are looked at anew.
+    # Other runs are checked again.
     assert project.stale() == DPO | {"preflight"}
     table = project.snakemake("--dry-run")
     assert re.search(r"^dpo +2$", table, re.MULTILINE)

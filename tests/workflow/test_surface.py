@@ -1,4 +1,4 @@
-"""What a user sees: dry runs, graphs, summaries, recipes, refusals, the report."""
+"""The user interface: dry runs, graphs, summaries, recipes, errors, the report."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def own_project(finished, tmp_path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Snakefile", folder)
     (folder / "config").mkdir()
-    # As much as the report is told of hundreds of jobs, and more than Linux takes as one argument (128 KiB).
+    # A spec of the report as with hundreds of jobs, longer than Linux allows for one argument (128 KiB).
     config = finished.config | {"report": {"note": "All of it. " * 20_000}}
     (folder / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder / "results/report/manifest.json").unlink()
@@ -39,17 +39,17 @@ def with_gpus(folder: Path, count: int) -> dict[str, str]:
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n" + "".join(f"echo {n}\n" for n in range(count)), encoding="utf-8")
     tool.chmod(0o755)
-    kept = {
+    retained = {
         name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "SNAKEMAKE_PROFILE")
     }
-    return kept | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return retained | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def provided_in(said: str) -> tuple[int, ...]:
     """Cores and GPUs that a run says it may use."""
-    found = re.search(r"Provided cores: (\d+)(?s:.*)Provided resources: gpu=\D*(\d+)", said)
-    assert found, said
-    return tuple(int(number) for number in found.groups())
+    result = re.search(r"Provided cores: (\d+)(?s:.*)Provided resources: gpu=\D*(\d+)", said)
+    assert result, said
+    return tuple(int(number) for number in result.groups())
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_every_recipe_plans(recipe, tmp_path):
         tmp_path,
     )
     assert status == 0, said
-    asked = {"corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "card", "report"}
-    # Of models that one GPU doesn't hold, nothing else is asked for.
-    asked |= {"ref_logps", "dpo", "eval"} if "70b" not in recipe.stem else set()
-    for rule in asked:
+    requested = {"corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "card", "report"}
+    # Models that don't fit on one GPU need nothing else.
+    requested |= {"ref_logps", "dpo", "eval"} if "70b" not in recipe.stem else set()
+    for rule in requested:
         assert f"rule {rule}:" in said
 
 
@@ -119,9 +119,9 @@ def test_several_nodes_are_planned_anywhere_and_refused_before_anything_runs_wit
         assert f"--machine_rank {rank} --main_process_ip" in said
     assert "digraph" in fresh.snakemake("--rulegraph")
     refused = fresh.snakemake(check=False)
-    assert "operation.nodes: 2 nodes need a batch job of SLURM" in refused
+    assert "operation.nodes: 2 nodes need a SLURM batch job" in refused
     assert [path.name for path in (fresh.folder / "results").iterdir()] == [".jobs"]
-    # What doesn't need them is made.
+    # Targets that don't need them are made.
     fresh.snakemake("results/corpus/chat/manifest.json")
     assert (fresh.folder / "results/corpus/chat/manifest.json").is_file()
 
@@ -181,7 +181,7 @@ def test_a_wrong_config_is_refused_before_anything_runs(fresh, change, said):
     assert not (fresh.folder / "results").exists()
 
 
-def test_a_config_on_the_command_line_stands_alone(fresh):
+def test_a_config_on_the_command_line_is_not_merged(fresh):
     # With the default config's stages mixed in, the plan would also hold demo-chat.
     assert "demo-chat" not in fresh.snakemake("--dry-run")
 

@@ -1,4 +1,4 @@
-"""Killed anywhere, it goes on, and what comes out is what would have come out."""
+"""A run that is killed anywhere resumes, with the same results as an undisturbed run."""
 
 import json
 import os
@@ -27,15 +27,15 @@ DPO = "results/dpo/run/manifest.json"
 
 def processes(needle: str, folder: Path) -> list[int]:
     """Processes below `folder` whose command line holds `needle`."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
             if entry.name.isdigit() and needle in command and (entry / "cwd").resolve() == folder.resolve():
-                found.append(int(entry.name))
+                result.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
@@ -83,7 +83,7 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
             os.kill(process, signal.SIGKILL)
     assert running.wait() != 0
     assert not (interrupted.folder / target).exists()
-    # Old work may be cleaned in between: what can be resumed is kept.
+    # Old work may be cleaned in between: work that can be resumed is retained.
     assert "resumes when its config runs again" in interrupted.snakemake("clean_work")
     checkpoint = next(interrupted.folder.glob("results/.work/*/*/state/checkpoints/checkpoint-*"))
     assert not [path.name for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin", ".pkl")]
@@ -91,7 +91,7 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
     interrupted.cores = 1
     said = interrupted.snakemake(target)
     assert "resuming from" in said
-    assert "computing with 2 threads, as when this began" in said
+    assert "computing with 2 threads, as the first attempt did" in said
 
     assert "resuming from" not in straight.snakemake(target)
     assert digest_of_weights(interrupted, target) == digest_of_weights(straight, target)
@@ -130,7 +130,7 @@ def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed
 
 
 def test_a_full_disk_ends_a_training_with_what_to_do(project):
-    """A limit on the size of files stands for it: the first checkpoint doesn't fit."""
+    """A limit on the size of files simulates a full disk: the first checkpoint doesn't fit."""
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
     done = subprocess.run(
         ["bash", "-c", f"ulimit -f 100; {shlex.join(project.command(SFT))}"],
@@ -142,7 +142,7 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
     )
     assert done.returncode != 0
     assert "error: the results can't be written: " in done.stdout
-    assert "Make room (snakemake clean_work frees old work)" in done.stdout
+    assert "Free disk space (snakemake clean_work frees old work)" in done.stdout
     assert "Traceback" not in done.stdout
     assert not (project.folder / SFT).exists()
     assert not list(project.folder.glob("results/.work/sft/*/state/checkpoints/*/complete"))
@@ -188,7 +188,7 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
 
 
 def test_two_processes_learn_what_one_does(finished, tmp_path):
-    """As accelerate launches it on two GPUs (through torch's launcher), here over gloo on the CPU."""
+    """Launched as accelerate does on two GPUs (by torch's launcher), here over gloo on the CPU."""
     work, job = job_of_sft(finished, tmp_path / "two")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",

@@ -54,7 +54,7 @@ def test_the_best_model_is_linked_as_the_sweep_changes(project):
     assert project.stale() == {"report"}
     assert "nothing to compute" in project.snakemake()
     assert best(project) == "dpo/more/model"
-    # Nor does a link hinder anybody whose model is gone, deleted or on its way to be made again.
+    # A link to a model that was deleted or is being made again causes no error either.
     shutil.rmtree(project.folder / "results/dpo/more")
     assert "dpo" in project.stale()
     assert "nothing to compute" in project.snakemake()
@@ -82,14 +82,14 @@ def test_the_best_model_is_linked_as_the_sweep_changes(project):
     assert best(project) is None
 
 
-def test_what_nobody_measured_is_told_with_what_there_is(project):
+def test_an_unknown_score_is_refused_with_the_known_ones(project):
     project.config["report"] = {"sort_by": "conversations.chat.exact_match.by_task.none"}
     said = project.snakemake(check=False)
     assert "no evaluated run of `dpo:` has a number at 'conversations.chat.exact_match.by_task.none'" in said
     assert "Traceback" not in said
 
 
-def test_a_folder_in_the_place_of_the_link_is_not_touched(project):
+def test_a_folder_with_the_name_of_the_link_is_not_touched(project):
     own = project.folder / "results/best/mine.txt"
     own.parent.mkdir()
     own.write_text("mine")

@@ -52,9 +52,9 @@ STAGE = Stage(
 
 def build(spec: LengthsSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
     """Fill `work.payload` with `lengths.json`."""
-    found = {path.name: path.stat().st_size for path in model.files() if path.name.endswith(spec.ending)}
-    (work.payload / "lengths.json").write_text(json.dumps(found))
-    return Outcome(counts={"files": len(found)})
+    sizes = {path.name: path.stat().st_size for path in model.files() if path.name.endswith(spec.ending)}
+    (work.payload / "lengths.json").write_text(json.dumps(sizes))
+    return Outcome(counts={"files": len(sizes)})
 '''
 
 
@@ -82,8 +82,8 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert (manifest["stage"], manifest["counts"]) == ("lengths", {"files": 1})
     weights = with_toy.folder / "results/dpo/run/model/model.safetensors"
     assert manifest["payload"].keys() == {"lengths.json"}
-    found = json.loads(with_toy.read("results/lengths/of-run/lengths/lengths.json"))
-    assert found == {weights.name: weights.stat().st_size}
+    result = json.loads(with_toy.read("results/lengths/of-run/lengths/lengths.json"))
+    assert result == {weights.name: weights.stat().st_size}
     assert "Nothing to be done" in with_toy.snakemake(MANIFEST)
 
     assert "lengths" in by_hand(with_toy, "--help").stdout
@@ -91,7 +91,7 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert "lengths: nothing to compute" in said
 
     path = with_toy.code / "workflow/snaketune/publishing/lengths.py"
-    # What it costs shapes nothing.
+    # Its cost shapes no result.
     path.write_text(path.read_text(encoding="utf-8").replace("minutes=7", "minutes=8"), encoding="utf-8")
     assert with_toy.stale(MANIFEST) == set()
     path.write_text(path.read_text(encoding="utf-8").replace('{"files"', '{"files_measured"'), encoding="utf-8")
@@ -101,11 +101,11 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert json.loads(with_toy.read(MANIFEST))["counts"] == {"files_measured": 1}
 
 
-def test_it_asks_a_cluster_for_what_it_declares(with_toy, monkeypatch):
-    asked = Cluster(with_toy, monkeypatch).asked(MANIFEST)
-    assert asked.keys() == {"lengths"}
+def test_it_requests_from_a_cluster_what_it_declares(with_toy, monkeypatch):
+    requested = Cluster(with_toy, monkeypatch).requested(MANIFEST)
+    assert requested.keys() == {"lengths"}
     # With what Snakemake itself takes around a job.
-    assert {key: asked["lengths"][key] for key in ("threads", "mem_mb", "runtime")} == {
+    assert {key: requested["lengths"][key] for key in ("threads", "mem_mb", "runtime")} == {
         "threads": "1",
         "mem_mb": "1800",
         "runtime": "7",
@@ -118,4 +118,4 @@ def test_a_result_of_another_stage_is_refused_while_planning(with_toy):
         path.read_text(encoding="utf-8").replace('job.stage == "dpo"', 'job.stage == "sft"'), encoding="utf-8"
     )
     said = with_toy.snakemake("--dry-run", MANIFEST, check=False)
-    assert "lengths/of-run: sft/run can't be its model: the stage lengths takes dpo there" in said
+    assert "lengths/of-run: sft/run can't be its model; the stage lengths takes results of dpo as model" in said

@@ -78,7 +78,7 @@ def test_lora_raw_rows_and_rows_of_two_lengths_train_and_are_evaluated(variants)
     }
     assert read["sft/raw"]["trainer"] == "trl"
     assert read["sft/lora"]["trainable_parameters"] < read["sft/lora"]["parameters"] / 3
-    # Adapters are merged: the published folders are complete models, and the adapter lies beside.
+    # Adapters are merged: the published folders are complete models, with the adapter beside.
     base = load_file(variants.folder / "base/model.safetensors")
     for name in ("sft/lora", "sft/raw", "sft/lengths"):
         manifest = read[name]

@@ -1,5 +1,5 @@
 rule accept_code:
-    """A change of code that changes no result: `snakemake accept_code` lets what is there count as made with it."""
+    """Accept a change of code that changes no result: existing results count as made with the current code."""
     log:
         "results/logs/accept_code.log",
     localrule: True

@@ -1,5 +1,5 @@
 rule audit:
-    """A run's step by its parts beside the limits of the hardware, with what would make it faster."""
+    """Measure the parts of a run's step, compare them with the limits of the hardware, and list what would make it faster."""
     input:
         unpack(inputs_of("audit")),
     output:
@@ -14,14 +14,14 @@ rule audit:
     threads: 1
     resources:
         **cluster_resources_of("audit"),
-        mem_mb=needed("audit", "mem_mb"),
-        runtime=needed("audit", "runtime"),
-        gpu=needed("audit", "gpu"),
+        mem_mb=resource_of("audit", "mem_mb"),
+        runtime=resource_of("audit", "runtime"),
+        gpu=resource_of("audit", "gpu"),
     shell:
         "python -m snaketune audit {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule doctor:
-    """What holds each run back, and what would help."""
+    """Report what limits the speed of each run, and what would help."""
     input:
         results_of("audit"),

@@ -1,5 +1,5 @@
 rule calibrate:
-    """In which micro-batches a training is fastest on this device."""
+    """Find the micro-batch with which a training is fastest on this device."""
     input:
         unpack(inputs_of("calibrate")),
     output:
@@ -13,14 +13,14 @@ rule calibrate:
     threads: threads_of("calibrate")
     resources:
         **cluster_resources_of("calibrate"),
-        mem_mb=needed("calibrate", "mem_mb"),
-        runtime=needed("calibrate", "runtime"),
-        gpu=needed("calibrate", "gpu"),
+        mem_mb=resource_of("calibrate", "mem_mb"),
+        runtime=resource_of("calibrate", "runtime"),
+        gpu=resource_of("calibrate", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule calibrations:
-    """In which micro-batches each training is fastest on this device."""
+    """Find for each training the micro-batch with which it is fastest on this device."""
     input:
         results_of("calibrate"),

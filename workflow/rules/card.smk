@@ -1,5 +1,5 @@
 rule card:
-    """README.md of each trained model, as the Hub reads it."""
+    """Write the model card of a trained model: README.md, as the Hub reads it."""
     input:
         unpack(inputs_of("card")),
     output:
@@ -14,8 +14,8 @@ rule card:
     threads: 1
     resources:
         **cluster_resources_of("card"),
-        mem_mb=needed("card", "mem_mb"),
-        runtime=needed("card", "runtime"),
-        gpu=needed("card", "gpu"),
+        mem_mb=resource_of("card", "mem_mb"),
+        runtime=resource_of("card", "runtime"),
+        gpu=resource_of("card", "gpu"),
     shell:
         "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

@@ -1,5 +1,5 @@
 rule clean_work:
-    """Old work: `snakemake clean_work` says what it frees, frees it, and keeps what a current result came from."""
+    """Remove old work folders, and print what that frees; those that current results came from are retained."""
     log:
         "results/logs/clean_work.log",
     localrule: True

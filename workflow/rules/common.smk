@@ -1,4 +1,4 @@
-"""What rules look up: their jobs, inputs, and whether results are current (workflow/snaketune/stages/planner.py decides that)."""
+"""Functions that rules use to look up jobs and inputs, and whether results are current (decided by stages/planner.py)."""
 
 import os
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from snaketune.stages.table import STAGES
 
 @contextmanager
 def plain_errors():
-    """Errors as Snakemake's own, so that the message isn't lost in a traceback of this package."""
+    """Turn errors of the package into Snakemake's own, which are shown without a traceback."""
     try:
         yield
     except SnaketuneError as error:
@@ -25,12 +25,12 @@ def plain_errors():
 
 
 def is_forced(job):
-    """Whether the command line forces a job, so that what is made from it runs too."""
+    """Return True if the command line forces a job, so that everything made from it runs too."""
     settings = workflow.dag_settings
     forced = {
         os.path.normpath(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))
     }
-    # A module's rule may have another name.
+    # The Snakefile that uses this one as a module may have renamed the rule.
     rule_name = getattr(rules, job.stage).rule.name
     return settings.forceall or not forced.isdisjoint((rule_name, job.manifest, job.payload, job.run))
 
@@ -52,30 +52,30 @@ wildcard_constraints:
 
 
 def job_of(stage, wildcards):
-    """The job that a rule's wildcards name."""
+    """Return the job that a rule's wildcards name."""
     with plain_errors():
         return graph.job(stage, "/".join(wildcards))
 
 
 @cache
 def log_triggers():
-    """Say what other triggers than times come to: a training has fewer inputs once its result is current."""
+    """Log the effect of triggers other than times: a training has fewer inputs once its result is current."""
     if workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}:
         logger.info(
-            "note: by its own triggers Snakemake may list a job whose result is current (`set of input files has changed`); it "
-            "computes nothing then. With --rerun-triggers mtime it isn't listed"
+            "note: by its other triggers Snakemake may list a job whose result is current (`set of input files has changed`); "
+            "it computes nothing then. With --rerun-triggers mtime it isn't listed"
         )
 
 
 def is_current(job):
-    """Whether a result is as the config has it; what is stale is logged, and refused where it could never run."""
+    """Return True if a result is current; otherwise log why it is stale, and raise an error if its job could never run."""
     if not PLANS:
         return True
     with plain_errors():
         log_triggers()
         # Without an executor, the graph is only drawn.
         planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
-        for line in planner.results.tell(job):
+        for line in planner.results.log_lines(job):
             logger.info(line)
         current = planner.results.of(job).current
         if not current:
@@ -84,10 +84,10 @@ def is_current(job):
 
 
 def inputs_of(stage):
-    """A job's file, and what the job reads by role.
+    """Return an input function for the rule of a stage: a job's file, and the inputs of the job by role.
 
-    Inputs of a current result are ancient: nothing has changed in them, however new they look. Those of a stale one are not,
-    since Snakemake runs a job below another one that runs only if it has an input from there that isn't ancient.
+    Inputs of a current result are marked `ancient`: their content is unchanged, however new they are. Those of a stale one
+    aren't, since Snakemake runs a job after another one only if it has an input from there that isn't ancient.
     """
 
     def inputs(wildcards):

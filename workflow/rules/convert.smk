@@ -1,5 +1,5 @@
 rule convert:
-    """A trained model as one GGUF file, by llama.cpp's own converter."""
+    """Convert a trained model to one GGUF file, by llama.cpp's own converter."""
     input:
         unpack(inputs_of("convert")),
     output:
@@ -13,14 +13,14 @@ rule convert:
     threads: 1
     resources:
         **cluster_resources_of("convert"),
-        mem_mb=needed("convert", "mem_mb"),
-        runtime=needed("convert", "runtime"),
-        gpu=needed("convert", "gpu"),
+        mem_mb=resource_of("convert", "mem_mb"),
+        runtime=resource_of("convert", "runtime"),
+        gpu=resource_of("convert", "gpu"),
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule gguf:
-    """The GGUF files that the config names."""
+    """Make the GGUF files that the config names."""
     input:
         results_of("convert", key="gguf"),

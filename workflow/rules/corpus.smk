@@ -1,5 +1,5 @@
 rule corpus:
-    """Raw files to canonical rows: cleaned, deduplicated, split by prompt."""
+    """Convert raw files to canonical rows: cleaned, deduplicated, split by prompt."""
     input:
         unpack(inputs_of("corpus")),
     output:
@@ -15,8 +15,8 @@ rule corpus:
     threads: 1
     resources:
         **cluster_resources_of("corpus"),
-        mem_mb=needed("corpus", "mem_mb"),
-        runtime=needed("corpus", "runtime"),
-        gpu=needed("corpus", "gpu"),
+        mem_mb=resource_of("corpus", "mem_mb"),
+        runtime=resource_of("corpus", "runtime"),
+        gpu=resource_of("corpus", "gpu"),
     shell:
         "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

@@ -1,5 +1,5 @@
 rule diagnosis:
-    """What each change of a diagnosis brings."""
+    """Attribute the gain in speed to the changes of a diagnosis."""
     input:
         unpack(inputs_of("diagnosis")),
     output:
@@ -14,14 +14,14 @@ rule diagnosis:
     threads: 1
     resources:
         **cluster_resources_of("diagnosis"),
-        mem_mb=needed("diagnosis", "mem_mb"),
-        runtime=needed("diagnosis", "runtime"),
-        gpu=needed("diagnosis", "gpu"),
+        mem_mb=resource_of("diagnosis", "mem_mb"),
+        runtime=resource_of("diagnosis", "runtime"),
+        gpu=resource_of("diagnosis", "gpu"),
     shell:
         "python -m snaketune diagnosis {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule diagnose:
-    """What each change of the config's diagnoses brings."""
+    """Attribute the gain in speed to the changes of each diagnosis in the config."""
     input:
         results_of("diagnosis", key="diagnose"),

@@ -1,5 +1,5 @@
 rule dpo:
-    """Direct preference optimization."""
+    """Train by direct preference optimization (DPO)."""
     input:
         unpack(inputs_of("dpo")),
     output:
@@ -15,8 +15,8 @@ rule dpo:
     threads: threads_of("dpo")
     resources:
         **cluster_resources_of("dpo"),
-        mem_mb=needed("dpo", "mem_mb"),
-        runtime=needed("dpo", "runtime"),
-        gpu=needed("dpo", "gpu"),
+        mem_mb=resource_of("dpo", "mem_mb"),
+        runtime=resource_of("dpo", "runtime"),
+        gpu=resource_of("dpo", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | tee {log:q}"

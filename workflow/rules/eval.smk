@@ -1,5 +1,5 @@
 rule eval:
-    """One model on the held-out rows: loss, exact match, preference accuracy, tasks, samples."""
+    """Evaluate a model on held-out rows: loss, exact match, preference accuracy, tasks, samples."""
     input:
         unpack(inputs_of("eval")),
     output:
@@ -15,8 +15,8 @@ rule eval:
     threads: threads_of("eval")
     resources:
         **cluster_resources_of("eval"),
-        mem_mb=needed("eval", "mem_mb"),
-        runtime=needed("eval", "runtime"),
-        gpu=needed("eval", "gpu"),
+        mem_mb=resource_of("eval", "mem_mb"),
+        runtime=resource_of("eval", "runtime"),
+        gpu=resource_of("eval", "gpu"),
     shell:
         "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

@@ -1,5 +1,5 @@
 rule pack:
-    """Packed Arrow shards (manifest v3.0): all parts as one artifact, by hard link."""
+    """Join all parts of the packed Arrow shards (manifest v3.0) in one artifact, by hard link."""
     input:
         unpack(inputs_of("pack")),
     output:
@@ -14,8 +14,8 @@ rule pack:
     threads: 1
     resources:
         **cluster_resources_of("pack"),
-        mem_mb=needed("pack", "mem_mb"),
-        runtime=needed("pack", "runtime"),
-        gpu=needed("pack", "gpu"),
+        mem_mb=resource_of("pack", "mem_mb"),
+        runtime=resource_of("pack", "runtime"),
+        gpu=resource_of("pack", "gpu"),
     shell:
         "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

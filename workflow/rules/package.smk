@@ -1,8 +1,8 @@
-"""The Python package of these rules: the one beside them, or, where they come from a git repository, the installed one.
+"""The Python package of these rules: the one beside them, or the installed one if the rules come from a git repository.
 
-Rules and package have to be of one revision, so an installed package is compared with the repository, file by file. Jobs take it
-from a copy in results/.package: PYTHONPATH then holds nothing else of this environment, which a job in a conda environment must
-not import from, and a job in a container sees it.
+Rules and package have to be of one revision, so an installed package is compared with the repository file by file. Jobs import
+it from a copy in results/.package: then PYTHONPATH holds nothing else of this environment, from which a job in a conda
+environment must not import, and a job in a container can read it.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from snakemake.exceptions import WorkflowError
 from snakemake.settings.types import ExecMode
 from snakemake.sourcecache import HostingProviderFile, LocalGitFile, LocalSourceFile
 
-# Of this file, whichever Snakefile includes it.
+# The folder of this file, whichever Snakefile includes it.
 RULES = workflow.current_basedir
 IS_CLONE = isinstance(RULES, LocalSourceFile)
-# As pip takes it.
+# The revision as pip's argument.
 if isinstance(RULES, HostingProviderFile):
     REVISION = f"git+https://{RULES.host}/{RULES.repo}@{RULES.ref}"
 elif isinstance(RULES, LocalGitFile):
@@ -32,30 +32,30 @@ else:
 
 
 def installed_package():
-    """The folder of the installed package; refused where it is missing, or of another revision than the rules."""
-    found = find_spec("snaketune")
-    # A folder of that name is none.
-    if found is None or found.origin is None:
+    """Return the folder of the installed package; WorkflowError if it is missing, or of another revision than the rules."""
+    spec = find_spec("snaketune")
+    # A folder of that name without code is found too, without an origin.
+    if spec is None or spec.origin is None:
         raise WorkflowError(
             f"the rules in {RULES} need the Python package snaketune, which isn't installed here: pip install {REVISION}"
         )
-    package = Path(found.origin).parent
-    # A process that runs one job compares its code with that of the plan.
+    package = Path(spec.origin).parent
+    # Processes that run single jobs compare their code with the plan instead.
     if workflow.exec_mode == ExecMode.DEFAULT and isinstance(RULES, (HostingProviderFile, LocalGitFile)):
         there, here = files_in_repository(), files_of(package)
         if differing := sorted(name for name in {*there, *here} if there.get(name) != here.get(name)):
             raise WorkflowError(
-                f"the package in {package} isn't of the revision of the rules in {RULES}: files differ ({len(differing)}, the "
-                f"first is {differing[0]}); install that one: pip install --force-reinstall --no-deps {REVISION}"
+                f"the package in {package} isn't of the revision of the rules in {RULES}: {len(differing)} files differ (first "
+                f"{differing[0]}); install that revision: pip install --force-reinstall --no-deps {REVISION}"
             )
     return package
 
 
 def files_in_repository():
-    """By path, what git calls the content of each file of the package at the revision of the rules."""
+    """Return git's digest of each file of the package at the revision of the rules, by path."""
     from git import Repo
 
-    # github() and gitlab() have a clone in Snakemake's cache.
+    # For github() and gitlab(), Snakemake's cache has a clone.
     repository = RULES.hosted_repo.repo if isinstance(RULES, HostingProviderFile) else Repo(RULES.repo_path)
     folder = posixpath.normpath(posixpath.join(RULES.path, "../snaketune"))
     lines = repository.git.ls_tree("-r", RULES.ref, f"{folder}/").splitlines()
@@ -64,18 +64,18 @@ def files_in_repository():
 
 
 def files_of(package):
-    """By path, what git would call the content of each file of a package."""
+    """Return the digest that git would give each file of a package, by path."""
     files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
     return {path.relative_to(package).as_posix(): blob(path.read_bytes()) for path in files}
 
 
 def blob(content):
-    """What git calls this content."""
+    """Return git's digest of a file's content."""
     return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
 
 
 def copied(package):
-    """A folder that holds a copy of the package alone, named after its content."""
+    """Return a folder that holds only a copy of the package, named after its content."""
     digest = hashlib.sha256(str(sorted(files_of(package).items())).encode()).hexdigest()[:16]
     folder = Path("results/.package", digest).absolute()
     if not folder.is_dir():
@@ -87,7 +87,7 @@ def copied(package):
             try:
                 Path(unfinished, digest).rename(folder)
             except OSError:
-                # Another process was faster.
+                # Another process created it first.
                 if not folder.is_dir():
                     raise
     return folder
@@ -96,8 +96,8 @@ def copied(package):
 PACKAGE_ROOT = Path(RULES).parent if IS_CLONE else copied(installed_package())
 if os.pathsep in str(PACKAGE_ROOT):
     raise WorkflowError(
-        f"{PACKAGE_ROOT} has a {os.pathsep!r} in its path, at which PYTHONPATH is split, so that jobs would run other code; "
-        "rename the folder"
+        f"{PACKAGE_ROOT} has a {os.pathsep!r} in its path, which separates the entries of PYTHONPATH, so jobs would import "
+        "other code; rename the folder"
     )
 sys.path.insert(0, str(PACKAGE_ROOT))
 
@@ -106,16 +106,16 @@ import snaketune
 IMPORTED = Path(snaketune.__file__).parents[1]
 if not IMPORTED.samefile(PACKAGE_ROOT):
     raise WorkflowError(
-        f"the rules in {RULES} go with the package in {PACKAGE_ROOT}, but the one in {IMPORTED} is imported already, by another "
-        "module of this workflow; one workflow can use one revision of snaketune"
+        f"the rules in {RULES} belong to the package in {PACKAGE_ROOT}, but another module of this workflow has already "
+        f"imported the one in {IMPORTED}; a workflow can use only one revision of snaketune"
     )
 
-# Jobs run in their rule's environment, where the package itself isn't installed. Idle threads sleep instead of spinning: nothing
-# is lost alone, and nothing collapses when something else wants a core. The config is for messages, which name whole commands.
+# Jobs run in their rule's environment, in which the package isn't installed. Idle threads sleep instead of spinning: that costs
+# nothing when a job runs alone, and helps much when cores are shared. The config is for messages that name whole commands.
 PREFIX = (
     "set -euo pipefail; export OMP_WAIT_POLICY=PASSIVE RAYON_NUM_THREADS=$OMP_NUM_THREADS "
     f"PYTHONPATH={shlex.quote(str(PACKAGE_ROOT))} "
     f"SNAKETUNE_CONFIG={shlex.quote(shlex.join(map(str, workflow.overwrite_configfiles)))}; "
 )
-# Snakemake formats it.
+# Snakemake formats the prefix, so braces are doubled.
 shell.prefix(PREFIX.replace("{", "{{").replace("}", "}}"))

@@ -1,5 +1,5 @@
 rule plan:
-    """Which sequence goes into which row, from their lengths alone."""
+    """Assign sequences to rows, from their lengths and ids."""
     input:
         unpack(inputs_of("plan")),
     output:
@@ -15,8 +15,8 @@ rule plan:
     threads: 1
     resources:
         **cluster_resources_of("plan"),
-        mem_mb=needed("plan", "mem_mb"),
-        runtime=needed("plan", "runtime"),
-        gpu=needed("plan", "gpu"),
+        mem_mb=resource_of("plan", "mem_mb"),
+        runtime=resource_of("plan", "runtime"),
+        gpu=resource_of("plan", "gpu"),
     shell:
         "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

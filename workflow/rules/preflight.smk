@@ -1,5 +1,5 @@
 rule preflight:
-    """What would fail or crawl hours later, found before the first training of a family of runs."""
+    """Check the runs of a family, before the first of them is trained, for what would stop or slow them down."""
     input:
         unpack(inputs_of("preflight")),
     output:
@@ -13,8 +13,8 @@ rule preflight:
     threads: 1
     resources:
         **cluster_resources_of("preflight"),
-        mem_mb=needed("preflight", "mem_mb"),
-        runtime=needed("preflight", "runtime"),
-        gpu=needed("preflight", "gpu"),
+        mem_mb=resource_of("preflight", "mem_mb"),
+        runtime=resource_of("preflight", "runtime"),
+        gpu=resource_of("preflight", "gpu"),
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

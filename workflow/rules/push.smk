@@ -2,7 +2,7 @@ from snaketune.publishing.push import as_json
 
 
 rule push:
-    """Models to the Hub, each with its card: `snakemake push`, and nothing else."""
+    """Upload models to the Hub, each with its card; runs only as the target `snakemake push`."""
     input:
         pushed,
     log:

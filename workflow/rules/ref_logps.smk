@@ -1,5 +1,5 @@
 rule ref_logps:
-    """Log-probabilities of all pairs under the SFT model, shared by every DPO run from it."""
+    """Compute the log-probabilities of all pairs under the SFT model, for every DPO run from it."""
     input:
         unpack(inputs_of("ref_logps")),
     output:
@@ -15,8 +15,8 @@ rule ref_logps:
     threads: threads_of("ref_logps")
     resources:
         **cluster_resources_of("ref_logps"),
-        mem_mb=needed("ref_logps", "mem_mb"),
-        runtime=needed("ref_logps", "runtime"),
-        gpu=needed("ref_logps", "gpu"),
+        mem_mb=resource_of("ref_logps", "mem_mb"),
+        runtime=resource_of("ref_logps", "runtime"),
+        gpu=resource_of("ref_logps", "gpu"),
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

@@ -1,5 +1,5 @@
 rule ref_pass:
-    """One part of the reference's log-probabilities, where a config shares them among jobs; the parts run side by side."""
+    """Compute one part of the reference's log-probabilities, if the config divides them among jobs; parts run in parallel."""
     input:
         unpack(inputs_of("ref_pass")),
     output:
@@ -15,8 +15,8 @@ rule ref_pass:
     threads: threads_of("ref_pass")
     resources:
         **cluster_resources_of("ref_pass"),
-        mem_mb=needed("ref_pass", "mem_mb"),
-        runtime=needed("ref_pass", "runtime"),
-        gpu=needed("ref_pass", "gpu"),
+        mem_mb=resource_of("ref_pass", "mem_mb"),
+        runtime=resource_of("ref_pass", "runtime"),
+        gpu=resource_of("ref_pass", "gpu"),
     shell:
         "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

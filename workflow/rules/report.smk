@@ -2,7 +2,7 @@ from snaketune.report.pages import judging_files, pages_of
 
 
 rule report:
-    """Figures and tables of everything that ran, as pages, and in `snakemake --report results/report.html`."""
+    """Write the report on all results, as pages and for `snakemake --report results/report.html`."""
     input:
         unpack(inputs_of("report")),
     output:
@@ -27,8 +27,8 @@ rule report:
     threads: 1
     resources:
         **cluster_resources_of("report"),
-        mem_mb=needed("report", "mem_mb"),
-        runtime=needed("report", "runtime"),
-        gpu=needed("report", "gpu"),
+        mem_mb=resource_of("report", "mem_mb"),
+        runtime=resource_of("report", "runtime"),
+        gpu=resource_of("report", "gpu"),
     shell:
         "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

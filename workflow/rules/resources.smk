@@ -1,45 +1,45 @@
-"""What rules ask of the scheduler, which jobs are sent to a cluster as one, and why those that were sent wait."""
+"""The resources that rules request from the scheduler, the groups of jobs sent as one, and the log of why jobs are pending."""
 
 from snaketune.cluster.pending_jobs import watch
-from snaketune.cluster.resources import Requests
+from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import read_site, site_file
 
 with plain_errors():
-    requests = Requests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
+    requests = ResourceRequests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
 
 
 def threads_of(stage):
-    """CPUs of a job, on each of its nodes."""
+    """Return a function for the CPUs of a job, per node."""
 
     def threads(wildcards):
-        return ask_of(stage, wildcards).threads
+        return request_of(stage, wildcards).threads
 
     return threads
 
 
-def needed(stage, name):
-    """What a job of the stage needs of one resource: memory in MB, minutes, GPUs on all its nodes."""
+def resource_of(stage, name):
+    """Return a function for one resource of a job: memory in MB, minutes, or GPUs on all its nodes."""
 
     def resource(wildcards, attempt):
-        # A resource that is None isn't there.
+        # None means that the job doesn't request the resource.
         return requests.resources(job_of(stage, wildcards), attempt).get(name)
 
     return resource
 
 
 def cluster_resources_of(stage):
-    """On a cluster: where a job goes, in whose name, and what a GPU is called there."""
-    return {name: needed(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")}
+    """Return the functions of the resources that only a cluster knows: account, partition options, GPU model."""
+    return {name: resource_of(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")}
 
 
-def ask_of(stage, wildcards):
-    """What a job asks for; refused where it could never start."""
+def request_of(stage, wildcards):
+    """Return a job's resource request; an error if it could never start."""
     with plain_errors():
-        return requests.ask(job_of(stage, wildcards))
+        return requests.request(job_of(stage, wildcards))
 
 
 def group_of(stage):
-    """The jobs that are sent to a cluster as one."""
+    """Return a function for the group whose jobs are sent to a cluster as one job."""
 
     def group(wildcards):
         return requests.group(stage)
@@ -48,6 +48,6 @@ def group_of(stage):
 
 
 onstart:
-    # Whoever waits for hours shouldn't have to wonder why. Jobs that are sent somewhere run without hooks.
+    # Jobs may wait for hours, so the reasons are logged. Processes that run single jobs on a cluster don't run hooks.
     if not workflow.local_exec:
         watch(logger.info)

@@ -1,5 +1,5 @@
 rule sft:
-    """Supervised fine-tuning."""
+    """Train by supervised fine-tuning (SFT)."""
     input:
         unpack(inputs_of("sft")),
     output:
@@ -15,8 +15,8 @@ rule sft:
     threads: threads_of("sft")
     resources:
         **cluster_resources_of("sft"),
-        mem_mb=needed("sft", "mem_mb"),
-        runtime=needed("sft", "runtime"),
-        gpu=needed("sft", "gpu"),
+        mem_mb=resource_of("sft", "mem_mb"),
+        runtime=resource_of("sft", "runtime"),
+        gpu=resource_of("sft", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | tee {log:q}"

@@ -1,5 +1,5 @@
 rule tokenize:
-    """One part of a corpus to token ids and where they are supervised; the parts of a corpus run side by side."""
+    """Convert one part of a corpus to token ids and loss masks; the parts run in parallel."""
     input:
         unpack(inputs_of("tokenize")),
     output:
@@ -15,8 +15,8 @@ rule tokenize:
     threads: 1
     resources:
         **cluster_resources_of("tokenize"),
-        mem_mb=needed("tokenize", "mem_mb"),
-        runtime=needed("tokenize", "runtime"),
-        gpu=needed("tokenize", "gpu"),
+        mem_mb=resource_of("tokenize", "mem_mb"),
+        runtime=resource_of("tokenize", "runtime"),
+        gpu=resource_of("tokenize", "gpu"),
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

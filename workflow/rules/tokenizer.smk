@@ -1,5 +1,5 @@
 rule tokenizer:
-    """A vocabulary trained on the corpora, or adopted from a base model."""
+    """Train a tokenizer on the corpora, or adopt that of a base model."""
     input:
         unpack(inputs_of("tokenizer")),
     output:
@@ -15,8 +15,8 @@ rule tokenizer:
     threads: threads_of("tokenizer")
     resources:
         **cluster_resources_of("tokenizer"),
-        mem_mb=needed("tokenizer", "mem_mb"),
-        runtime=needed("tokenizer", "runtime"),
-        gpu=needed("tokenizer", "gpu"),
+        mem_mb=resource_of("tokenizer", "mem_mb"),
+        runtime=resource_of("tokenizer", "runtime"),
+        gpu=resource_of("tokenizer", "gpu"),
     shell:
         "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

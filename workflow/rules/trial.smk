@@ -1,5 +1,5 @@
 rule trial:
-    """A short training that a diagnosis or an audit measures the time of."""
+    """Time a short training, for a diagnosis or an audit."""
     input:
         unpack(inputs_of("trial")),
     output:
@@ -13,8 +13,8 @@ rule trial:
     threads: threads_of("trial")
     resources:
         **cluster_resources_of("trial"),
-        mem_mb=needed("trial", "mem_mb"),
-        runtime=needed("trial", "runtime"),
-        gpu=needed("trial", "gpu"),
+        mem_mb=resource_of("trial", "mem_mb"),
+        runtime=resource_of("trial", "runtime"),
+        gpu=resource_of("trial", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune trial {input.job:q} 2>&1 | tee {log:q}"

@@ -1,5 +1,5 @@
 rule write:
-    """One part of the shards, from the plan; the parts run side by side."""
+    """Write one part of the shards, from the plan; the parts run in parallel."""
     input:
         unpack(inputs_of("write")),
     output:
@@ -15,8 +15,8 @@ rule write:
     threads: 1
     resources:
         **cluster_resources_of("write"),
-        mem_mb=needed("write", "mem_mb"),
-        runtime=needed("write", "runtime"),
-        gpu=needed("write", "gpu"),
+        mem_mb=resource_of("write", "mem_mb"),
+        runtime=resource_of("write", "runtime"),
+        gpu=resource_of("write", "gpu"),
     shell:
         "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

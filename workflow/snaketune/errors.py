@@ -1,8 +1,8 @@
-"""The one error that reaches a user as a message and not as a traceback."""
+"""The error that is shown to the user as a message without a traceback."""
 
 
 class SnaketuneError(Exception):
-    """Bad input, a broken artifact or an impossible request.
+    """Invalid input, a damaged artifact or an impossible request.
 
-    The message names the file, line or key, says what was found, and what to do about it.
+    The message names the file, line or key, says what was found there, and what to do about it.
     """

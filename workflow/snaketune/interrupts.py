@@ -1,22 +1,22 @@
-"""Ctrl-C as a sentence, from the first import on; imported before anything that takes its time."""
+"""Ctrl-C as an error message instead of a traceback; installed before imports that take long."""
 
 import signal
 import sys
 from typing import Any
 
-# What a shell calls a command that SIGINT ended.
+# The exit status that shells use for a command ended by SIGINT.
 STATUS = 130
 
 
-def say(number: int, frame: Any) -> None:
-    """Ends the process as an error does: locks are given back, processes that were started are ended."""
-    # Another one would end in the middle of that.
+def exit_on_interrupt(number: int, frame: Any) -> None:
+    """End the process like an error does, so that locks are released and child processes ended."""
+    # A second Ctrl-C would interrupt that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("error: interrupted; run again, and it goes on where it was", file=sys.stderr, flush=True)
+    print("error: interrupted; run again to resume", file=sys.stderr, flush=True)
     sys.exit(STATUS)
 
 
 def install() -> None:
-    """Where the system's default is in place; a process that is told to ignore it goes on doing so."""
+    """Install the handler unless SIGINT has another one, or is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, say)
+        signal.signal(signal.SIGINT, exit_on_interrupt)

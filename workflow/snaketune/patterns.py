@@ -1,4 +1,4 @@
-"""Regular expressions of the config, with a limit on the time that they may take on one text."""
+"""Regular expressions from the config, with a limit on the time of one match."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ SECONDS = 10.0
 
 
 class TooSlow(Exception):
-    """A pattern that backtracks without end on some text."""
+    """A pattern that backtracks exponentially on some text."""
 
     def __init__(self, pattern: str):
         super().__init__(
@@ -18,10 +18,10 @@ class TooSlow(Exception):
 
 
 def search(pattern: str, text: str) -> regex.Match[str] | None:
-    """Like `re.search`.
+    """Search like `re.search`.
 
     Raises:
-        TooSlow: the pattern takes too long.
+        TooSlow: the search takes longer than SECONDS.
 
     >>> search("Answer: (.*)", "Answer: 7")[1]
     '7'
@@ -30,7 +30,7 @@ def search(pattern: str, text: str) -> regex.Match[str] | None:
 
 
 def fullmatch(pattern: str, text: str) -> regex.Match[str] | None:
-    """Like `re.fullmatch`; raises as `search` does."""
+    """Match like `re.fullmatch`; raises as `search` does."""
     return _in_time(regex.fullmatch, pattern, text)
 
 

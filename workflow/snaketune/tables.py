@@ -14,7 +14,7 @@ def write_table(path: Path, table: pa.Table, rows_per_batch: int = 1024) -> None
 
 
 def read_table(path: Path) -> pa.Table:
-    """Memory-map an Arrow IPC file (or stream, as `datasets` writes them); SnaketuneError if it isn't one."""
+    """Memory-map an Arrow IPC file (or stream, as `datasets` writes them); SnaketuneError if it is neither."""
     try:
         source = pa.memory_map(str(path))
         try:
@@ -26,7 +26,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def count_rows(path: Path) -> int:
-    """Rows in an Arrow IPC file."""
+    """Return the number of rows in an Arrow IPC file."""
     with pa.memory_map(str(path)) as source:
         reader = pa.ipc.open_file(source)
         return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))

@@ -8,7 +8,7 @@ from snaketune.stages.job import Job
 
 AUTO = {"learning_rate": 1e-4, "batch_rows": 8}
 FIXED = AUTO | {"micro_batch_rows": 2, "gradient_checkpointing": False}
-# What the audit doubts.
+# Settings that the audit doubts.
 SLOW = {"learning_rate": 2e-4, "batch_rows": 8, "precision": "float32", "optimizer": "adamw_torch", "compile": False}
 SLOW |= {"micro_batch_rows": 2, "gradient_checkpointing": True}
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}

@@ -1,4 +1,4 @@
-"""What trainings start from, wait for and are measured against, and which of that they share."""
+"""Initial weights, dependencies and references of trainings, and which of them are shared."""
 
 from itertools import pairwise
 
@@ -50,7 +50,7 @@ def test_runs_share_reference_log_probabilities(jobs, planned):
 def test_log_probabilities_without_those_of_tokens_are_taken_from_those_with_them(jobs):
     (plain,), (limited,) = jobs["dpo/plain"].artifacts["ref_logps"], jobs["dpo/limited"].artifacts["ref_logps"]
     assert (plain.spec.token_logps, limited.spec.token_logps) == (False, True)
-    # Of all runs that share it, one sets two parts.
+    # One of the runs that share it sets two parts.
     assert plain.after == (limited, *plain.after[1:])
     assert [job.name for job in plain.after[1:]] == [f"{plain.name}/{part}-of-2" for part in (1, 2)]
     assert [job.name for job in limited.after] == [f"{limited.name}/{part}-of-3" for part in (1, 2, 3)]

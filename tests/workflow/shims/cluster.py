@@ -1,7 +1,7 @@
-"""Stands in for a Kubernetes cluster: as much of its API as Snakemake's executor asks, with pods that are processes here.
+"""A fake Kubernetes cluster: the part of its API that Snakemake's executor uses, with local processes as pods.
 
-As in a cluster, a job begins in an empty folder, with the image's programs and environment and none of the caller's. Unlike in
-one, its volumes are where they are here, whatever a pod mounts; what was asked for is kept, to be looked at.
+As in a cluster, a job starts in an empty folder, with the image's programs and environment and none of the caller's. Unlike in
+one, volumes have the paths of this machine, whatever a pod mounts. Requests are retained, for tests to inspect.
 """
 
 import json
@@ -16,7 +16,7 @@ import yaml
 
 
 class Cluster:
-    """One namespace: the jobs that were asked for, by name, and their processes."""
+    """One namespace: the requested jobs by name, and their processes."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -58,10 +58,10 @@ def start(folder: Path) -> tuple[Cluster, Path]:
             self.wfile.write(text)
 
         def do_POST(self):
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            requested = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path.endswith("/jobs"):
-                cluster.create(asked)
-            self.answer(asked)
+                cluster.create(requested)
+            self.answer(requested)
 
         def do_GET(self):
             parts = self.path.split("/")
@@ -76,10 +76,10 @@ def start(folder: Path) -> tuple[Cluster, Path]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()
-    found = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
-    found["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
-    found["clusters"] = [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
-    found["users"] = [{"name": "me", "user": {}}]
+    result = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+    result["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
+    result["clusters"] = [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}]
+    result["users"] = [{"name": "me", "user": {}}]
     config = folder / "kubeconfig"
-    config.write_text(yaml.safe_dump(found), encoding="utf-8")
+    config.write_text(yaml.safe_dump(result), encoding="utf-8")
     return cluster, config

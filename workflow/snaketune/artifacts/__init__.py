@@ -1,1 +1,1 @@
-"""What a result on disk is: manifests and digests."""
+"""Results on disk: manifests, payload files and their digests."""

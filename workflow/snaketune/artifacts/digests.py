@@ -1,4 +1,4 @@
-"""How digests are computed: XXH3-128 for payload files (memory speed), SHA-256 for small structured values."""
+"""Digests: XXH3-128 for payload files (memory speed), SHA-256 for small structured values."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 22
 
 
 def digest_file(path: Path) -> str:
-    """XXH3-128 of a file's content, as `xxh3:<32 hex digits>`."""
+    """Return the XXH3-128 digest of a file's content, as `xxh3:<32 hex digits>`."""
     state = xxhash.xxh3_128()
     try:
         with path.open("rb") as file:
@@ -25,6 +25,6 @@ def digest_file(path: Path) -> str:
 
 
 def digest_json(value: Any) -> str:
-    """SHA-256 of a value's canonical JSON, as 64 hex digits; mappings compare without regard to key order."""
+    """Return the SHA-256 digest of a value's canonical JSON, 64 hex digits; the order of keys doesn't matter."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Artifacts and their `manifest.json`: what one holds, was made from and lost on the way; its files, digests checked.
+"""Artifacts and their `manifest.json`: spec, inputs, counts, and the digests of payload files, which are verified on reading.
 
-Deterministic: the same work gives the same bytes, whoever did it and when. What differs from run to run (time, host,
-throughput) is in `run.json`, on which nothing depends.
+A manifest is deterministic: the same work gives the same bytes, on any machine at any time. What differs from run to run (time,
+host, throughput) is in `run.json`, on which nothing depends.
 """
 
 import json
@@ -16,9 +16,9 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 
-# Beside the manifest: size, time and inode of each file as it was published.
+# Beside the manifest: size, time and inode of each file when it was published.
 PUBLISHED = ".published.json"
-# Where a manifest has its own digest.
+# The key of a manifest's own digest.
 SEAL = "manifest_digest"
 # Names that older code wrote, and their names now. Read for one version.
 FORMER_KEYS = {
@@ -33,12 +33,14 @@ FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it, nor does a power cut leave half:
-    what it speaks for may be all that is kept."""
+    """Write JSON with sorted keys and an indent of two, atomically (written beside and renamed) and flushed to disk.
+
+    Neither a reader nor a power cut leaves half a file; the result that it describes may be the only copy.
+    """
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
-    # Made here and now: through a link that somebody else put there, a file elsewhere would be written.
+    # Mode x, so that it never writes through a link that another user put there.
     with partial.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -48,19 +50,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Bring a folder's own entries to the disk: which names there are, and not what is in them."""
+    """Flush the entries of a folder to disk: which names exist, not the files' content."""
     entries = os.open(folder, os.O_RDONLY)
-    # Some file systems of networks know no such thing.
+    # Some network file systems don't support it.
     with suppress(OSError):
         os.fsync(entries)
     os.close(entries)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """With a digest of all that it says, so that a damaged one is known for what it is."""
-    said = {key: value for key, value in manifest.items() if key != SEAL}
-    # As it will be read: keys that are numbers here are texts there.
-    write_json(path, said | {SEAL: digest_json(json.loads(json.dumps(said)))})
+    """Write a manifest with a digest of its own content, by which a damaged one is detected."""
+    content = {key: value for key, value in manifest.items() if key != SEAL}
+    # As it will be read back: numeric keys become strings in JSON.
+    write_json(path, content | {SEAL: digest_json(json.loads(json.dumps(content)))})
 
 
 def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -78,17 +80,17 @@ def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 def is_damaged(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest isn't as it was written; one from before they had a digest can't tell."""
+    """Whether a manifest's content doesn't match its digest; manifests of early versions have none, and count as undamaged."""
     return SEAL in manifest and manifest[SEAL] != digest_json(
         {key: value for key, value in manifest.items() if key != SEAL}
     )
 
 
 def content_digest(manifest: dict[str, Any]) -> str:
-    """Digest of what readers of the artifact can read.
+    """Return the digest of what readers of the artifact can read.
 
-    It covers the payload and the format, not the counts, records and inputs: two ways to the same rows are the same rows,
-    and what comes after needn't run again.
+    It covers the payload and the format, not counts, records and inputs: the same rows made in two ways are the same, and
+    stages that read them needn't run again.
     """
     payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
     return digest_json({"payload": payload, "format": [manifest.get(key) for key in FORMAT_KEYS]})
@@ -99,7 +101,7 @@ class Artifact:
     """A finished result on disk.
 
     Attributes:
-        trusted: whether files that are the ones which were published count as verified.
+        trusted: whether files that are unchanged since they were published count as verified.
     """
 
     manifest_path: Path
@@ -112,29 +114,29 @@ class Artifact:
         return content_digest(self.manifest)
 
     def file(self, name: str) -> Path:
-        """Path of a payload file whose digest has been verified.
+        """Return the path of a payload file after verifying its digest.
 
         Raises:
-            SnaketuneError: the file is missing or changed; the message says how to heal it.
+            SnaketuneError: the file is missing or changed; the message says how to rebuild it.
         """
         entry = {**self.manifest["payload"], **self.manifest["records"]}.get(name)
         path = self.folder / name
         if entry is None:
             raise SnaketuneError(f"{self.manifest_path} lists no file {name!r}")
         if not path.is_file():
-            raise SnaketuneError(f"{path} is missing; {self._heal()}")
+            raise SnaketuneError(f"{path} is missing; {self._rebuild_hint()}")
         if self.trusted and self._published.get(name) == _stamp(path):
             return path
-        found = digest_file(path)
-        if found != entry["digest"]:
+        digest = digest_file(path)
+        if digest != entry["digest"]:
             raise SnaketuneError(
-                f"{path} is damaged: its digest is {found}, the manifest says {entry['digest']}; {self._heal()}"
+                f"{path} is damaged: its digest is {digest}, the manifest says {entry['digest']}; {self._rebuild_hint()}"
             )
         return path
 
     def for_part(self, part: int) -> "Artifact":
-        """For the job that computes this one of many parts (from 1) and reads its share of each file: the first verifies all of
-        them for the others, or else each would read all that there is."""
+        """Return the artifact for the job of one part (from 1) that reads its share of each file. The first part verifies the
+        files for all parts; otherwise each part would have to read all files in full."""
         return replace(self, trusted=part > 1)
 
     @cached_property
@@ -145,32 +147,32 @@ class Artifact:
             return {}
 
     def files(self, prefix: str = "") -> list[Path]:
-        """All payload files whose name starts with `prefix`, verified, in order of name."""
+        """Return all payload files whose name starts with `prefix`, verified, sorted by name."""
         return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
 
-    def _heal(self) -> str:
+    def _rebuild_hint(self) -> str:
         return f"rebuild it with: {rebuild_command(self.manifest_path)}"
 
 
 def rebuild_command(manifest: Path) -> str:
-    """What makes an artifact again, with the config that this run was given."""
+    """Return the command that makes an artifact again, with the config of this run."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
     return f"snakemake{config and f' --configfile {config}'} --forcerun {manifest}"
 
 
 def note_published(folder: Path, payload: Path, names: Iterable[str]) -> None:
-    """Note in a result's folder which files were published there, whose digests had just been verified."""
+    """Record in a result's folder the stamps of the published files, whose digests have just been verified."""
     write_json(folder / PUBLISHED, {name: _stamp(payload / name) for name in names})
 
 
 def _stamp(path: Path) -> list[int]:
-    """What changes of a file when its content does, and not when it gets another name."""
+    """Return values that change with a file's content, but not when it is renamed or linked."""
     about = path.stat()
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
-    """The artifact of a manifest, its payload in the folder `payload` beside it; SnaketuneError if unreadable."""
+    """Read a manifest and return its artifact, with its files in `payload` beside it; SnaketuneError if unreadable."""
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -178,29 +180,31 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
     if not all(isinstance(part, dict) and all("digest" in entry for entry in part.values()) for part in described):
         raise SnaketuneError(
-            f"{manifest_path} is no snaketune manifest: it doesn't describe its payload; remove it and run again"
+            f"{manifest_path} is no snaketune manifest: payload or records are missing or malformed; remove it and run again"
         )
-    if outside := [name for part in described for name in part if not _lies_within(name)]:
+    if outside := [name for part in described for name in part if not _is_inside(name)]:
         raise SnaketuneError(
-            f"{manifest_path} names the file {outside[0]!r}, which lies outside its payload; no stage writes that, so somebody "
-            "else did: remove it and run again"
+            f"{manifest_path} lists the file {outside[0]!r}, which is outside its payload; no stage writes such a name: remove "
+            "the manifest and run again"
         )
     if is_damaged(manifest):
-        raise SnaketuneError(f"{manifest_path} is damaged: it isn't as it was written; remove it and run again")
+        raise SnaketuneError(
+            f"{manifest_path} is damaged: its content doesn't match its digest; remove it and run again"
+        )
     return Artifact(manifest_path, with_current_keys(manifest), manifest_path.parent / payload)
 
 
-def _lies_within(name: str) -> bool:
-    """Whether a name in a payload stays in it: a manifest from elsewhere may say anything.
+def _is_inside(name: str) -> bool:
+    """Return True if a file name in a manifest stays in the payload; a manifest from elsewhere may hold any name.
 
-    >>> [_lies_within(name) for name in ("a.arrow", "adapter/b..json", "../a", "a/../../b", "/etc/passwd", "", "a//b")]
+    >>> [_is_inside(name) for name in ("a.arrow", "adapter/b..json", "../a", "a/../../b", "/etc/passwd", "", "a//b")]
     [True, True, False, False, False, False, False]
     """
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
+    """Return digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
     from snaketune.tables import count_rows
 
     described = {}

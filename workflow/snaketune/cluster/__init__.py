@@ -1,1 +1,1 @@
-"""At home on a cluster: what its partitions give, what a job asks of them, why one waits, when one has to end."""
+"""SLURM: the resources that jobs request, the limits of its partitions, why jobs are pending, when a job has to end."""

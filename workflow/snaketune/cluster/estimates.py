@@ -1,13 +1,13 @@
-"""How long a job takes, and how much memory, by the work that it has: before anything of it is there.
+"""Estimates of a job's time and memory, before anything of it exists.
 
-    data stages     by the bytes of the corpus' files; a part has its share of them
-    trainings       tokens = rows x steps, by what the shards hold or, before there are any, by the files; time at the tokens
-                    per second that this run had before, else by 6 FLOPs per parameter and token; memory by the parameters
-    what ran here   of a job of the same name run.json tells seconds and peak memory, and half as much again is asked for: in
-                    place of the estimate of a computing stage's memory where the spec is the same, else where it is more
+    data stages     from the bytes of the corpus' files, divided by the number of parts
+    trainings       tokens = rows x steps, from the shards or, before they exist, from the files; time from the tokens per
+                    second of this run's last time, otherwise from 6 FLOPs per parameter and token; memory from the parameters
+    earlier runs    run.json of a job of the same name has its time and peak memory; 1.5 times these replace the estimated
+                    memory of a computing stage if the spec is the same, and otherwise raise the estimate
 
-Estimates err to the larger side, and are cut to what a partition gives (`cluster.limits`). Where one was too small,
-the next attempt asks for twice what the last one had, if it ran out of just that (`cluster.job_endings`).
+Estimates err on the high side, and are cut to the limits of a partition (`cluster.limits`). If one was too small, the next
+attempt requests twice what the last one had of the resource that ran out (`cluster.job_endings`).
 """
 
 import json
@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snaketune.cluster.limits import Ask
+from snaketune.cluster.limits import ResourceRequest
 from snaketune.config.training_runs import Pretrained, Scratch
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
@@ -26,95 +26,97 @@ from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
 MB, GB = 1e6, 1e9
-# What a file grows to when it is read.
+# How much a compressed file grows when it is read.
 GROWS = {".gz": 5, ".xz": 5, ".zst": 5, ".zip": 5, ".parquet": 3}
-# Of a dataset or a model on the Hub that isn't here yet.
+# For a dataset or a model on the Hub that isn't downloaded yet.
 UNKNOWN_ROWS, UNKNOWN_PARAMETERS = GB, 8e9
-# Bytes of text to a token; few, so that many tokens are expected.
+# Bytes of text per token; low, so that the number of tokens is rather overestimated.
 BYTES_PER_TOKEN = 3
-# As far as a training gets on one GPU in a second, where nobody has measured it: a sixth of what an A100 can.
+# FLOPs per second of a training on one GPU before one was measured: a sixth of an A100's peak.
 FLOPS = 5e13
-# Two Snakemakes and two shells stand around each job of a cluster.
+# Memory of the two Snakemake processes and two shells around each job of a cluster.
 AROUND_MB = 500
-# Up to how many bytes of text the data jobs of a config are short.
+# The data jobs of a config count as short up to this many bytes of text.
 SMALL = 200 * MB
 COMPUTING_THREADS = 8
-# A model whose name tells its size, such as Qwen2.5-7B.
+# The size in a model's name, such as Qwen2.5-7B.
 BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-zA-Z])")
 
 
 class Estimates:
-    """Of all jobs of a graph."""
+    """The estimates of all jobs of a graph."""
 
     def __init__(self, jobs: Iterable[Job]):
         self.jobs = tuple(jobs)
-        self._asks: dict[str, Ask] = {}
+        self._requests: dict[str, ResourceRequest] = {}
         self._bytes: dict[str, float] = {}
         self._below: dict[str, tuple[Job, ...]] = {}
 
-    def of(self, job: Job) -> Ask:
-        """What the job needs."""
-        if job.manifest not in self._asks:
-            self._asks[job.manifest] = self._estimate(job)
-        return self._asks[job.manifest]
+    def of(self, job: Job) -> ResourceRequest:
+        """Return the resources that the job needs."""
+        if job.manifest not in self._requests:
+            self._requests[job.manifest] = self._estimate(job)
+        return self._requests[job.manifest]
 
     @cached_property
     def little_text(self) -> bool:
-        """Whether there is so little of it that each data job takes seconds."""
+        """Whether the corpora are so small that each data job takes seconds."""
         return sum(self.text(job) for job in self.jobs if job.stage == "corpus") <= SMALL
 
     def text(self, job: Job) -> float:
-        """Bytes of text of the corpora that a job is made of."""
+        """Return the bytes of text of the corpora that a job is made from."""
         if job.manifest not in self._bytes:
             if job.stage == "corpus":
-                found = _size_of(job.spec.sources)
+                size = _size_of(job.spec.sources)
             else:
-                found = sum(self.text(corpus) for corpus in self._corpora(job))
-            self._bytes[job.manifest] = found
+                size = sum(self.text(corpus) for corpus in self._corpora(job))
+            self._bytes[job.manifest] = size
         return self._bytes[job.manifest]
 
     def _corpora(self, job: Job) -> tuple[Job, ...]:
-        # Kept: of parts that read parts there are more ways down than jobs.
+        # Cached: with parts that read parts, there are far more paths through the graph than jobs.
         if job.manifest not in self._below:
-            found = {}
+            corpora = {}
             for made in (one for some in job.artifacts.values() for one in some):
-                # A tokenizer was trained on others.
+                # A tokenizer may be trained on other corpora.
                 below = (made,) if made.stage == "corpus" else () if made.stage == "tokenizer" else self._corpora(made)
-                found |= {one.manifest: one for one in below}
-            self._below[job.manifest] = tuple(found.values())
+                corpora |= {one.manifest: one for one in below}
+            self._below[job.manifest] = tuple(corpora.values())
         return self._below[job.manifest]
 
-    def _estimate(self, job: Job) -> Ask:
-        # Jobs of one array get what its first job asks for, so all of a stage ask alike.
+    def _estimate(self, job: Job) -> ResourceRequest:
+        # All jobs of one array get what its first job requests, so all jobs of such a stage request the same.
         alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
-        asks = [self._alone(one) for one in alike]
-        found = Ask(
-            threads=max(ask.threads for ask in asks),
-            mem_mb=max(ask.mem_mb for ask in asks),
-            runtime=max(ask.runtime for ask in asks),
+        requests = [self._alone(one) for one in alike]
+        estimate = ResourceRequest(
+            threads=max(one.threads for one in requests),
+            mem_mb=max(one.mem_mb for one in requests),
+            runtime=max(one.runtime for one in requests),
             gpus=job.operation.gpus if STAGES[job.stage].gpu else 0,
             nodes=job.operation.nodes if "nodes" in STAGES[job.stage].operation else 1,
         )
         for one in alike:
-            self._asks[one.manifest] = found
-        return found
+            self._requests[one.manifest] = estimate
+        return estimate
 
-    def _alone(self, job: Job) -> Ask:
+    def _alone(self, job: Job) -> ResourceRequest:
         computes = STAGES[job.stage].gpu
         cost = STAGES[job.stage].cost
         cost = cost(job.spec) if callable(cost) else cost
-        ask = self._computing(job, cost) if isinstance(cost, ModelCost) else self._reading(job, cost)
-        before = _facts(job)
-        # What was measured of another spec, of files that have grown since, or of an attempt that only ended what others had
-        # done, may be too little; and of processes on other nodes nobody knew.
-        alike = computes and job.operation.nodes == 1 and bool(before) and _is_of(job)
-        if peak := before.get("peak_memory_mb"):
+        estimate = self._computing(job, cost) if isinstance(cost, ModelCost) else self._reading(job, cost)
+        measured_before = _facts(job)
+        # A measurement of another spec, of files that have grown since, or of an attempt that only resumed another one may be
+        # too low; and memory is measured on the first node only.
+        alike = computes and job.operation.nodes == 1 and bool(measured_before) and _is_of(job)
+        if peak := measured_before.get("peak_memory_mb"):
             measured = 1.5 * peak * (job.operation.processes_per_node if computes else 1)
-            ask["mem_mb"] = measured if alike else max(measured, ask["mem_mb"])
-        if (seconds := before.get("seconds")) and "tokens_per_second_median" not in before:
-            ask["runtime"] = max(5 + 1.5 * seconds / 60, ask["runtime"])
-        return Ask(
-            threads=ask["threads"], mem_mb=_rounded(ask["mem_mb"] + AROUND_MB, 100), runtime=_rounded(ask["runtime"], 1)
+            estimate["mem_mb"] = measured if alike else max(measured, estimate["mem_mb"])
+        if (seconds := measured_before.get("seconds")) and "tokens_per_second_median" not in measured_before:
+            estimate["runtime"] = max(5 + 1.5 * seconds / 60, estimate["runtime"])
+        return ResourceRequest(
+            threads=estimate["threads"],
+            mem_mb=_rounded(estimate["mem_mb"] + AROUND_MB, 100),
+            runtime=_rounded(estimate["runtime"], 1),
         )
 
     def _reading(self, job: Job, cost: Cost) -> dict[str, Any]:
@@ -143,10 +145,10 @@ class Estimates:
             seconds = passes * self._tokens(job) / rate / getattr(job.spec, "parts", 1)
         return {
             "threads": COMPUTING_THREADS * each,
-            # torch and CUDA in each process; weights as they are read and as they are put together; and on a CPU, where
-            # only small ones are trained, all that an optimizer has of them.
+            # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models,
+            # the optimizer's states.
             "mem_mb": 3000 * each + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB,
-            # Weights are read and written first and last.
+            # Time to read and write the weights.
             "runtime": 5 + 3 * parameters / 1e9 + 1.5 * seconds / 60,
         }
 
@@ -163,7 +165,7 @@ class Estimates:
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:
-    """How many parameters a model has, as far as that can be told without loading it.
+    """Return the number of a model's parameters, as far as it can be estimated without loading it.
 
     >>> parameters_of(Pretrained(path="Qwen/Qwen2.5-0.5B-Instruct")), parameters_of(Pretrained(path="openai-community/gpt2"))
     (500000000.0, 8000000000.0)
@@ -174,7 +176,7 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
     if isinstance(base, Scratch):
         width, key_values = base.hidden_size, (base.key_value_heads or base.heads) * (base.hidden_size // base.heads)
         layer = 2 * width * (width + key_values) + 3 * width * base.intermediate_size
-        # Of the largest vocabulary that is usual.
+        # Assumes a large vocabulary.
         return base.layers * layer + 64_000 * width * (1 if base.tie_embeddings else 2)
     if base is None:
         return UNKNOWN_PARAMETERS
@@ -194,32 +196,32 @@ def _size_of(sources: Iterable[Any]) -> float:
             try:
                 total += file.stat().st_size * GROWS.get(file.suffix, 1)
             except OSError:
-                # Whoever reads it says that it isn't there.
+                # A missing file is reported by the job that reads it.
                 continue
         total += UNKNOWN_ROWS if source.hub else 0
     return total
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    """What run.json tells of the job's last run; nothing where there was none."""
+    """Return the facts in run.json of the job's last run; empty if there is none."""
     try:
-        told = json.loads(Path(job.run).read_text(encoding="utf-8"))
+        facts = json.loads(Path(job.run).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _is_of(job: Job) -> bool:
-    """Whether the result that is there is of the job's spec."""
+    """Return True if the existing result was made with the job's spec."""
     try:
-        told = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
-        return told["spec"] == json.loads(canonical(job.spec))
+        manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
+        return manifest["spec"] == json.loads(canonical(job.spec))
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
 def _tokens_in(pack: Job) -> float:
-    """Tokens of the shards' rows, where they are there."""
+    """Return the number of tokens in the rows of a pack; 0 if it doesn't exist yet."""
     try:
         manifest = json.loads(Path(pack.manifest).read_text(encoding="utf-8"))
         return float(manifest["counts"]["train"]["tokens"])

@@ -1,7 +1,7 @@
-"""How the last attempt of a job ended, so that the next one asks for more of what it ran out of, and of nothing else.
+"""The ending of a job's last attempt, so that the next one requests more of the resource that ran out, and of no other.
 
-A job notes its number below results/.work/.slurm/ when it begins and takes the note away when it is done. Whoever plans the
-next attempt asks SLURM how that one ended: a process that ran out of memory or time can't say so itself.
+A job writes its SLURM number below results/.work/.slurm/ when it starts, and removes it when it is done. When the next attempt
+is planned, SLURM is asked how that job ended: a process that ran out of memory or time can't report that itself.
 """
 
 import os
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snaketune.cluster.limits import Ask
+from snaketune.cluster.limits import ResourceRequest
 from snaketune.cluster.site import minutes
-from snaketune.cluster.slurm import asked, fields, megabytes
+from snaketune.cluster.slurm import fields, megabytes, run_slurm
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import RESULTS
 
@@ -24,12 +24,13 @@ LAST_BYTES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
-    """How a job of SLURM ended.
+class JobEnding:
+    """The ending of a SLURM job.
 
     Attributes:
-        state: as SLURM names it, such as OUT_OF_MEMORY.
-        mem_mb, runtime: what it had asked for, on each node; minutes.
+        state: SLURM's name for it, such as OUT_OF_MEMORY.
+        mem_mb: the memory that it requested per node.
+        runtime: its time limit in minutes.
     """
 
     state: str
@@ -38,8 +39,8 @@ class End:
 
 
 @contextmanager
-def noted(folder: Path) -> Iterator[None]:
-    """While a job of SLURM makes the result that is published in `folder`, its number is noted, and if it fails, left."""
+def note_job_number(folder: Path) -> Iterator[None]:
+    """Store the number of this SLURM job while it makes the result of `folder`; if it fails, the number is retained."""
     number = os.environ.get("SLURM_JOB_ID")
     if not number:
         yield
@@ -51,33 +52,33 @@ def noted(folder: Path) -> Iterator[None]:
     note.unlink(missing_ok=True)
 
 
-def last_end(folder: Path) -> End | None:
-    """How the last attempt ended that left a note; None where there is none, or SLURM doesn't know."""
+def last_ending(folder: Path) -> JobEnding | None:
+    """Return how the last attempt with a stored number ended; None if there is none, or SLURM doesn't know the job."""
     try:
         number = _note(folder).read_text(encoding="utf-8").strip()
     except OSError:
         return None
     if not number.isdecimal():
         return None
-    if told := asked("scontrol", "--oneliner", "show", "job", number):
-        # One of an array's tasks has the number of the array itself, of which SLURM tells all.
-        records = [fields(line) for line in told.splitlines()]
-        found = next((one for one in records if one.get("JobId") == number), {})
-        had = fields(found.get("TRES", "").replace(",", " "))
+    if record := run_slurm("scontrol", "--oneliner", "show", "job", number):
+        # A task of an array may have the number of the whole array, for which SLURM lists all tasks.
+        records = [fields(line) for line in record.splitlines()]
+        job_fields = next((one for one in records if one.get("JobId") == number), {})
+        had = fields(job_fields.get("TRES", "").replace(",", " "))
         memory, nodes = had.get("mem", "0"), int(had.get("node", "1"))
-        state, limit = found.get("JobState", ""), found.get("TimeLimit", "")
-        if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(found.get("StdOut", ""))):
+        state, limit = job_fields.get("JobState", ""), job_fields.get("TimeLimit", "")
+        if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(job_fields.get("StdOut", ""))):
             state = "OUT_OF_MEMORY"
-    elif told := asked("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit"):
-        records = {number: rest for number, *rest in (line.split("|") for line in told.splitlines())}
+    elif record := run_slurm("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit"):
+        records = {number: rest for number, *rest in (line.split("|") for line in record.splitlines())}
         if number not in records:
             return None
         state, memory, limit, nodes = *records[number], 1
     else:
         return None
     runtime = minutes(limit)
-    # `CANCELLED by 1000` is one state.
-    return End(
+    # `CANCELLED by 1000` counts as one state.
+    return JobEnding(
         state=state.split()[0] if state else "",
         mem_mb=megabytes(memory) // max(1, nodes),
         runtime=runtime if isinstance(runtime, int) else 0,
@@ -85,7 +86,7 @@ def last_end(folder: Path) -> End | None:
 
 
 def _ran_out_of_memory(log: Path) -> bool:
-    """Where it isn't the kernel that ends such a job, SLURM tells so in the job's log alone."""
+    """Whether a job's log reports a memory limit: if the kernel didn't kill the process, SLURM reports it only there."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LAST_BYTES))
@@ -94,20 +95,20 @@ def _ran_out_of_memory(log: Path) -> bool:
         return False
 
 
-def raised(ask: Ask, end: End | None) -> Ask:
-    """The ask of the attempt after one that ended so.
+def raise_after(request: ResourceRequest, ending: JobEnding | None) -> ResourceRequest:
+    """Return the request of the next attempt: twice the memory or time if the last one ran out of it.
 
-    >>> ask = Ask(threads=1, mem_mb=1500, runtime=10)
-    >>> raised(ask, End(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
-    Ask(threads=1, mem_mb=3000, runtime=10, gpus=0, nodes=1)
-    >>> raised(ask, End(state="FAILED", mem_mb=1500, runtime=10)) == ask
+    >>> request = ResourceRequest(threads=1, mem_mb=1500, runtime=10)
+    >>> raise_after(request, JobEnding(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
+    ResourceRequest(threads=1, mem_mb=3000, runtime=10, gpus=0, nodes=1)
+    >>> raise_after(request, JobEnding(state="FAILED", mem_mb=1500, runtime=10)) == request
     True
     """
-    if end and end.state == "OUT_OF_MEMORY":
-        return replace(ask, mem_mb=max(ask.mem_mb, MORE * end.mem_mb))
-    if end and end.state == "TIMEOUT":
-        return replace(ask, runtime=max(ask.runtime, MORE * end.runtime))
-    return ask
+    if ending and ending.state == "OUT_OF_MEMORY":
+        return replace(request, mem_mb=max(request.mem_mb, MORE * ending.mem_mb))
+    if ending and ending.state == "TIMEOUT":
+        return replace(request, runtime=max(request.runtime, MORE * ending.runtime))
+    return request
 
 
 def _note(folder: Path) -> Path:

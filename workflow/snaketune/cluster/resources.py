@@ -1,4 +1,4 @@
-"""What each job asks of the scheduler: what its work needs, within the cluster's partitions; more where it ran out before."""
+"""The resources that each job requests: its estimate, within the cluster's limits, raised after an attempt ran out of some."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -6,73 +6,75 @@ from functools import cached_property
 from pathlib import Path
 
 from snaketune.cluster.estimates import Estimates
-from snaketune.cluster.groups import GROUPS, MOST, SHORT, Together, alike
-from snaketune.cluster.job_endings import last_end, raised
-from snaketune.cluster.limits import Ask, within
+from snaketune.cluster.groups import GROUPS, MAX_JOBS, SHORT_MINUTES, JobGroup, can_take_turns
+from snaketune.cluster.job_endings import last_ending, raise_after
+from snaketune.cluster.limits import ResourceRequest, fit_to_partitions
 from snaketune.cluster.site import Site
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 from snaketune.stages.table import STAGES
 
 
-class Requests:
-    """Of all jobs of a graph."""
+class ResourceRequests:
+    """The requests of all jobs of a graph."""
 
     def __init__(self, jobs: Iterable[Job], site: Site | None = None):
-        """Args: site: the cluster that they are sent to; None where that isn't known, or they aren't sent anywhere."""
+        """Args: site: the cluster that they are sent to; None if that is unknown or they run here."""
         self.jobs, self.site = tuple(jobs), site
         self.estimates = Estimates(self.jobs)
-        self._asks: dict[tuple[str, int], Ask] = {}
+        self._requests: dict[tuple[str, int], ResourceRequest] = {}
 
-    def ask(self, job: Job, attempt: int = 1) -> Ask:
-        """Raises SnaketuneError if the job can never start there."""
+    def request(self, job: Job, attempt: int = 1) -> ResourceRequest:
+        """Return the job's request; SnaketuneError if it could never start."""
         known = job.manifest, attempt
-        if known not in self._asks:
+        if known not in self._requests:
             group = self.groups.get(self.group(job.stage) or "")
-            found = group.asks[job.manifest] if group else self._alone(job)
-            if self.site and (end := last_end(Path(job.folder))):
-                # What SLURM tells of a group is what all of its jobs together had.
-                whole = group.whole if group else found
-                more = within(raised(whole, end), self.site, job.key)
-                found = share_of(found, whole, more) if group else more
-            self._asks[known] = found
-        return self._asks[known]
+            request = group.requests[job.manifest] if group else self._alone(job)
+            if self.site and (ending := last_ending(Path(job.folder))):
+                # For a group, SLURM reports what all of its jobs together had.
+                total = group.total if group else request
+                more = fit_to_partitions(raise_after(total, ending), self.site, job.key)
+                request = share_of(request, total, more) if group else more
+            self._requests[known] = request
+        return self._requests[known]
 
-    def _alone(self, job: Job) -> Ask:
-        ask = self.estimates.of(job)
-        return within(ask, self.site, job.key) if self.site else ask
+    def _alone(self, job: Job) -> ResourceRequest:
+        request = self.estimates.of(job)
+        return fit_to_partitions(request, self.site, job.key) if self.site else request
 
     @cached_property
-    def groups(self) -> dict[str, Together]:
-        """By name, the groups that are sent as one job; none where jobs aren't sent."""
-        found: dict[str, Together] = {}
+    def groups(self) -> dict[str, JobGroup]:
+        """The groups that are sent as one job, by name; empty if jobs aren't sent."""
+        groups: dict[str, JobGroup] = {}
         if not self.site:
-            return found
+            return groups
         for name in GROUPS:
             jobs = [job for job in self.jobs if STAGES[job.stage].group == name]
-            if not 0 < len(jobs) <= MOST or not (self.estimates.little_text if name == "data" else alike(jobs)):
+            if not 0 < len(jobs) <= MAX_JOBS or not (
+                self.estimates.little_text if name == "data" else can_take_turns(jobs)
+            ):
                 continue
             try:
-                together = Together(jobs, self._alone, in_turn=name == "models")
+                group = JobGroup(jobs, self._alone, in_turn=name == "models")
             except SnaketuneError:
-                # One of them can never start, which is told where it is asked for.
+                # One of its jobs can never start, which is reported when that job's resources are requested.
                 continue
-            if together.whole.runtime <= SHORT and self._fits(together.whole):
-                found[name] = together
-        return found
+            if group.total.runtime <= SHORT_MINUTES and self._fits(group.total):
+                groups[name] = group
+        return groups
 
     def group(self, stage: str) -> str | None:
-        """The group whose jobs are one job of the cluster; None for jobs of their own."""
+        """Return the stage's group if it is sent as one job; None if each job is sent on its own."""
         return name if (name := STAGES[stage].group) in self.groups else None
 
-    def _fits(self, ask: Ask) -> bool:
+    def _fits(self, request: ResourceRequest) -> bool:
         try:
-            return within(ask, self.site, "") == ask
+            return fit_to_partitions(request, self.site, "") == request
         except SnaketuneError:
             return False
 
     def names(self, stage: str) -> tuple[str, ...]:
-        """Of all resources that a job of the stage may ask for."""
+        """Return the names of all resources that a job of the stage may request."""
         sent = ("slurm_account", "qos") if self.site else ()
         if not STAGES[stage].gpu:
             return ("mem_mb", "runtime", "gpu", *sent)
@@ -80,35 +82,40 @@ class Requests:
         return ("mem_mb", "runtime", "gpu", "nodes", "mpi", "tasks", "tasks_per_gpu", *sent)
 
     def resources(self, job: Job, attempt: int = 1) -> dict[str, int | str]:
-        """By the names that executors know; what a job doesn't ask for isn't there."""
-        ask, site = self.ask(job, attempt), self.site
-        found: dict[str, int | str | None] = {"mem_mb": ask.mem_mb, "runtime": ask.runtime, "gpu": ask.gpus * ask.nodes}
-        # A group's numbers are summed; it is on one node by itself.
+        """Return the request by the names that executors use, without resources that the job doesn't need."""
+        request, site = self.request(job, attempt), self.site
+        resources: dict[str, int | str | None] = {
+            "mem_mb": request.mem_mb,
+            "runtime": request.runtime,
+            "gpu": request.gpus * request.nodes,
+        }
+        # The numbers of a group are summed; it runs on one node anyway.
         grouped = self.group(job.stage) is not None
-        if ask.gpus and not grouped:
-            found["nodes"] = ask.nodes
-        if ask.nodes > 1:
-            # One task for each node, and the job itself calls srun.
-            found |= {"nodes": ask.nodes, "mpi": "srun", "tasks": ask.nodes, "tasks_per_gpu": 0}
+        if request.gpus and not grouped:
+            resources["nodes"] = request.nodes
+        if request.nodes > 1:
+            # One task per node; the job itself calls srun.
+            resources |= {"nodes": request.nodes, "mpi": "srun", "tasks": request.nodes, "tasks_per_gpu": 0}
         if site:
-            found |= {"slurm_account": site.account, "qos": site.qos}
-        if site and ask.gpus:
-            found |= {"gpu_model": site.gpu_model, "constraint": site.constraint}
-            if site.gpus_by == "gres" or grouped or ask.nodes > 1:
-                # Words aren't summed: the jobs of a group take turns on one GPU. And of several nodes each has as many, where a
-                # sum could be shared out otherwise.
+            resources |= {"slurm_account": site.account, "qos": site.qos}
+        if site and request.gpus:
+            resources |= {"gpu_model": site.gpu_model, "constraint": site.constraint}
+            if site.gpus_by == "gres" or grouped or request.nodes > 1:
+                # Strings aren't summed: the jobs of a group take turns on one GPU. And on several nodes each has as many, while
+                # a sum could be split unevenly.
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
-                found |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{ask.gpus}"}
-        return {name: value for name, value in found.items() if value is not None}
+                resources |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{request.gpus}"}
+        return {name: value for name, value in resources.items() if value is not None}
 
 
-def share_of(ask: Ask, whole: Ask, more: Ask) -> Ask:
-    """A job's share of what its group asks for, where that asks for more now.
+def share_of(request: ResourceRequest, total: ResourceRequest, more: ResourceRequest) -> ResourceRequest:
+    """Return a job's share of its group's total, after that was raised to `more`.
 
-    >>> job = Ask(threads=1, mem_mb=1000, runtime=5)
-    >>> whole = Ask(threads=4, mem_mb=4000, runtime=20)
-    >>> share_of(job, whole, Ask(threads=4, mem_mb=8000, runtime=20))
-    Ask(threads=1, mem_mb=2000, runtime=5, gpus=0, nodes=1)
+    >>> job = ResourceRequest(threads=1, mem_mb=1000, runtime=5)
+    >>> total = ResourceRequest(threads=4, mem_mb=4000, runtime=20)
+    >>> share_of(job, total, ResourceRequest(threads=4, mem_mb=8000, runtime=20))
+    ResourceRequest(threads=1, mem_mb=2000, runtime=5, gpus=0, nodes=1)
     """
-    mem_mb, runtime = ask.mem_mb * more.mem_mb // whole.mem_mb, ask.runtime * more.runtime // whole.runtime
-    return replace(ask, mem_mb=max(ask.mem_mb, mem_mb), runtime=max(ask.runtime, runtime))
+    mem_mb = request.mem_mb * more.mem_mb // total.mem_mb
+    runtime = request.runtime * more.runtime // total.runtime
+    return replace(request, mem_mb=max(request.mem_mb, mem_mb), runtime=max(request.runtime, runtime))

@@ -1,9 +1,9 @@
-"""What a user's cluster gives and what jobs are charged to: the few lines that its user edits once.
+"""The description of a user's cluster: accounts, limits and GPUs, in a file that the user edits once.
 
-They stand in the file that the environment variable SNAKEMAKE_SLURM_PARTITIONS names, which is that of the SLURM executor
-plugin: it reads `partitions` there to choose one for each job, and snaketune keeps what jobs ask for below the same limits. The
-profile profiles/slurm names `cluster.yaml` beside it, and `make slurm-profile` writes that. Nothing on a command line replaces
-any of it, as it replaces whole blocks of a profile.
+The environment variable SNAKEMAKE_SLURM_PARTITIONS names the file, as for the SLURM executor plugin, which chooses a partition
+for each job by its `partitions`; snaketune cuts requests to the same limits. The profile profiles/slurm uses `cluster.yaml`
+beside it, which `make slurm-profile` writes. No command-line option replaces any of it, as one does with whole blocks of a
+profile.
 """
 
 import os
@@ -22,82 +22,82 @@ VARIABLE = "SNAKEMAKE_SLURM_PARTITIONS"
 CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
 
-def minutes(told: Any) -> Any:
-    """As SLURM writes times, in whole minutes.
+def minutes(value: Any) -> Any:
+    """Convert a time in SLURM's notation to whole minutes; other values are returned as they are.
 
     >>> minutes(90), minutes("1-12:00:00"), minutes("12:30:59"), minutes("45")
     (90, 2160, 750, 45)
     """
-    if not isinstance(told, str) or not (found := CLOCK.fullmatch(told.strip())):
-        return told
-    days, first, second = (int(found[name] or 0) for name in ("days", "first", "second"))
-    if found["days"] is not None or found["third"] is not None:
+    if not isinstance(value, str) or not (match := CLOCK.fullmatch(value.strip())):
+        return value
+    days, first, second = (int(match[name] or 0) for name in ("days", "first", "second"))
+    if match["days"] is not None or match["third"] is not None:
         return (days * 24 + first) * 60 + second
     # Minutes, or minutes and seconds.
     return first
 
 
 class Partition(Model):
-    """Limits of one partition, as the executor plugin names them; what isn't given has none. Its other keys are its own."""
+    """Limits of one partition, under the executor plugin's names; a missing limit means none. Its other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
     max_runtime: Annotated[int | None, BeforeValidator(minutes), Field(ge=1)] = None
-    """Minutes that a job may take; or as SLURM writes it, `2-00:00:00`."""
+    """The most minutes of a job; also in SLURM's notation, `2-00:00:00`."""
     max_mem_mb: PositiveInt | None = None
-    """Megabytes of a job on one node."""
+    """The most memory of a job on one node, in MB."""
     max_threads: PositiveInt | None = None
-    """CPUs of a job on one node."""
+    """The most CPUs of a job on one node."""
     max_nodes: PositiveInt | None = None
-    """Nodes of a job."""
+    """The most nodes of a job."""
     max_gpu: Annotated[int, Field(ge=0)] = 0
-    """GPUs of a job, on all its nodes."""
+    """The most GPUs of a job, on all its nodes."""
     available_gpu_models: tuple[str, ...] | None = None
-    """What SLURM calls its GPUs."""
+    """SLURM's names of its GPUs."""
 
 
 class Site(Model):
-    """A cluster, as snaketune may use it."""
+    """A cluster, and what jobs use of it."""
 
     account: str | None = None
-    """What jobs are charged to."""
+    """The account that jobs are charged to."""
     qos: str | None = None
-    """Quality of service of all jobs."""
+    """The quality of service of all jobs."""
     constraint: str | None = None
     """Features of the nodes that jobs with GPUs run on, as for `sbatch --constraint`."""
     gpu_model: str | None = None
-    """The GPUs that jobs ask for, as SLURM calls them; none for any."""
+    """SLURM's name of the GPUs that jobs request; None for any."""
     gpus_by: Literal["gpus", "gres"] = "gpus"
-    """How they are asked for: `--gpus=2`, or `--gres=gpu:2` where a cluster knows only that."""
+    """How GPUs are requested: `--gpus=2`, or `--gres=gpu:2` on a cluster that supports only that."""
     status_command: Literal["sacct", "squeue"] = "squeue"
-    """What tells how jobs are doing; `sacct` where SLURM forgets jobs within minutes (MinJobAge)."""
+    """The command for the status of jobs; `sacct` if SLURM forgets jobs within minutes (MinJobAge)."""
     gpus_per_node: dict[str, PositiveInt] = {}
-    """By partition, how many GPUs its nodes have."""
+    """The number of GPUs per node, by partition."""
     partitions: Annotated[dict[str, Partition], Field(min_length=1)]
-    """By name."""
+    """The partitions by name."""
 
 
 def site_file() -> Path | None:
-    """The file that describes the cluster that jobs are sent to; None where they aren't sent to one that is described."""
-    told = os.environ.get(VARIABLE)
-    return Path(told) if told else None
+    """Return the file that describes the cluster that jobs are sent to; None if there is none."""
+    path = os.environ.get(VARIABLE)
+    return Path(path) if path else None
 
 
 def read_site(path: Path) -> Site:
-    """Raises SnaketuneError if it isn't there, or isn't as it has to be."""
+    """Read a cluster's file; SnaketuneError if it is missing or invalid."""
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SnaketuneError(
-            f"{path} ({VARIABLE}) isn't there; where SLURM is, make slurm-profile writes profiles/slurm/cluster.yaml"
+            f"{path} ({VARIABLE}) doesn't exist; on the cluster, make slurm-profile writes profiles/slurm/cluster.yaml"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SnaketuneError(f"{path}: it can't be read as YAML: {error}") from None
+        raise SnaketuneError(f"{path} can't be read as YAML: {error}") from None
     try:
-        return Site.model_validate(told)
+        return Site.model_validate(content)
     except ValidationError as error:
         lines = [_line(issue) for issue in error.errors()]
-        raise SnaketuneError(f"{path} is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
+        raise SnaketuneError(f"{path} is invalid:\n" + "\n".join(f"  {line}" for line in lines)) from None
 
 
 def _line(issue: Any) -> str:
@@ -105,5 +105,5 @@ def _line(issue: Any) -> str:
     if issue["type"] == "extra_forbidden":
         return f"{key}: unknown key{unknown(str(issue['loc'][-1]), Site.model_fields)}"
     if issue["type"] == "missing":
-        return f"{key}: it is missing; at least one partition has to be named"
+        return f"{key}: missing; name at least one partition"
     return f"{key}: found {issue['input']!r}; {issue['msg']}"

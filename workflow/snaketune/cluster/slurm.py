@@ -1,28 +1,28 @@
-"""What SLURM's own programs say, as text; nothing where they aren't there, refuse, or don't answer in time."""
+"""The output of SLURM's commands, as text; None if they don't exist, fail, or don't answer in time."""
 
 import os
 import shutil
 import subprocess
 
-# slurmctld may be busy, or away for a while; nobody here waits for it longer.
+# slurmctld may be busy or away; commands that take longer count as failed.
 SECONDS = 20
 
 
-def asked(*command: str) -> str | None:
-    """What a program prints; None where it says nothing that could be used."""
+def run_slurm(*command: str) -> str | None:
+    """Run a SLURM command and return what it prints; None if it can't be run, fails or times out."""
     if not shutil.which(command[0]):
         return None
     try:
-        # However its user likes to read times.
-        plainly = os.environ | {"SLURM_TIME_FORMAT": "standard"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=plainly)
+        # Whatever time format the user has configured.
+        environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
 def fields(line: str) -> dict[str, str]:
-    """The pairs of a line of `scontrol --oneliner`.
+    """Parse the pairs of a line of `scontrol --oneliner`.
 
     >>> fields("JobId=17 JobState=TIMEOUT TRES=cpu=1,mem=2000M TimeLimit=01:00:00")["TRES"]
     'cpu=1,mem=2000M'
@@ -30,15 +30,15 @@ def fields(line: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
 
 
-def megabytes(told: str) -> int:
-    """As SLURM writes sizes; 0 for what isn't one.
+def megabytes(size: str) -> int:
+    """Convert a size in SLURM's notation to MB; 0 if it is none.
 
     >>> megabytes("4000M"), megabytes("1.5G"), megabytes("2Tn"), megabytes("0")
     (4000, 1536, 2097152, 0)
     """
-    told = told.strip().rstrip("nc")
+    size = size.strip().rstrip("nc")
     units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
     try:
-        return round(float(told[:-1]) * units[told[-1]]) if told[-1:] in units else round(float(told or 0))
+        return round(float(size[:-1]) * units[size[-1]]) if size[-1:] in units else round(float(size or 0))
     except ValueError:
         return 0

@@ -1,1 +1,1 @@
-"""Why a run would fail, why it is slow, what would help, and proof that it did."""
+"""Preflight checks before a training, audits of its speed, and timed comparisons of settings (`diagnose:`, `doctor`)."""

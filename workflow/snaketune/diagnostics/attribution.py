@@ -1,12 +1,12 @@
-"""What the `diagnosis` stage computes: which change brought which share of the gain, from trials that took turns.
+"""The computation of the `diagnosis` stage: the share of each change in the gain, from trials that took turns.
 
-Variants are compared within a round, where they ran one after the other, and a figure is the median over rounds with the least
-and the most: what the machine did between rounds favours none. Losses are compared at equal tokens, as a variant whose rows are
-longer has seen more of them at the same step.
+Variants are compared within a round, in which they ran one after the other, and a figure is the median over rounds with the
+lowest and the highest, so changes of the machine between rounds favour no variant. Losses are compared at equal tokens, since a
+variant with longer rows has seen more tokens at the same step.
 
     one-at-a-time    gain of a change = its tokens/s over the baseline's
-    add-one-in       gain of a change = tokens/s with it over those with all before it
-    share            ln(gain) over the sum of all that gained: gains multiply, so their logarithms add up
+    add-one-in       gain of a change = tokens/s with it over those with all changes before it
+    share            ln(gain) over the sum of all positive ones: gains multiply, so their logarithms add up
 
     attribution.json, table.csv, table.md, attribution.svg
 """
@@ -18,18 +18,18 @@ import math
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.diagnostics.attribution_picture import picture
+from snaketune.diagnostics.attribution_picture import attribution_svg
 from snaketune.diagnostics.trial_files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DiagnosisSpec
 
-# A loss that is further from the baseline's isn't that of the same training.
+# The largest relative difference from the baseline's loss of a variant that counts as the same training.
 COMPARABLE = 0.05
-# Of the machine's probe between trials; more, and the machine wasn't the same throughout.
+# The largest relative spread of the machine's probe between trials; above it, the machine is reported as changed.
 STEADY = 0.05
-# At the beginning of a cell, a spreadsheet takes these for a formula.
+# Spreadsheets take a cell that begins with one of these for a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 COLUMNS = {
@@ -46,56 +46,56 @@ COLUMNS = {
 
 
 def write_attribution(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> Outcome:
-    """Fill `work.payload`.
+    """Fill `work.payload` with the attribution as JSON, tables and a figure.
 
     Args:
-        trials: round after round, in each the variants in their order.
+        trials: round by round, the variants of each in their order.
     Raises:
         SnaketuneError: the baseline couldn't be measured.
     """
     measured = [json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials]
     names = [one.name for one in spec.variants]
-    rounds = [dict(zip(names, measured[at : at + len(names)])) for at in range(0, len(measured), len(names))]
-    found = attribution(spec, rounds)
-    write_json(work.payload / "attribution.json", found)
-    (work.payload / "table.csv").write_text(as_csv(found), encoding="utf-8")
-    table = as_markdown(found)
+    rounds = [dict(zip(names, measured[start : start + len(names)])) for start in range(0, len(measured), len(names))]
+    result = attribution(spec, rounds)
+    write_json(work.payload / "attribution.json", result)
+    (work.payload / "table.csv").write_text(as_csv(result), encoding="utf-8")
+    table = as_markdown(result)
     (work.payload / "table.md").write_text(table, encoding="utf-8")
-    (work.payload / "attribution.svg").write_text(picture(found), encoding="utf-8")
+    (work.payload / "attribution.svg").write_text(attribution_svg(result), encoding="utf-8")
     print(table, flush=True)
     return Outcome(counts={"variants": len(names), "trials": len(trials)})
 
 
 def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """What each variant does, and what of it is due to its change.
+    """Return what each variant measured, and the share of its change in the gain.
 
     Args:
-        rounds: in each, by variant, what its trial measured.
+        rounds: for each round, the measurements of each variant's trial.
     Raises:
-        SnaketuneError: the baseline doesn't fit the machine.
+        SnaketuneError: the baseline doesn't fit on the machine.
     """
     changes = {one.name: one.changes for one in spec.variants}
     names = list(changes)
     baseline = names[0]
     if not all(one[baseline]["fits"] for one in rounds):
         raise SnaketuneError(
-            f"the {baseline} doesn't fit this machine ({rounds[0][baseline]['why']}); nothing can be compared"
+            f"the {baseline} doesn't fit on this machine ({rounds[0][baseline]['why']}); nothing can be compared"
         )
     fits = [name for name in names if all(one[name]["fits"] for one in rounds)]
     seen = min(_tokens_seen(one[name]) for one in rounds for name in fits)
     rows = []
-    before = baseline
+    previous = baseline
     for name in names:
-        row: dict[str, Any] = {"variant": name, "changes": _told(changes[name]), "fits": name in fits, "note": ""}
+        row: dict[str, Any] = {"variant": name, "changes": _describe(changes[name]), "fits": name in fits, "note": ""}
         rows.append(row)
         if name not in fits:
             row["note"] = f"doesn't fit: {next(one[name]['why'] for one in rounds if not one[name]['fits'])}"
             continue
-        against = before if spec.mode == "add-one-in" else baseline
+        against = previous if spec.mode == "add-one-in" else baseline
         ratios = [one[name]["tokens_per_second"] / one[against]["tokens_per_second"] for one in rounds]
         whole = [one[name]["tokens_per_second"] / one[baseline]["tokens_per_second"] for one in rounds]
         losses = [loss_at(one[name], seen) for one in rounds]
-        off = _off(losses, [loss_at(one[baseline], seen) for one in rounds])
+        difference = _loss_difference(losses, [loss_at(one[baseline], seen) for one in rounds])
         row |= {
             "tokens_per_second": _spread([one[name]["tokens_per_second"] for one in rounds]),
             "sequences_per_second": _spread([one[name].get("sequences_per_second", 0.0) for one in rounds]),
@@ -104,17 +104,17 @@ def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) ->
             "gain_percent": _spread([100 * (ratio - 1) for ratio in ratios]),
             "over_baseline_percent": _spread([100 * (ratio - 1) for ratio in whole]),
             "log_gain": math.log(_median(ratios)),
-            "comparable": off is not None and abs(off) <= COMPARABLE,
+            "comparable": difference is not None and abs(difference) <= COMPARABLE,
         }
         if None not in losses:
             row["loss"] = _spread(losses)
-        if off is None:
-            row["note"] = "not comparable: its loss, or the baseline's, is no number any more"
+        if difference is None:
+            row["note"] = "not comparable: its loss, or the baseline's, isn't finite"
         else:
-            row["loss_off_percent"] = round(100 * off, 2)
-        if off is not None and not row["comparable"]:
-            row["note"] = f"not comparable: its loss is {100 * off:+.1f}% off at the same tokens"
-        before = name
+            row["loss_off_percent"] = round(100 * difference, 2)
+        if difference is not None and not row["comparable"]:
+            row["note"] = f"not comparable: at the same tokens its loss differs by {100 * difference:+.1f}%"
+        previous = name
     gained = sum(row["log_gain"] for row in rows if row.get("log_gain", 0) > 0)
     for row in rows:
         if "log_gain" in row:
@@ -126,12 +126,12 @@ def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) ->
         "device": " and ".join(sorted({one["device"] for one in fitting})),
         "tokens_compared_at": round(seen),
         "rows": rows,
-        "notes": _of_the_machine(fitting),
+        "notes": _machine_notes(fitting),
     }
 
 
-def _off(losses: list[float | None], baseline: list[float | None]) -> float | None:
-    """By how much of it a loss is off the baseline's; None where one of them is no number."""
+def _loss_difference(losses: list[float | None], baseline: list[float | None]) -> float | None:
+    """Return the relative difference of a loss from the baseline's; None if one of them isn't finite."""
     if None in (*losses, *baseline):
         return None
     against = _median(baseline)
@@ -139,54 +139,56 @@ def _off(losses: list[float | None], baseline: list[float | None]) -> float | No
 
 
 def loss_at(measured: dict[str, Any], tokens: float) -> float | None:
-    """The mean loss of a trial when it had seen so many tokens, between the windows around that; None if it is no number.
+    """Return the mean loss of a trial after this many tokens, interpolated between windows; None if it isn't finite.
 
     >>> windows = [{"tokens": 100, "loss": 4.0}, {"tokens": 100, "loss": 3.0}]
     >>> loss_at({"tokens_in_warmup": 50, "windows": windows}, 150)
     3.5
     """
-    seen, before = float(measured["tokens_in_warmup"]), None
+    seen, previous = float(measured["tokens_in_warmup"]), None
     for window in measured["windows"]:
-        # A window's loss is that of its middle.
+        # A window's loss belongs to its middle.
         middle = seen + window["tokens"] / 2
         seen += window["tokens"]
         if middle >= tokens:
-            if before is None:
+            if previous is None:
                 return window["loss"]
-            if None in (before[1], window["loss"]):
+            if None in (previous[1], window["loss"]):
                 return None
-            share = (tokens - before[0]) / (middle - before[0])
-            return before[1] + share * (window["loss"] - before[1])
-        before = middle, window["loss"]
-    return before[1]
+            share = (tokens - previous[0]) / (middle - previous[0])
+            return previous[1] + share * (window["loss"] - previous[1])
+        previous = middle, window["loss"]
+    return previous[1]
 
 
 def _tokens_seen(measured: dict[str, Any]) -> float:
-    """Up to the middle of the last window."""
+    """Return the tokens seen up to the middle of the last window."""
     whole = measured["tokens_in_warmup"] + sum(window["tokens"] for window in measured["windows"])
     return whole - measured["windows"][-1]["tokens"] / 2
 
 
-def _of_the_machine(measured: list[dict[str, Any]]) -> list[str]:
-    """Whether it was the same throughout."""
-    found = []
+def _machine_notes(measured: list[dict[str, Any]]) -> list[str]:
+    """Return notes on changes of the machine, its libraries or its device between trials."""
+    notes = []
     for key, what in (("matmul_flops_per_second", "matrix products"), ("copy_bytes_per_second", "copies in memory")):
         values = [one["probe"][key] for one in measured]
         off = max(values) / min(values) - 1
         if off > STEADY:
-            found.append(f"between trials, {what} differed by {100 * off:.0f}%: something else ran, or the clock moved")
+            notes.append(
+                f"between trials, {what} differed by {100 * off:.0f}%: something else ran, or the clock changed"
+            )
     for library in sorted({name for one in measured for name in one.get("libraries", {})}):
         versions = sorted({str(one.get("libraries", {}).get(library)) for one in measured})
         if len(versions) > 1:
-            found.append(
-                f"trials ran with {library} {' and '.join(versions)}; `snakemake diagnose --forcerun trial` measures all anew"
+            notes.append(
+                f"trials ran with {library} {' and '.join(versions)}; `snakemake diagnose --forcerun trial` repeats all of them"
             )
     if len({one["device"] for one in measured}) > 1:
-        found.append("trials ran on different devices; run them again on one")
-    return found
+        notes.append("trials ran on different devices; run them again on one")
+    return notes
 
 
-def _told(change: dict[str, Any]) -> str:
+def _describe(change: dict[str, Any]) -> str:
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in change.items())
 
 
@@ -212,20 +214,21 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [shown(key) for key in COLUMNS]
 
 
-def as_markdown(found: dict[str, Any]) -> str:
-    """A table, with the least and the most where rounds differ."""
+def as_markdown(result: dict[str, Any]) -> str:
+    """Return a Markdown table, with the lowest and the highest value if rounds differ."""
     lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in found["rows"]]
-    said = f"{found['mode']}, {found['repeats']} rounds on {found['device']}; losses at {found['tokens_compared_at']:,} tokens."
-    return "\n".join([*lines, "", said, *(f"Note: {note}." for note in found["notes"])]) + "\n"
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in result["rows"]]
+    summary = f"{result['mode']}, {result['repeats']} rounds on {result['device']}; "
+    summary += f"losses at {result['tokens_compared_at']:,} tokens."
+    return "\n".join([*lines, "", summary, *(f"Note: {note}." for note in result["notes"])]) + "\n"
 
 
-def as_csv(found: dict[str, Any]) -> str:
-    """The same; what a spreadsheet would take for a formula has an apostrophe before it."""
+def as_csv(result: dict[str, Any]) -> str:
+    """Return the table as CSV; a cell that a spreadsheet would take for a formula begins with an apostrophe."""
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
     table.writerow(COLUMNS.values())
-    for row in found["rows"]:
+    for row in result["rows"]:
         table.writerow(
             f"'{cell}" if cell.startswith(FORMULAS) and not _is_number(cell) else cell for cell in _cells(row)
         )

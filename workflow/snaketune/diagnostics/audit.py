@@ -1,10 +1,10 @@
-"""The `audit` stage: for each switch of a run, what changing it would bring here; and what holds the run back.
+"""The `audit` stage: for each switch of a run, the effect of changing it here, and what limits the run's speed.
 
-Measured are the run as it is (two of its steps taken apart by torch.profiler), its curve of micro-batches, and a trial of each
-setting that is slow on most machines. What isn't measured is counted from the rows or estimated, and says so.
+Measured are the run as it is (two of its steps with torch.profiler), its curve of micro-batches, and a trial of each setting
+that is slow on most machines. What isn't measured is counted from the rows or estimated, and marked as such.
 
     audit.json: key, holds_back, findings, switches (switch, set_to, brings_percent, most_percent, how, do), parts
-    audit.md    the same as a table, what brings most first
+    audit.md    the same as a table, the largest effect first
 """
 
 import json
@@ -31,7 +31,7 @@ STAGE = Stage(
     },
 )
 
-# Of the peak: an engine that reaches it is held back by arithmetic.
+# Of the device's peak: a training that reaches it is limited by compute.
 WELL_USED = 0.4
 
 
@@ -61,12 +61,12 @@ def build(
             strict=True,
         )
     )
-    found = audit(spec, pack.manifest, findings, curve, measured)
-    write_json(work.payload / "audit.json", found)
-    told = as_markdown(found)
-    (work.payload / "audit.md").write_text(told, encoding="utf-8")
-    print(told, flush=True)
-    return Outcome(counts={"switches": len(found["switches"]), "findings": len(found["findings"])})
+    result = audit(spec, pack.manifest, findings, curve, measured)
+    write_json(work.payload / "audit.json", result)
+    text = as_markdown(result)
+    (work.payload / "audit.md").write_text(text, encoding="utf-8")
+    print(text, flush=True)
+    return Outcome(counts={"switches": len(result["switches"]), "findings": len(result["findings"])})
 
 
 def audit(
@@ -76,13 +76,13 @@ def audit(
     curve: dict[str, Any],
     measured: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """What is found of a run.
+    """Return the findings, the switches with their effects, and what limits the run.
 
     Args:
         pack: manifest of its rows.
         findings: of preflight.
         curve: of the calibration.
-        measured: by variant, the baseline first, what its trial measured.
+        measured: measurements of each variant's trial, the baseline first.
     """
     baseline = next(iter(measured.values()))
     if not baseline["fits"]:
@@ -112,11 +112,11 @@ def audit(
 
 
 def _holds_back(findings: list[dict[str, str]], switches: list[Switch], baseline: dict[str, Any]) -> str:
-    """One sentence."""
+    """Return one sentence on what limits the run."""
     wrong = next((one for one in findings if one["key"].endswith((".tokenizer", ".train_on"))), None)
     if wrong:
         speed = _slows_down(switches, baseline)
-        return f"what is learned: {wrong['key']}: {wrong['found']}. Of its speed, {speed}"
+        return f"what is learned: {wrong['key']}: {wrong['found']}. As for speed: {speed}"
     return _slows_down(switches, baseline)
 
 
@@ -126,29 +126,27 @@ def _slows_down(switches: list[Switch], baseline: dict[str, Any]) -> str:
         return f"{first.holds_back} ({first.brings_percent:+.0f}% {first.how}); {first.do}"
     parts = baseline["parts"]
     if baseline["mfu_computed"] >= WELL_USED:
-        return (
-            f"compute: {baseline['mfu_computed']:.0%} of the device's peak is used, and no switch brings {WORTH:.0f}%"
-        )
+        return f"compute: {baseline['mfu_computed']:.0%} of the device's peak is used, and no switch gains {WORTH:.0f}%"
     if not parts:
-        return f"nothing that a switch of the config mends by {WORTH:.0f}%"
+        return f"no switch of the config gains {WORTH:.0f}%"
     largest = max((name for name in parts if name != "products"), key=parts.__getitem__)
     return (
-        f"nothing that a switch of the config mends by {WORTH:.0f}%: {parts['products']:.0%} of a step are matrix products, "
+        f"no switch of the config gains {WORTH:.0f}%: {parts['products']:.0%} of a step are matrix products, "
         f"{parts[largest]:.0%} {largest} work, at {baseline['mfu_computed']:.0%} of the device's peak"
     )
 
 
-def as_markdown(found: dict[str, Any]) -> str:
-    """A table, what brings most first, and the sentence."""
-    lines = [f"## {found['key']}", ""]
-    lines += [f"- {one['severity']}: {one['key']}: {one['found']}; {one['do']}" for one in found["findings"]]
-    lines += [""] * bool(found["findings"])
+def as_markdown(result: dict[str, Any]) -> str:
+    """Return a Markdown table of the switches, the largest effect first, and the sentence on what limits the run."""
+    lines = [f"## {result['key']}", ""]
+    lines += [f"- {one['severity']}: {one['key']}: {one['found']}; {one['do']}" for one in result["findings"]]
+    lines += [""] * bool(result["findings"])
     lines += ["| switch | set to | would bring | how it is known | do |", "|---|---|---|---|---|"]
-    for one in found["switches"]:
+    for one in result["switches"]:
         most = f"at most {one['most_percent']:+.0f}%" if one["most_percent"] else "?"
         brings = most if one["brings_percent"] is None else f"{one['brings_percent']:+.1f}%"
         cells = (one["switch"], one["set_to"], brings, one["how"], one["do"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    if found["parts"]:
-        lines += ["", "Of a step: " + ", ".join(f"{share:.0%} {part}" for part, share in found["parts"].items()) + "."]
-    return "\n".join([*lines, "", f"What holds it back: {found['holds_back']}."]) + "\n"
+    if result["parts"]:
+        lines += ["", "Of a step: " + ", ".join(f"{share:.0%} {part}" for part, share in result["parts"].items()) + "."]
+    return "\n".join([*lines, "", f"What holds it back: {result['holds_back']}."]) + "\n"

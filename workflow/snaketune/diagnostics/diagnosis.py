@@ -1,5 +1,4 @@
-"""The `diagnosis` stage: which change brought which share of the gain, from trials that took turns
-(`diagnostics.attribution`)."""
+"""The `diagnosis` stage: the share of each change in the gain, from trials that took turns (`diagnostics.attribution`)."""
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
@@ -18,7 +17,7 @@ STAGE = Stage(
 
 
 def build(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> Outcome:
-    """Fill `work.payload` with the attribution as JSON, tables and a picture; see `write_attribution`."""
+    """Fill `work.payload` with the attribution as JSON, tables and a figure; see `write_attribution`."""
     from snaketune.diagnostics.attribution import write_attribution
 
     return write_attribution(spec, work, trials=trials)

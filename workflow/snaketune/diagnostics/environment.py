@@ -1,4 +1,4 @@
-"""Where a run works and what it fetches: room on the disk, what the file system can, models on the Hub."""
+"""Checks of a run's environment: free disk space, features of the file system, and models on the Hub."""
 
 import fcntl
 import shutil
@@ -15,96 +15,96 @@ GB = 1e9
 SECONDS_TO_ANSWER = 10.0
 
 
-def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> list[Finding]:
-    """Whether the results fit, and the checkpoints beside them: two, as the older one goes when the newer one is there.
+def check_disk_space(run: PreflightRun, planned: Planned, width: int, folder: Path) -> list[Finding]:
+    """Check that the result fits on the disk, with two checkpoints: the older one is removed after the newer one is complete.
 
     Args:
-        width: bytes of a number of the result.
-        place: the folder of all results.
+        width: bytes per number of the result.
+        folder: the folder of all results.
     """
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(folder).free
     whole = run.run.lora is None or run.run.lora.merge
     result = width * (planned.parameters if whole else planned.trained)
-    # Weights and two states of the optimizer, in float32.
+    # Weights and two optimizer states, in float32.
     checkpoint = 12 * planned.trained
-    # One that is there may be current, and then nothing is written.
-    made = (place / run.key.replace(".", "/", 1) / "manifest.json").is_file()
+    # An existing result may be current, and then nothing is written.
+    made = (folder / run.key.replace(".", "/", 1) / "manifest.json").is_file()
     if result > free and not made:
         return [
             Finding(
                 key=run.key,
-                found=f"its result takes up to {result / GB:.1f} GB, and the disk of {place} has {free / GB:.1f} GB left",
-                do="make room there (`snakemake clean_work` tells what old work would free), or move results to another disk",
+                problem=f"its result takes up to {result / GB:.1f} GB, but the disk of {folder} has {free / GB:.1f} GB free",
+                do="free disk space (`snakemake clean_work` removes old work), or move results to another disk",
             )
         ]
     if result + 2 * checkpoint > free:
         return [
             Finding(
                 key=run.key,
-                found=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, and the disk has "
-                f"{free / GB:.1f} GB left",
-                do="make room (`snakemake clean_work` tells what old work would free)",
+                problem=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, but the disk has "
+                f"{free / GB:.1f} GB free",
+                do="free disk space (`snakemake clean_work` removes old work)",
                 certain=False,
             )
         ]
     return []
 
 
-def file_system(place: Path) -> list[Finding]:
-    """Whether a folder's file system can do what results lean on: locks, and mapping files into memory."""
-    found = []
+def check_file_system(folder: Path) -> list[Finding]:
+    """Check that a folder's file system has what results rely on: locks, and fast memory mapping."""
+    findings = []
     try:
-        with TemporaryFile(dir=place) as file:
+        with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        found.append(
+        findings.append(
             Finding(
                 key="results",
-                found=f"the file system of {place} has no locks ({error.strerror})",
-                do="jobs tell each other apart by heartbeats in their work folders, which takes 90 seconds after a crash; "
-                "a file system with flock is quicker",
+                problem=f"the file system of {folder} has no locks ({error.strerror})",
+                do="jobs detect each other by heartbeats in their work folders, which takes 90 seconds after a crash; "
+                "a file system with flock is faster",
                 certain=False,
             )
         )
-    if is_slow_to_map(place):
-        found.append(
+    if is_slow_to_map(folder):
+        findings.append(
             Finding(
                 key="operation.load_in_memory",
-                found=f"the file system of {place} is slow to map, so rows are read into memory first",
-                do="put results on a local disk where they don't fit in memory",
+                problem=f"the file system of {folder} is slow to map, so rows are read into memory first",
+                do="move results to a local disk if they don't fit in memory",
                 certain=False,
             )
         )
-    return found
+    return findings
 
 
-def hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
-    """Whether a model from the Hub is here, or can be had: the repository, the revision, and safetensors in it.
+def check_hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
+    """Check that a model from the Hub is cached or can be downloaded: repository, revision, and safetensors in it.
 
     Args:
-        key: of the config, that names it.
+        key: the config key that names it.
     """
-    if not isinstance(base, Pretrained) or Path(base.path).is_dir() or _is_here(base):
+    if not isinstance(base, Pretrained) or Path(base.path).is_dir() or _is_cached(base):
         return []
     revision = base.revision or "main"
-    found, do, certain = _on_the_hub(base.path, revision)
-    return [Finding(key=f"{key}.path", found=found, do=do, certain=certain)] if found else []
+    problem, do, certain = _on_the_hub(base.path, revision)
+    return [Finding(key=f"{key}.path", problem=problem, do=do, certain=certain)] if problem else []
 
 
-def _is_here(base: Pretrained) -> bool:
-    """Whether the Hub's cache has it, as far as it says."""
-    # A second to import, for bases from the Hub alone.
+def _is_cached(base: Pretrained) -> bool:
+    """Whether the model is in the Hub's cache."""
+    # The import takes a second, so it is done for models from the Hub only.
     from huggingface_hub import snapshot_download
 
     try:
-        there = Path(snapshot_download(base.path, revision=base.revision or "main", local_files_only=True))
+        folder = Path(snapshot_download(base.path, revision=base.revision or "main", local_files_only=True))
     except (OSError, ValueError):
         return False
-    return any(there.glob("*.safetensors"))
+    return any(folder.glob("*.safetensors"))
 
 
 def _on_the_hub(path: str, revision: str) -> tuple[str, str, bool]:
-    """What keeps it from being fetched, what to do, and whether that is certain; empty where nothing does."""
+    """Return what prevents a download, what to do, and whether that is certain; empty strings if nothing does."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -114,32 +114,32 @@ def _on_the_hub(path: str, revision: str) -> tuple[str, str, bool]:
     )
 
     try:
-        told = HfApi().model_info(path, revision=revision, timeout=SECONDS_TO_ANSWER)
-        if told.gated:
-            # Of a gated one everybody may read what it is.
+        info = HfApi().model_info(path, revision=revision, timeout=SECONDS_TO_ANSWER)
+        if info.gated:
+            # The description of a gated model is public, its files aren't.
             HfApi().auth_check(path)
     except GatedRepoError:
         return (
-            f"{path} is gated on the Hub, and you aren't let in",
-            "accept its conditions on its page there, and set HF_TOKEN in the environment",
+            f"{path} is gated on the Hub, and your account has no access",
+            "accept its conditions on its page, and set HF_TOKEN in the environment",
             True,
         )
     except RevisionNotFoundError:
-        return f"{path} has no revision {revision!r}", "name one that is on its page", True
+        return f"{path} has no revision {revision!r}", "choose one that is on its page", True
     except RepositoryNotFoundError:
         return (
-            f"the Hub has no model {path!r}, or none that you may see",
-            "check the name, a folder would be looked for here; for a private one set HF_TOKEN in the environment",
+            f"the Hub has no model {path!r}, or your account can't see it",
+            "check the name, which is no local folder either; for a private model set HF_TOKEN in the environment",
             True,
         )
     except Exception as error:
-        # Whatever keeps it from answering: its libraries have many names for that, and it may answer the next time.
+        # Any other error: libraries have many names for a network failure, and the next try may succeed.
         return (
-            f"{path} isn't in the Hub's cache here, and the Hub can't be reached ({type(error).__name__})",
-            f"fetch it where there is a network: hf download {path} --revision {revision}",
+            f"{path} isn't in the Hub's cache on this machine, and the Hub can't be reached ({type(error).__name__})",
+            f"download it on a machine with a network: hf download {path} --revision {revision}",
             isinstance(error, OfflineModeIsEnabled),
         )
-    if not any(file.rfilename.endswith(".safetensors") for file in told.siblings or ()):
+    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
         return (
             f"{path} has no safetensors at revision {revision!r}",
             "choose a revision that has them; other formats could run code and aren't read",

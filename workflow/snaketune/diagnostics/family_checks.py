@@ -1,13 +1,13 @@
-"""Checks of the `preflight` stage: what would fail, or crawl, hours later, found in seconds before the first training of a
-family.
+"""Checks of the `preflight` stage: problems that would stop or slow down a family's trainings, found in seconds beforehand.
 
-A family is an SFT run that starts from a base, those that go on from it, and their DPO runs; none of them trains before this
-has passed. Looked at are the place (disk, file system, Hub), the machine (driver, libraries, memory), the tokenizer, the rows
-and the settings. What is certain to break a run stops here, all of it told at once; the rest stands in the log and the report.
+A family is an SFT run that starts from a base model, the runs that continue it, and their DPO runs; none of them trains before
+these checks have passed. They cover the environment (disk, file system, Hub), the machine (driver, libraries, memory), the
+tokenizer, the rows and the settings. All findings that are certain to stop a run are raised in one error; the others are in the
+log and the report.
 
     findings.json    findings: severity (stops, warns), where (sft.demo), key (sft.demo.packing.length), found, do
 
-It is of this machine and moment, so it is made anew wherever it runs, and nothing is computed again because of it.
+The findings depend on machine and time, so they are made again wherever the stage runs, and no result depends on them.
 """
 
 from dataclasses import replace
@@ -16,13 +16,13 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Pretrained
-from snaketune.diagnostics.dropped_tokens import lost_tokens
-from snaketune.diagnostics.environment import disk_space, file_system, hub
-from snaketune.diagnostics.hyperparameters import out_of_range
-from snaketune.diagnostics.leaks import held_out_in_training
-from snaketune.diagnostics.missing_answers import exact_match_of_nothing
-from snaketune.diagnostics.special_tokens import pads_with_the_end
-from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
+from snaketune.diagnostics.dropped_tokens import check_dropped_tokens
+from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
+from snaketune.diagnostics.hyperparameters import check_hyperparameters
+from snaketune.diagnostics.leaks import check_leaks
+from snaketune.diagnostics.missing_answers import check_missing_answers
+from snaketune.diagnostics.special_tokens import check_pad_token
+from snaketune.diagnostics.tokenizer_match import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
@@ -30,7 +30,7 @@ from snaketune.models.memory_trace import Planned
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
-from snaketune.stages.gpu_needs import Finding, tell
+from snaketune.stages.gpu_needs import Finding, report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightRun, PreflightSpec
 from snaketune.tokenization.chat import ChatTokenizer
@@ -53,73 +53,78 @@ def check_family(
 
     Args:
         packs: in the order in which the spec's runs number them.
-        corpora: that are trained on, in that order too.
-        evaluated: whose held-out rows the runs' models are asked about.
+        corpora: those that are trained on, in the order of the packs.
+        evaluated: those whose held-out rows the runs' models are evaluated on.
     Raises:
-        SnaketuneError: with all that is certain to break a run.
+        SnaketuneError: with all findings that are certain to stop a run.
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    # The run that the family begins with.
+    # The first run of the family.
     first = next(run.key for run in spec.runs if run.kind == "sft")
-    found = [
-        *hub(f"{first}.base", spec.base),
-        *file_system(work.folder),
-        *pads_with_the_end(first, chat, tokenizer.manifest),
+    findings = [
+        *check_hub(f"{first}.base", spec.base),
+        *check_file_system(work.folder),
+        *check_pad_token(first, chat, tokenizer.manifest),
     ]
-    found += _of_base(first, spec, chat)
+    findings += _check_base(first, spec, chat)
     for run in spec.runs:
-        found += hub(f"{run.key}.reference", run.reference)
-        found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
-    found += held_out_in_training(spec.evaluations, corpora, evaluated)
-    found += exact_match_of_nothing(spec.evaluations, evaluated)
-    found = list(dict.fromkeys(found))
-    write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in found]})
-    tell(found)
-    if not found:
-        print("nothing was found that would fail or crawl", flush=True)
-    return Outcome(counts={"runs": len(spec.runs), "findings": len(found)})
+        findings += check_hub(f"{run.key}.reference", run.reference)
+        findings += _check_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
+    findings += check_leaks(spec.evaluations, corpora, evaluated)
+    findings += check_missing_answers(spec.evaluations, evaluated)
+    findings = list(dict.fromkeys(findings))
+    write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in findings]})
+    report_findings(findings)
+    if not findings:
+        print("no finding: nothing would stop or slow down these trainings", flush=True)
+    return Outcome(counts={"runs": len(spec.runs), "findings": len(findings)})
 
 
-def _of_base(key: str, spec: PreflightSpec, chat: ChatTokenizer) -> list[Finding]:
+def _check_base(key: str, spec: PreflightSpec, chat: ChatTokenizer) -> list[Finding]:
     try:
         config = read_config(spec.base)
     except SnaketuneError:
-        # Told of each run that begins with it.
+        # Reported for each run that starts from it.
         return []
-    return tokenizer_of_another(key, chat, config) if config else []
+    return check_tokenizer_match(key, chat, config) if config else []
 
 
 def as_json(finding: Finding) -> dict[str, str]:
-    """As the report reads it."""
+    """Return a finding as the report reads it."""
     return {
         "severity": "stops" if finding.certain else "warns",
         "where": ".".join(finding.key.split(".")[:2]),
         "key": finding.key,
-        "found": finding.found,
+        "found": finding.problem,
         "do": finding.do,
     }
 
 
-def _of_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact, place: Path) -> list[Finding]:
-    found = [*lost_tokens(run.key, pack.manifest), *out_of_range(run, isinstance(spec.base, Pretrained), pack.manifest)]
+def _check_run(
+    run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact, folder: Path
+) -> list[Finding]:
+    findings = [
+        *check_dropped_tokens(run.key, pack.manifest),
+        *check_hyperparameters(run, isinstance(spec.base, Pretrained), pack.manifest),
+    ]
     if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
-        # TRL makes its rows itself, of lengths that nobody knows yet.
-        return found
-    fits, planned, width = _machine(run, spec, chat, pack)
-    return found + fits + (disk_space(run, planned, width, place) if planned else [])
+        # TRL's trainer makes its rows itself, and their lengths aren't known yet.
+        return findings
+    fits, planned, width = _check_machine(run, spec, chat, pack)
+    return findings + fits + (check_disk_space(run, planned, width, folder) if planned else [])
 
 
-def _machine(
+def _check_machine(
     run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact
 ) -> tuple[list[Finding], Planned | None, int]:
-    """What of the machine doesn't fit the run, by the rules by which the training itself looks when it begins; what is planned,
-    and bytes of a number of its result."""
+    """Return what of the machine doesn't fit the run, by the rules that the training itself applies when it starts; the planned
+    memory; and the bytes per number of its result."""
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
     try:
         compute = resolve_compute(run.run.training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
-        fitness = check_machine(
+        machine_check = check_machine(
             run.run,
             operation,
             compute,
@@ -130,13 +135,13 @@ def _machine(
             processes=operation.processes,
         )
     except SnaketuneError as error:
-        return [Finding(key=run.key, found=str(error), do="mend it first: the training would stop at it")], None, 0
-    found = [_named(run, finding) for finding in fitness.findings]
+        return [Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")], None, 0
+    findings = [_with_run_key(run, finding) for finding in machine_check.findings]
     stored = config if isinstance(spec.base, Pretrained) else None
-    return found, fitness.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize
+    return findings, machine_check.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize
 
 
-def _named(run: PreflightRun, finding: Finding) -> Finding:
-    """With the whole key."""
+def _with_run_key(run: PreflightRun, finding: Finding) -> Finding:
+    """Return a finding with its key prefixed by the run's key."""
     key = finding.key if finding.key == "flash-attn" else f"{run.key}.{finding.key}"
     return replace(finding, key=key)

@@ -1,4 +1,4 @@
-"""Evaluations that ask for exact match where no held-out row has a checkable answer."""
+"""Checks for evaluations that configure exact match where no held-out row has a checkable answer."""
 
 from collections.abc import Iterable
 
@@ -8,20 +8,20 @@ from snaketune.stages.specs import PreflightEvaluation
 from snaketune.tables import read_table
 
 
-def exact_match_of_nothing(evaluations: Iterable[PreflightEvaluation], evaluated: list[Artifact]) -> list[Finding]:
-    """Which rows have an answer is known once they are read; the config alone knows less (`config.workflow`)."""
+def check_missing_answers(evaluations: Iterable[PreflightEvaluation], evaluated: list[Artifact]) -> list[Finding]:
+    """Return a finding for each such evaluation. The answers are known after reading the rows, unlike in `config.workflow`."""
     corpora = {corpus.folder.parent.name: corpus for corpus in evaluated}
-    found = []
+    findings = []
     for one in evaluations:
         answers = [read_table(corpora[name].file("held_out.arrow")).column("answer") for name in one.exact_match]
         if answers and all(column.null_count == len(column) for column in answers):
-            found.append(
+            findings.append(
                 Finding(
                     key=f"{one.key}.exact_match",
-                    found=f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(one.exact_match)} has a "
-                    "checkable answer, so that there is nothing to compare",
-                    do=f"set corpora.{one.exact_match[0]}.answer_pattern to what finds it in the last assistant turn, or "
-                    "fields.answer of its sources to the column that holds it, or leave exact_match out",
+                    problem=f"none of the {sum(map(len, answers)):,} held-out rows of {' and '.join(one.exact_match)} has a "
+                    "checkable answer, so there is nothing to compare",
+                    do=f"set corpora.{one.exact_match[0]}.answer_pattern to a pattern for it in the last assistant turn, or "
+                    "fields.answer of its sources to the column that holds it, or remove exact_match",
                 )
             )
-    return found
+    return findings

@@ -1,10 +1,10 @@
-"""Nodes that differ: `python -m snaketune doctor --nodes N` has each of N nodes of a SLURM cluster do the same small work.
+"""Comparison of nodes: `python -m snaketune doctor --nodes N` has each of N nodes of a SLURM cluster do the same small work.
 
     probe    a matrix product, a copy in memory, a file read back          half a second
     steps    twenty steps of a small transformer, one GPU or the CPU       a few seconds
 
-A node that is more than 5% from the median in any of it (of the disk, half) is named, with the figure, and with what else
-differs (clock, power limit, temperature, ECC, driver).
+A node that differs by more than 5% from the median in any of it (for the disk, by half) is named, with the figure and with the
+driver's settings that differ (clock, power limit, temperature, ECC, driver version).
 """
 
 import json
@@ -21,13 +21,13 @@ from typing import Any
 from snaketune.cluster.site import read_site, site_file
 from snaketune.errors import SnaketuneError
 
-APART = 0.05
-# A disk read once after it was written differs by more from itself.
-DISK_APART = 0.5
+TOLERANCE = 0.05
+# Reading a disk once, right after writing, varies more on the same machine.
+DISK_TOLERANCE = 0.5
 STEPS, WARMUP = 20, 3
-# Width, heads, layers, rows and tokens of the transformer, where there is a GPU and where there is none.
+# Width, heads, layers, rows and tokens of the transformer, with a GPU and without one.
 ON_GPU, ON_CPU = (2048, 16, 4, 8, 1024), (256, 4, 2, 2, 128)
-ASKED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "ecc.mode.current")
+QUERIED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "ecc.mode.current")
 FIGURES = {
     "matmul_flops_per_second": "matrix products",
     "copy_bytes_per_second": "copies in memory",
@@ -36,19 +36,19 @@ FIGURES = {
 }
 
 
-def here(place: Path) -> dict[str, Any]:
-    """What this node does, and what it is."""
+def measure_node(folder: Path) -> dict[str, Any]:
+    """Return the measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
     import torch
 
     from snaketune.models.devices import resolve_compute
     from snaketune.models.speed_probe import probe
 
     compute = resolve_compute("auto")
-    found = {"node": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "device": compute.device.type} | probe(
-        compute.device, place
+    measured = {"node": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "device": compute.device.type} | probe(
+        compute.device, folder
     )
-    found["steps_per_second"] = _steps(torch, compute)
-    return found | {"gpu": _gpu()}
+    measured["steps_per_second"] = _steps(torch, compute)
+    return measured | {"gpu": _gpu()}
 
 
 def _steps(torch: Any, compute: Any) -> float:
@@ -77,45 +77,45 @@ def _wait(torch: Any, compute: Any) -> None:
 
 
 def _gpu() -> dict[str, str]:
-    """What the driver says of the first GPU that is seen; nothing without one."""
+    """Return the driver's settings of the first visible GPU; empty without one."""
     if not shutil.which("nvidia-smi"):
         return {}
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     command = [
         "nvidia-smi",
-        f"--query-gpu={','.join(ASKED)}",
+        f"--query-gpu={','.join(QUERIED)}",
         "--format=csv,noheader",
         *(["--id", first] if first else []),
     ]
-    said = subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
-    return dict(zip(ASKED, map(str.strip, said[0].split(",")))) if said else {}
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
+    return dict(zip(QUERIED, map(str.strip, lines[0].split(",")))) if lines else {}
 
 
-def on_nodes(count: int) -> list[dict[str, Any]]:
-    """What each of so many nodes of the cluster says; partition, account and GPUs as the profile's file has them.
+def measure_nodes(count: int) -> list[dict[str, Any]]:
+    """Run the measurements on this many nodes of the cluster; partition, account and GPUs are those of the profile's file.
 
     Raises:
-        SnaketuneError: there is no SLURM, or it gives no such job.
+        SnaketuneError: there is no SLURM, or it refuses the job.
     """
     if not shutil.which("srun"):
         raise SnaketuneError(
-            "--nodes: there is no SLURM here (srun isn't found); without it, this node alone is looked at"
+            "--nodes: there is no SLURM here (srun isn't found); without --nodes, this node alone is measured"
         )
     file = site_file() or Path("profiles/slurm/cluster.yaml")
     if not file.is_file():
+        raise SnaketuneError(f"{file} doesn't exist; `make slurm-profile` writes it, with SLURM's partitions and GPUs")
+    command = srun_command(count, read_site(file))
+    done = subprocess.run([*command, sys.executable, "-m", "snaketune", "doctor"], capture_output=True, text=True)
+    nodes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len(nodes) < count:
         raise SnaketuneError(
-            f"{file} isn't there; `make slurm-profile` asks SLURM for partitions and GPUs and writes it"
+            f"--nodes {count}: {len(nodes)} nodes answered; SLURM's output: {done.stderr.strip()[-600:]}"
         )
-    told = asked_for(count, read_site(file))
-    done = subprocess.run([*told, sys.executable, "-m", "snaketune", "doctor"], capture_output=True, text=True)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or len(found) < count:
-        raise SnaketuneError(f"--nodes {count}: {len(found)} nodes answered; SLURM says: {done.stderr.strip()[-600:]}")
-    return found
+    return nodes
 
 
-def asked_for(count: int, site: Any) -> list[str]:
-    """The command that runs a task on each of so many nodes, on those with GPUs where there are any."""
+def srun_command(count: int, site: Any) -> list[str]:
+    """Return the command that runs one task on each of this many nodes, in a partition with GPUs if there is one."""
     with_gpus = [name for name in site.partitions if site.gpus_per_node.get(name)]
     partition = (with_gpus or list(site.partitions))[0]
     gpus = ["--gres=gpu:1" if site.gpus_by == "gres" else "--gpus-per-node=1"] if with_gpus else []
@@ -134,39 +134,39 @@ def asked_for(count: int, site: Any) -> list[str]:
     ]
 
 
-def differing(nodes: list[dict[str, Any]]) -> list[str]:
-    """A sentence for each node that is far from the median, with what else is different about it.
+def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each node that is far from the median, with the settings in which it differs.
 
     >>> usual = {"device": "cuda", "matmul_flops_per_second": 100.0, "gpu": {"power.limit": "700 W"}}
     >>> slow = usual | {"node": "c", "matmul_flops_per_second": 70.0, "gpu": {"power.limit": "400 W"}}
-    >>> differing([usual | {"node": "a"}, usual | {"node": "b"}, slow])
+    >>> describe_outliers([usual | {"node": "a"}, usual | {"node": "b"}, slow])
     ['c: matrix products 30% slower than the median; power.limit is 400 W there, elsewhere 700 W']
     """
-    found = []
+    sentences = []
     for node in nodes:
         off = []
         for key, what in FIGURES.items():
             values = [one[key] for one in nodes if key in one]
-            apart = DISK_APART if key == "disk_bytes_per_second" else APART
+            apart = DISK_TOLERANCE if key == "disk_bytes_per_second" else TOLERANCE
             if key in node and abs(share := node[key] / statistics.median(values) - 1) > apart:
                 off.append(f"{what} {abs(share):.0%} {'faster' if share > 0 else 'slower'} than the median")
         if off:
-            found.append("; ".join([f"{node['node']}: {', '.join(off)}", *_otherwise(node, nodes)]))
-    return found
+            sentences.append("; ".join([f"{node['node']}: {', '.join(off)}", *_other_settings(node, nodes)]))
+    return sentences
 
 
-def _otherwise(node: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
-    """What the driver says of its GPU, where most say something else."""
-    found = []
+def _other_settings(node: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
+    """Return the driver's settings of the node's GPU that differ from those of most nodes."""
+    different = []
     for key, value in node["gpu"].items():
         usual = statistics.mode(one["gpu"].get(key, "") for one in nodes)
         if usual != value:
-            found.append(f"{key} is {value} there, elsewhere {usual}")
-    return found
+            different.append(f"{key} is {value} there, elsewhere {usual}")
+    return different
 
 
 def table(nodes: list[dict[str, Any]]) -> str:
-    """All figures."""
+    """Return all figures as a Markdown table."""
     lines = ["| node | " + " | ".join(FIGURES.values()) + " | GPU |", "|---|" + "---|" * len(FIGURES) + "---|"]
     for node in sorted(nodes, key=lambda one: one["node"]):
         cells = [f"{node[key]:,.4g}" for key in FIGURES]

@@ -1,4 +1,4 @@
-"""The `preflight` stage: what would fail, or crawl, hours later, found before the first training of a family
+"""The `preflight` stage: problems that would stop or slow down trainings, found before the first one of a family
 (`diagnostics.family_checks`)."""
 
 from pathlib import Path
@@ -21,7 +21,7 @@ STAGE = Stage(
     },
     files=("base",),
     operation=("gpus",),
-    # It looks at trainings and computes nothing.
+    # It checks trainings and computes nothing.
     cost=Cost(mb=3000, minutes=10),
     measures=True,
 )

@@ -1,4 +1,4 @@
-"""Tokens that pad and end turns. Whether a template has the right words learned, the `tokenizer` stage has found out."""
+"""Checks of padding and end-of-turn tokens. That templates supervise the right tokens is checked by the `tokenizer` stage."""
 
 from typing import Any
 
@@ -6,20 +6,22 @@ from snaketune.stages.gpu_needs import Finding
 from snaketune.tokenization.chat import ChatTokenizer
 
 
-def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) -> list[Finding]:
-    """Whoever masks padding by its id hides the end of turn from the loss, and the model never stops.
+def check_pad_token(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) -> list[Finding]:
+    """Return a finding if one token both pads and ends turns.
+
+    Masking padding by its id would hide the end of turn from the loss, and the model would never stop.
 
     Args:
-        key: of the run.
-        tokenizer: manifest.
+        key: the run's key.
+        tokenizer: manifest of the tokenizer.
     """
     if chat.pad_id in chat.stop_ids:
         return [
             Finding(
                 key=f"{key}.tokenizer",
-                found=f"{chat.id_to_token(chat.pad_id)!r} both pads and ends a turn: whoever masks padding by its id hides "
-                "the end of turn from the loss, and the model never stops",
-                do="give its tokenizer_config.json a pad_token of its own",
+                problem=f"{chat.id_to_token(chat.pad_id)!r} both pads and ends a turn: code that masks padding by its id hides the "
+                "end of turn from the loss, and the model never stops",
+                do="set a pad_token of its own in its tokenizer_config.json",
                 certain=False,
             )
         ]
@@ -27,7 +29,7 @@ def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) 
         return [
             Finding(
                 key=f"{key}.tokenizer",
-                found=f"the adopted tokenizer pads with {before!r}, which ends its turns: trained elsewhere, models with it "
+                problem=f"the adopted tokenizer pads with {before!r}, which ends its turns: models trained with it elsewhere "
                 f"never learn to stop. Here {chat.id_to_token(chat.pad_id)!r} pads",
                 do="serve the model with the tokenizer beside it, not with the adopted one",
                 certain=False,

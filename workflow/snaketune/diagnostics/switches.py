@@ -1,4 +1,4 @@
-"""The switches of a run, one function each: what it is set to, what another setting would bring, and how that is known."""
+"""The switches of a run, one function each: the setting, the effect of another one, and how that effect is known."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,19 +7,18 @@ from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.stages.specs import AuditSpec
 
 How = Literal["measured", "counted", "estimated", "not known here"]
-# What brings less is noise.
+# Effects below this many percent are noise.
 WORTH = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One setting.
+    """One setting of a run.
 
     Attributes:
-        brings_percent: by how much more tokens that count a second would be learned from after `do`; 0 where it is right,
-            None where nobody knows.
-        most_percent: what it would bring if the part of a step that it is about took no time at all; 0 where that isn't known.
-        holds_back: how it is called where it holds the run back most.
+        brings_percent: the gain in trained tokens per second after `do`; 0 if the setting is right, None if unknown.
+        most_percent: the gain if the part of a step that it affects took no time; 0 if unknown.
+        holds_back: the description of it as the run's main limit.
     """
 
     switch: str
@@ -37,9 +36,9 @@ def switches_of(
     curve: dict[str, Any],
     measured: dict[str, dict[str, Any]],
 ) -> list[Switch]:
-    """All of them, what brings most first. Args: as those of `audit.audit`."""
+    """Return all switches, the largest effect first. Args: as those of `audit.audit`."""
     baseline = next(iter(measured.values()))
-    found = [
+    switches = [
         *_packing(spec, pack, baseline, measured),
         _micro_batch(spec, curve, baseline),
         _checkpointing(baseline, measured),
@@ -53,12 +52,12 @@ def switches_of(
         _compile(spec, baseline, measured),
         *_reference(spec),
     ]
-    found.sort(key=lambda one: -(one.brings_percent or 0.0))
-    return found
+    switches.sort(key=lambda one: -(one.brings_percent or 0.0))
+    return switches
 
 
 def _gain(measured: dict[str, dict[str, Any]], variant: str) -> tuple[float | None, str]:
-    """Percent that a trial's variant is faster, and why there is no figure."""
+    """Return the percentage by which a variant is faster than the baseline, and why there is none."""
     first, one = next(iter(measured.values())), measured[variant]
     if not one["fits"]:
         return 0.0, "doesn't fit"
@@ -82,29 +81,29 @@ def _packing(
         ]
     metadata, counts = pack["packing_metadata"], pack["counts"]["train"]
     full = metadata["packing_efficiency"] / 100
-    alone = counts["tokens"] / max(1, counts["pieces"] * pack["row_length"])
-    found = [
+    unpacked = counts["tokens"] / max(1, counts["pieces"] * pack["row_length"])
+    switches = [
         Switch(
             switch="packing",
-            set_to=f"on, {full:.1%} of the rows' places hold tokens (one document a row: {alone:.1%})",
+            set_to=f"on, {full:.1%} of the rows' positions hold tokens (one document a row: {unpacked:.1%})",
             brings_percent=round(100 * (1 / full - 1), 1),
             how="counted",
-            do=f"{spec.key}.packing.length: longer rows leave less over" if full < 1 / (1 + WORTH / 100) else "",
+            do=f"{spec.key}.packing.length: longer rows have less padding" if full < 1 / (1 + WORTH / 100) else "",
             holds_back="padding: rows that documents don't fill",
         )
     ]
-    lost, read = metadata.get("lost_to_length", {}).get("tokens", 0), counts.get("read_tokens", 0)
-    found.append(
+    dropped, read = metadata.get("lost_to_length", {}).get("tokens", 0), counts.get("read_tokens", 0)
+    switches.append(
         Switch(
             switch="row length",
-            set_to=f"{pack['row_length']} tokens; {lost / max(1, read):.1%} of all tokens are lost to it",
-            brings_percent=round(100 * (read / max(1, read - lost) - 1), 1),
+            set_to=f"{pack['row_length']} tokens; {dropped / max(1, read):.1%} of all tokens are dropped because of it",
+            brings_percent=round(100 * (read / max(1, read - dropped) - 1), 1),
             how="counted",
-            do=f"{spec.key}.packing.length: {metadata['lost_to_length'].get('enough') or 'longer'}" if lost else "",
+            do=f"{spec.key}.packing.length: {metadata['lost_to_length'].get('enough') or 'longer'}" if dropped else "",
             holds_back="dropped tokens: rows too short for what is to be learned",
         )
     )
-    return found
+    return switches
 
 
 def _micro_batch(spec: AuditSpec, curve: dict[str, Any], baseline: dict[str, Any]) -> Switch:
@@ -128,7 +127,7 @@ def _micro_batch(spec: AuditSpec, curve: dict[str, Any], baseline: dict[str, Any
         do=f"{spec.key}.training.micro_batch_rows: auto, or {best['micro_batch_rows']}"
         if gain and gain > WORTH
         else "",
-        holds_back="the micro-batch: too few rows at once for the device",
+        holds_back="the micro-batch: too few rows per batch for the device",
     )
 
 
@@ -145,9 +144,9 @@ def _checkpointing(baseline: dict[str, Any], measured: dict[str, dict[str, Any]]
         )
     if baseline["gradient_checkpointing"]:
         return Switch(
-            switch="gradient checkpointing", set_to="on, where memory ends", brings_percent=0.0, how="measured"
+            switch="gradient checkpointing", set_to="on, since memory is short", brings_percent=0.0, how="measured"
         )
-    # A forward pass more, of a step's three.
+    # One more forward pass, in a step of three.
     return Switch(
         switch="gradient checkpointing", set_to="off; on would cost about 25%", brings_percent=0.0, how="estimated"
     )
@@ -179,19 +178,19 @@ def _optimizer(spec: AuditSpec, baseline: dict[str, Any], measured: dict[str, di
             holds_back="an optimizer in many small kernels",
         )
     share = baseline["parts"].get("optimizer")
-    told = "" if share is None else f", {share:.0%} of a step"
+    details = "" if share is None else f", {share:.0%} of a step"
     of = OPTIMIZERS[spec.training.optimizer]
     if of.bits > 8 and not of.factored:
         states = of.states * baseline["trainable_parameters"] / baseline["processes"] / 1e9
-        told += f"; its states take up to {states * of.bits / 8:.2g} GB, and {states:.2g} in 8 bits"
-    return Switch(switch="optimizer", set_to=f"{spec.training.optimizer}{told}", brings_percent=0.0, how="estimated")
+        details += f"; its states take up to {states * of.bits / 8:.2g} GB, and {states:.2g} in 8 bits"
+    return Switch(switch="optimizer", set_to=f"{spec.training.optimizer}{details}", brings_percent=0.0, how="estimated")
 
 
 def _loader(baseline: dict[str, Any]) -> Switch:
     waited = baseline["waited_share"]
     return Switch(
         switch="loader",
-        set_to=f"rows are ready beforehand; {waited:.1%} of the time was waited for them",
+        set_to=f"prefetched rows; {waited:.1%} of the time was spent waiting for them",
         brings_percent=_without(waited),
         how="measured",
         do="operation.load_in_memory: true, or results on a faster disk" if waited > WORTH / 100 else "",
@@ -200,11 +199,11 @@ def _loader(baseline: dict[str, Any]) -> Switch:
 
 
 def _head(baseline: dict[str, Any]) -> Switch:
-    """Logits are made of supervised tokens alone, in chunks; what that saves is counted."""
+    """Logits are computed for supervised tokens only, in chunks; the saving is counted."""
     saved = 1 - baseline["mfu_computed"] / baseline["mfu"] if baseline["mfu"] else 0.0
     return Switch(
         switch="chunked head",
-        set_to=f"on; leaves out {max(0.0, saved):.0%} of the operations",
+        set_to=f"on; saves {max(0.0, saved):.0%} of the operations",
         brings_percent=0.0,
         how="counted",
     )
@@ -215,13 +214,13 @@ def _attention(baseline: dict[str, Any]) -> Switch:
 
 
 def _fused(baseline: dict[str, Any]) -> Switch:
-    """Of what kernels such as Liger's put together, compiled layers are put together too."""
+    """Compiled layers fuse the same operations as kernels such as Liger's."""
     what = "compiled layers" if baseline["compiled"] else "none (compiled layers, or Liger's)"
     return _part_of_a_step(baseline, "other", "fused kernels", what, "norms, activations and rotations are")
 
 
 def _part_of_a_step(baseline: dict[str, Any], part: str, switch: str, set_to: str, what: str) -> Switch:
-    """A switch that isn't tried, by what its part of a step is."""
+    """Return a switch that isn't tried, with the share of a step that it affects."""
     share = baseline["parts"].get(part)
     if share is None:
         return Switch(switch=switch, set_to=set_to, brings_percent=None, how="not known here")
@@ -235,7 +234,7 @@ def _part_of_a_step(baseline: dict[str, Any], part: str, switch: str, set_to: st
 
 
 def _without(share: float) -> float:
-    """Percent that a step is faster without a share of its time.
+    """Return the percentage by which a step is faster without a share of its time.
 
     >>> _without(0.5)
     100.0
@@ -244,7 +243,7 @@ def _without(share: float) -> float:
 
 
 def _small_kernels(baseline: dict[str, Any]) -> list[Switch]:
-    """What a GPU waits for between its kernels."""
+    """Return the switch for a GPU's idle time between kernels."""
     waiting = baseline["parts"].get("waiting")
     if waiting is None or baseline["device"] == "cpu":
         return []
@@ -255,8 +254,8 @@ def _small_kernels(baseline: dict[str, Any]) -> list[Switch]:
             set_to=f"the device waits {idle:.0%} of the time between kernels",
             brings_percent=_without(idle),
             how="measured",
-            do="more rows at once, or training.compile: true" if idle > WORTH / 100 else "",
-            holds_back="small kernels: the device waits for the next one to be started",
+            do="more rows per micro-batch, or training.compile: true" if idle > WORTH / 100 else "",
+            holds_back="small kernels: the device waits for the next one to be launched",
         )
     ]
 
@@ -273,12 +272,12 @@ def _compile(spec: AuditSpec, baseline: dict[str, Any], measured: dict[str, dict
             do=f"{spec.key}.training.compile: auto" if (gain or 0) > WORTH else "",
             holds_back="layers in many small kernels, which aren't compiled",
         )
-    asked = "auto, " if spec.training.compile == "auto" else ""
-    # What auto goes by is measured (models/compiling.py): from how many FLOPs on a run earns compiling back.
-    earned = "" if baseline["compiled"] or not asked else ", as it earns nothing or can't be had"
+    configured = "auto, " if spec.training.compile == "auto" else ""
+    # The rule of auto is measured (models/compiling.py): the FLOPs from which a run earns its compilation back.
+    earned = "" if baseline["compiled"] or not configured else ", as it gains nothing or isn't available"
     return Switch(
         switch="compile",
-        set_to=f"{asked}{'on' if baseline['compiled'] else 'off'}{earned}",
+        set_to=f"{configured}{'on' if baseline['compiled'] else 'off'}{earned}",
         brings_percent=0.0,
         how="estimated",
     )
@@ -291,7 +290,7 @@ def _reference(spec: AuditSpec) -> list[Switch]:
     return [
         Switch(
             switch="reference log-probabilities",
-            set_to="computed once, and shared; in each step they would cost 25 to 33%",
+            set_to="computed once, and shared; computed in each step they would cost 25 to 33%",
             brings_percent=0.0,
             how="estimated",
         )

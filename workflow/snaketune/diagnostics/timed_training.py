@@ -1,10 +1,10 @@
-"""What the `trial` stage runs: a short training, timed, of which nothing but figures is kept; in launched processes.
+"""The computation of the `trial` stage, in launched processes: a short, timed training whose weights are discarded.
 
     steps      1 … w        w+1 … w+k     …            w+s
                warm-up    | window      | window …   |            tokens, seconds and mean loss of each window
 
-It is the very training that it stands for, with the same rows in the same order and the same schedule, ended early. The clock
-is looked at where a window ends, so that steps within one overlap as they always do.
+It trains with the same rows, order and schedule as the run that it measures, and ends early. The clock is read at the end of
+each window only, so that steps within a window overlap as usual.
 
     measured.json    fits, windows, tokens_per_second, sequences_per_second, peak_bytes, waited_share, mfu, probe, device …
 """
@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.diagnostics.step_profile import Profiled
+from snaketune.diagnostics.step_profile import StepProfiler
 from snaketune.diagnostics.trial_files import MEASURED, TRACE
 from snaketune.errors import SnaketuneError
 from snaketune.models.device_memory import peak_memory
@@ -29,7 +29,7 @@ from snaketune.models.devices import keep_freed_memory
 from snaketune.models.speed_probe import probe
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.gpu_needs import tell
+from snaketune.stages.gpu_needs import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.training.launch.worker import is_first_process
@@ -56,7 +56,7 @@ def time_training(
     """Fill `work.payload` with `measured.json`.
 
     Args:
-        model, beneath: what the run starts from, where that is a result.
+        model, base_layers: the results that the run starts from, if any.
     Raises:
         SnaketuneError: such a model can't be trained on such rows here.
     """
@@ -65,19 +65,21 @@ def time_training(
         result.files()
     run = Run.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        begun = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
+        training = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
     else:
-        begun = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
-    fitness = fitness_of(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
-    if small := [finding.found for finding in fitness.findings if finding.certain and finding.key == "training"]:
-        # Found beforehand, it is as much a finding as a trial that runs out of memory.
+        training = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
+    machine_check = fitness_of(training.trainer_class, training.rows, training.run, training.config or training.made)
+    if small := [
+        finding.problem for finding in machine_check.findings if finding.certain and finding.key == "training"
+    ]:
+        # Too little memory is a measurement, like a trial that runs out of memory.
         if is_first_process():
             write_json(work.payload / MEASURED, {"fits": False, "why": small[0]})
         return Outcome(counts={"steps": 0}, about=run.compute.about())
-    tell(fitness.findings, aloud=is_first_process())
+    report_findings(machine_check.findings, log=is_first_process())
     if run.compute.device.type == "cpu":
         keep_freed_memory()
-    measured = _measure(begun, spec) | {"probe": probe(run.compute.device, work.state)}
+    measured = _measure(training, spec) | {"probe": probe(run.compute.device, work.state)}
     measured |= _sequences(measured, pack)
     if is_first_process():
         write_json(work.payload / MEASURED, measured)
@@ -90,37 +92,37 @@ def time_training(
 
 
 class Windows(TrainerCallback):
-    """Marks where windows begin and end; ends the training after the last."""
+    """Records marks at the ends of windows; ends the training after the last one."""
 
-    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, goes_on: bool):
-        """Args: goes_on: whether somebody else ends the training."""
-        self.gauge, self.warmup, self.last, self.goes_on = trainer.gauge, warmup, warmup + steps, goes_on
+    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, keeps_running: bool):
+        """Args: keeps_running: whether another callback ends the training."""
+        self.meter, self.warmup, self.last, self.keeps_running = trainer.gauge, warmup, warmup + steps, keeps_running
         self.length = max(1, steps // WINDOWS)
-        # Step, time, the tokens that were counted since the mark before, and the seconds that were waited for rows so far.
+        # Step, time, tokens since the mark before, and the seconds spent waiting for rows so far.
         self.marks: list[tuple[int, float, float, float]] = []
 
     def on_step_end(self, args, state, control, **_):
-        """Of the Trainer: a step is done."""
+        """Record a mark at the end of a window. Called by the Trainer when a step is done."""
         step = state.global_step
-        control.should_training_stop |= step >= self.last and not self.goes_on
-        # A short training may be over before.
+        control.should_training_stop |= step >= self.last and not self.keeps_running
+        # A short training may end before the last window.
         ends = step == min(self.last, state.max_steps)
         if not ends and (not self.warmup <= step < self.last or (step - self.warmup) % self.length):
             return
-        if self.gauge.device.type != "cpu":
-            torch.accelerator.synchronize(self.gauge.device)
-        self.marks.append((step, time.monotonic(), float(self.gauge.sums.get("tokens", 0)), self.gauge.waited))
-        # The log takes the loss, and begins to count anew.
+        if self.meter.device.type != "cpu":
+            torch.accelerator.synchronize(self.meter.device)
+        self.marks.append((step, time.monotonic(), float(self.meter.sums.get("tokens", 0)), self.meter.waited))
+        # Logging takes the loss and resets its mean.
         control.should_log = True
 
 
-def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
-    with prepared(*begun[:5]) as ready:
+def _measure(training: Begun, spec: TrialSpec) -> dict[str, Any]:
+    with prepared(*training[:5]) as ready:
         trainer = ready.trainer
-        args, gauge = trainer.args, trainer.gauge
+        args, meter = trainer.args, trainer.gauge
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
-        windows = Windows(trainer, spec.warmup_steps, spec.steps, goes_on=spec.profile)
-        profiled = Profiled(windows.last, gauge.device, begun.run.work.payload / TRACE)
+        windows = Windows(trainer, spec.warmup_steps, spec.steps, keeps_running=spec.profile)
+        profiled = StepProfiler(windows.last, meter.device, training.run.work.payload / TRACE)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(SetEpoch(trainer))
         trainer.add_callback(windows)
@@ -130,25 +132,27 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
         trainer.train()
         if len(windows.marks) < 2:
             raise SnaketuneError(
-                f"the whole training has {trainer.state.global_step} steps, and {spec.warmup_steps} of a trial go before one "
-                "is measured; give it more epochs, or its steps fewer rows (training.batch_rows)"
+                f"the whole training has {trainer.state.global_step} steps, but a trial measures after {spec.warmup_steps} "
+                "steps of warm-up; raise training.epochs, or lower training.batch_rows"
             )
-        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(gauge.device)}
-        everyone = gather_object([own])
+        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(meter.device)}
+        processes = gather_object([own])
         history = [entry for entry in trainer.state.log_history if "loss" in entry]
-        found = _windows(windows.marks, [sum(tokens) for tokens in zip(*(one["tokens"] for one in everyone))], history)
-        about = gauge.about(history)
+        measured_windows = _windows(
+            windows.marks, [sum(tokens) for tokens in zip(*(one["tokens"] for one in processes))], history
+        )
+        about = meter.about(history)
         first, last = windows.marks[0], windows.marks[-1]
         step_seconds = (last[1] - first[1]) / (last[0] - first[0])
         return {
             "fits": True,
             "why": "",
-            "windows": found,
+            "windows": measured_windows,
             "steps": trainer.state.global_step,
-            "tokens_per_second": _median([one["tokens"] / one["seconds"] for one in found]),
+            "tokens_per_second": _median([one["tokens"] / one["seconds"] for one in measured_windows]),
             "step_seconds": step_seconds,
-            "tokens_in_warmup": first[2] * len(everyone),
-            "peak_bytes": max(one["peak"] for one in everyone),
+            "tokens_in_warmup": first[2] * len(processes),
+            "peak_bytes": max(one["peak"] for one in processes),
             "waited_share": round((last[3] - first[3]) / max(1e-9, last[1] - first[1]), 4),
             "mfu": about["mfu_median"],
             "mfu_computed": about["mfu_computed_median"],
@@ -162,30 +166,30 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,
             "processes": args.world_size,
-            "device": device_name(gauge.device),
+            "device": device_name(meter.device),
             "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }
 
 
 def device_name(device: torch.device) -> str:
-    """As the report calls it."""
+    """Return the device's name for the report."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _windows(
     marks: list[tuple[int, float, float, float]], tokens: list[float], history: list[dict[str, float]]
 ) -> list[dict[str, float | None]]:
-    """What lies between marks. Args: tokens: of all processes, by mark; history: a line with the loss at each mark."""
-    # One that diverges is as fast as others; JSON has no word for its loss.
+    """Return the windows between marks. Args: tokens: of all processes, by mark; history: a line with the loss at each mark."""
+    # A diverging run is timed like others; JSON has no value for its loss.
     losses = {entry["step"]: entry["loss"] if math.isfinite(entry["loss"]) else None for entry in history}
     return [
-        {"step": step, "tokens": own, "seconds": round(at - before, 6), "loss": losses[step]}
-        for (step, at, *_), own, (_, before, *_) in zip(marks[1:], tokens[1:], marks)
+        {"step": step, "tokens": own, "seconds": round(end - before, 6), "loss": losses[step]}
+        for (step, end, *_), own, (_, before, *_) in zip(marks[1:], tokens[1:], marks)
     ]
 
 
 def _sequences(measured: dict[str, Any], pack: Artifact) -> dict[str, float]:
-    """Conversations, documents or pairs per second, as many as there are to so many tokens."""
+    """Return conversations, documents or pairs per second, from the tokens per second and the counts of the pack."""
     counts = pack.manifest["counts"]["train"]
     if not counts.get("tokens"):
         return {}

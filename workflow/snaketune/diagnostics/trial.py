@@ -1,4 +1,4 @@
-"""The `trial` stage: a short training, timed, of which nothing but figures is kept; in launched processes
+"""The `trial` stage: a short, timed training in launched processes, whose weights are discarded
 (`diagnostics.timed_training`)."""
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def build(
     """Fill `work.payload` with `measured.json`; see `time_training`.
 
     Args:
-        tracked: not used, as nothing of a trial is kept but figures.
+        tracked: not used, as trials aren't tracked.
     """
     from snaketune.diagnostics.timed_training import time_training
 

@@ -1,4 +1,4 @@
-"""What trials leave, for those who read it without what trials need."""
+"""Names of the files that trials write, for readers that don't import what trials need."""
 
 MEASURED = "measured.json"
 # For chrome://tracing and Perfetto.

@@ -1,4 +1,4 @@
-"""Start a `trial` in processes of its own, in the portions that its run would have; running out of memory is a finding."""
+"""The launcher of `trial`: worker processes with the batch plan that the run would have; running out of memory is a result."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from snaketune.training.launch import processes
 
 
 def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
-    """As `training.launch.processes`, which starts the processes."""
-    portions = choose_plan(operation, spec.run.training.batch_rows, operation.processes, work.state)
+    """Launch a trial by `training.launch.processes`; its arguments and result are the same."""
+    batch_plan = choose_plan(operation, spec.run.training.batch_rows, operation.processes, work.state)
     (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.apply_to(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=batch_plan.apply_to(operation), work=work, **inputs)
     except SnaketuneError as error:
         if not (work.state / OUT_OF_MEMORY).is_file():
             raise
-        write_json(work.payload / MEASURED, {"fits": False, "why": f"out of memory with {portions}"})
+        write_json(work.payload / MEASURED, {"fits": False, "why": f"out of memory with {batch_plan}"})
         print(f"doesn't fit: {error}", flush=True)
         return Outcome(counts={"steps": 0})

@@ -20,7 +20,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.evaluation.harness_results import harness_results
 from snaketune.evaluation.score_intervals import SHARES, around
 from snaketune.evaluation.task_code import refuse_code
-from snaketune.stages.host.disk_errors import disk_trouble
+from snaketune.stages.host.disk_errors import disk_error_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -160,7 +160,7 @@ def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[st
     try:
         return manager.load(list(names))
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
-        if disk_trouble(error):
+        if disk_error_message(error):
             raise
         said = (str(error).strip().splitlines() or [""])[0]
         raise SnaketuneError(

@@ -9,10 +9,10 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.load import HUB_ID
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
+from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
 from snaketune.stages.table import STAGES
 
-NO_WORDS = CorpusWords(license=None, description=None)
+NO_WORDS = CorpusDescription(license=None, description=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class CardResults:
         corpora = [self.made_from(pack, "corpus") for pack in packs if pack]
         return list({corpus.job.name: corpus for corpus in corpora if corpus}.values())
 
-    def words(self, corpus: str) -> CorpusWords:
+    def words(self, corpus: str) -> CorpusDescription:
         """License and description of a corpus in the config."""
         return self.spec.corpora.get(corpus, NO_WORDS)
 

@@ -1,1 +1,1 @@
-"""How a stage is run: the table of all stages, the jobs that a config asks for, fingerprints, work folders, code, GPU slots."""
+"""How a stage is run: the table of all stages, the jobs of a config, fingerprints, work folders, code digests, GPU slots."""

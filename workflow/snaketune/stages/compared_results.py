@@ -1,9 +1,9 @@
-"""Runs of another time that the report is asked to compare with: where they lie, and which evaluations asked them.
+"""Results of earlier runs that the report compares with: their manifests, and the evaluations of their models.
 
-`report.compare` names results' folders (`results/dpo/old`, `../before/results/sft/demo`) and fingerprints of kept work, whole
-or as far as they are unique. Nothing is copied: their manifests count as inputs of the report by content, so that it is made
-again when one changes, and only then. An evaluation belongs to a run by the content of the model that it read, whatever either
-is called.
+An entry of `report.compare` is the folder of a result (`results/dpo/old`, `../before/results/sft/demo`) or the fingerprint of a
+cached result, whole or a unique prefix. Nothing is copied: the manifests are inputs of the report by content, so the report is
+made again exactly when one of them changes. An evaluation belongs to a run if it read a model of the same content, whatever the
+names are.
 """
 
 import json
@@ -20,68 +20,76 @@ from snaketune.stages.table import STAGES
 
 KEY = "report.compare"
 COMPARED = ("sft", "dpo")
-SHORTEST = 8
+MIN_PREFIX_DIGITS = 8
 FINGERPRINT = re.compile(r"[0-9a-f]{1,32}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One entry: what it is called in the config, its result, and what asked its model, by fingerprint."""
+class ComparedResult:
+    """One entry of `report.compare`: the entry, the manifest of its result, and the manifests of evaluations of its model."""
 
     entry: str
     manifest: Path
     evaluations: tuple[Path, ...]
 
 
-def compared(entries: Iterable[str], work_root: Path = WORK_ROOT) -> list[Compared]:
-    """The results behind the entries, in their order.
+def find_compared_results(entries: Iterable[str], work_root: Path = WORK_ROOT) -> list[ComparedResult]:
+    """Return the results that the entries name, in their order.
 
     Raises:
-        SnaketuneError: an entry that is no result of a training, or that two fit.
+        SnaketuneError: an entry names no result of a training, or more than one.
     """
     return [_compared(entry, work_root) for entry in entries]
 
 
 def compared_files(entries: Iterable[str], work_root: Path = WORK_ROOT) -> dict[str, list[str]]:
-    """What the report reads of them by role, as absolute paths, which no rule takes for what it makes."""
-    found = compared(entries, work_root)
-    runs = [one.manifest.with_name("run.json") for one in found]
-    evaluations = dict.fromkeys(path for one in found for path in one.evaluations)
+    """Return the files that the report reads of these results, by role, as absolute paths, which match no rule's outputs."""
+    results = find_compared_results(entries, work_root)
+    runs = [one.manifest.with_name("run.json") for one in results]
+    evaluations = dict.fromkeys(path for one in results for path in one.evaluations)
     return {
-        "compared": [_absolute(one.manifest) for one in found],
+        "compared": [_absolute(one.manifest) for one in results],
         "compared_runs": [_absolute(path) for path in runs if path.is_file()],
         "compared_evals": [_absolute(path) for path in evaluations],
     }
 
 
 def result_of(manifest: Path, stages: Iterable[str]) -> Artifact:
-    """A result from anywhere, published or kept as work.
+    """Read a result, published or in a work folder, in this repository or another one.
 
     Raises:
-        SnaketuneError: its manifest can't be read, is of no such stage, or a file of it lies elsewhere.
+        SnaketuneError: its manifest can't be read or is of another stage, or one of its files is a link out of its folder.
     """
     try:
-        said = json.loads(manifest.read_text(encoding="utf-8"))
-        stage = said["stage"]
-        shaped = all(isinstance(said[key], dict) for key in ("spec", "inputs", "counts", "versions"))
-        shaped = shaped and all(isinstance(digests, list) for digests in said["inputs"].values())
-        shaped = shaped and all(isinstance(said[key], str) for key in ("stage", "code", "fingerprint"))
+        manifest_content = json.loads(manifest.read_text(encoding="utf-8"))
+        stage = manifest_content["stage"]
+        shaped = all(isinstance(manifest_content[key], dict) for key in ("spec", "inputs", "counts", "versions"))
+        shaped = shaped and all(isinstance(digests, list) for digests in manifest_content["inputs"].values())
+        shaped = shaped and all(isinstance(manifest_content[key], str) for key in ("stage", "code", "fingerprint"))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r})") from None
     if not shaped:
-        raise SnaketuneError(f"{manifest} is no snaketune manifest: it doesn't say what its result was made of")
+        raise SnaketuneError(
+            f"{manifest} is no snaketune manifest: spec, inputs, counts, versions, code or fingerprint are missing or malformed"
+        )
     if stage not in stages:
         raise SnaketuneError(f"{manifest} is of stage {stage!r}; expected {' or '.join(stages)}")
     published = manifest.parent / STAGES[stage].payload
     artifact = read_artifact(manifest, STAGES[stage].payload if published.is_dir() else "payload")
     folder = manifest.parent.resolve()
-    for path in (manifest, manifest.with_name("run.json"), *(artifact.folder / name for name in said["payload"])):
+    for path in (
+        manifest,
+        manifest.with_name("run.json"),
+        *(artifact.folder / name for name in manifest_content["payload"]),
+    ):
         if not path.resolve().is_relative_to(folder):
-            raise SnaketuneError(f"{path} is a link to {path.resolve()}, out of its result; put the file itself there")
+            raise SnaketuneError(
+                f"{path} is a link to {path.resolve()}, outside its result; replace it by the file itself"
+            )
     return artifact
 
 
-def _compared(entry: str, work_root: Path) -> Compared:
+def _compared(entry: str, work_root: Path) -> ComparedResult:
     check_plain(KEY, entry)
     folder = _folder(entry, work_root)
     manifest = folder / "manifest.json"
@@ -90,7 +98,7 @@ def _compared(entry: str, work_root: Path) -> Compared:
     except SnaketuneError as error:
         raise SnaketuneError(f"{KEY}: {entry!r}: {error}") from None
     by_fingerprint = dict(_evaluations(_results_of(folder), content))
-    return Compared(
+    return ComparedResult(
         entry=entry, manifest=manifest, evaluations=tuple(path for _, path in sorted(by_fingerprint.items()))
     )
 
@@ -105,29 +113,29 @@ def _folder(entry: str, work_root: Path) -> Path:
         return folder
     if not FINGERPRINT.fullmatch(entry):
         raise SnaketuneError(
-            f"{KEY}: there is no folder {entry!r}; expected one of a result, or a fingerprint of kept work"
+            f"{KEY}: there is no folder {entry!r}; expected the folder of a result, or the fingerprint of a cached one"
         )
-    if len(entry) < SHORTEST:
+    if len(entry) < MIN_PREFIX_DIGITS:
         raise SnaketuneError(
-            f"{KEY}: there is no folder {entry!r}, and as the beginning of a fingerprint it is too short; expected {SHORTEST} "
-            "digits or more"
+            f"{KEY}: there is no folder {entry!r}, and it is too short for a fingerprint; expected {MIN_PREFIX_DIGITS} digits "
+            "or more"
         )
-    fit = sorted(path for stage in COMPARED for path in (work_root / stage).glob(f"{entry}*") if path.is_dir())
-    done = [path for path in fit if (path / "manifest.json").is_file()]
+    matches = sorted(path for stage in COMPARED for path in (work_root / stage).glob(f"{entry}*") if path.is_dir())
+    done = [path for path in matches if (path / "manifest.json").is_file()]
     if len(done) > 1:
         raise SnaketuneError(f"{KEY}: {entry!r} fits {' and '.join(map(str, done))}; give more digits")
     if not done:
         why = (
-            f"{fit[0]} isn't finished: it has no manifest.json"
-            if fit
-            else f"no kept work of a training in {work_root} fits"
+            f"{matches[0]} isn't finished: it has no manifest.json"
+            if matches
+            else f"no cached training in {work_root} matches"
         )
-        raise SnaketuneError(f"{KEY}: {entry!r}: {why}; `snakemake clean_work` may have freed it")
+        raise SnaketuneError(f"{KEY}: {entry!r}: {why}; `snakemake clean_work` may have removed it")
     return done[0]
 
 
 def _results_of(folder: Path) -> Path:
-    """The results that a result lies among.
+    """Return the results folder that a result is in.
 
     >>> _results_of(Path("a/results/dpo/old")), _results_of(Path("results/.work/dpo/00ff"))
     (PosixPath('a/results'), PosixPath('results'))
@@ -137,16 +145,18 @@ def _results_of(folder: Path) -> Path:
 
 
 def _evaluations(results: Path, content: str) -> Iterator[tuple[str, Path]]:
-    """Fingerprint and manifest of all finished evaluations that read a model of this content; those that are kept as work last,
-    since a published one may be another one's before the report reads it."""
-    kept = f"{WORK_ROOT.name}/eval/*/manifest.json"
-    for path in (*sorted(results.glob("eval/*/*/manifest.json")), *sorted(results.glob(kept))):
+    """Yield fingerprint and manifest of each finished evaluation of a model of this content.
+
+    Those in work folders are the last, as a published one may be replaced before the report reads it.
+    """
+    in_work_folders = f"{WORK_ROOT.name}/eval/*/manifest.json"
+    for path in (*sorted(results.glob("eval/*/*/manifest.json")), *sorted(results.glob(in_work_folders))):
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            if said["inputs"]["model"][:1] == [content]:
-                yield said["fingerprint"], path
+            evaluation = json.loads(path.read_text(encoding="utf-8"))
+            if evaluation["inputs"]["model"][:1] == [content]:
+                yield evaluation["fingerprint"], path
         except (OSError, ValueError, LookupError, TypeError):
-            # Nobody named it: what can't be read is told where it is somebody's result.
+            # The config doesn't name this file; if it is part of a result that is read, that reader reports it.
             continue
 
 

@@ -1,8 +1,8 @@
-"""What a stage declares of itself: `STAGE = Stage(...)` at the top of its module, beside its `build`.
+"""The declaration of a stage: `STAGE = Stage(...)` at the top of its module, beside its `build`.
 
-Planning, rules, command line, estimates and report follow from the declarations, which `stages.table` finds. To read one, its
-module is imported, so the module imports nothing heavy at its top (no numpy, pyarrow or torch): `build` does when it is called.
-A declaration is no part of the code digest (`stages.cache.syntax`), so an edit of a cost or a group reruns nothing.
+Planning, rules, command line, estimates and report follow from the declarations, which `stages.table` collects. It imports each
+declaring module, so these import nothing heavy at their top (no numpy, pyarrow or torch); `build` does so when it is called.
+The declaration isn't part of the code digest (`stages.cache.syntax`), so editing a cost or a group makes no result stale.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snaketune.config.workflow import Workflow
     from snaketune.stages.job import Job
 
-# Keys of `Execution`: where a stage in launched processes computes, and in which micro-batches.
+# Keys of `Execution`: the devices that a stage computes on, and what a training takes besides.
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 TRAINING = (
     *DEVICES,
@@ -30,17 +30,17 @@ TRAINING = (
     "gradient_checkpointing",
     "calibration",
 )
-# Of a forward pass over reference log-probabilities.
+# Keys of `Execution` that a forward pass over reference log-probabilities takes.
 PASS = ("gpus", "allow_cpu", "share_kernels")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """A role that results of other stages fill.
+    """An input role, filled by results of other stages.
 
     Attributes:
-        stages: those that may fill it.
-        many: whether any number of results fills it, and not exactly one.
+        stages: the stages whose results may fill it.
+        many: whether any number of results may fill it; otherwise exactly one does.
     """
 
     stages: tuple[str, ...]
@@ -48,23 +48,23 @@ class Input:
 
 
 def exactly_one(*stages: str) -> Input:
-    """A role that exactly one result fills."""
+    """Return a role that exactly one result fills."""
     return Input(stages=stages)
 
 
 def any_number(*stages: str) -> Input:
-    """A role that any number of results fills."""
+    """Return a role that any number of results may fill."""
     return Input(stages=stages, many=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Memory, time and CPUs of a job that reads texts, or weights as a file; measured on the demo and on gsm8k, with a margin.
+    """Memory, time and CPUs of a job that reads text, or weights as files; measured on the demo and on gsm8k, with a margin.
 
     Attributes:
-        mb, minutes: whatever it reads.
-        mb_per_gb, minutes_per_gb: and for each GB of text.
-        bytes_per_parameter, minutes_per_billion: and for the parameters of its model.
+        mb, minutes: fixed part.
+        mb_per_gb, minutes_per_gb: added for each GB of text.
+        bytes_per_parameter, minutes_per_billion: added for the parameters of its model.
     """
 
     mb: int = 800
@@ -78,10 +78,10 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCost:
-    """Memory, time and CPUs of a job that computes with a model: by its parameters and by the tokens of its packs.
+    """Memory, time and CPUs of a job that computes with a model, from its parameters and the tokens of its packs.
 
     Attributes:
-        flops: per parameter and token: 2 forward, 6 forward and backward, 0 where the time doesn't depend on the tokens.
+        flops: per parameter and token: 2 for a forward pass, 6 for forward and backward, 0 if time doesn't depend on tokens.
     """
 
     flops: int
@@ -89,31 +89,31 @@ class ModelCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage.
+    """The declaration of one stage.
 
     Attributes:
-        module: its module, `__name__`, which has its `build(spec, work, **inputs)`; its last name is the stage's.
+        module: `__name__` of the module that has `build(spec, work, **inputs)`; its last part is the name of the stage.
         spec: the model of its spec.
-        payload: the folder beside its manifest that holds what it makes.
-        job_name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
-        inputs: by role, which results it reads.
-        files: roles filled by files from outside.
-        libraries: distributions whose version shapes the result, by its spec and artifacts.
-        cost: what a job takes, or a function that says it of a job's spec.
-        group: with which others its jobs are sent to a cluster as one where all are short (`cluster.groups`).
-        array: whether its jobs are one array of a cluster, and so ask alike.
-        in_report: whether the report reads its results; what was measured before a training is in that one's run.json.
-        jobs: for a stage whose jobs follow from those of others: its jobs, by the config and the jobs planned so far.
-        operation: keys of `Execution` that it goes by; a launched `build` takes them.
-        launcher: the module whose `launch` runs `build` in processes of its own, one per GPU.
-        takes_operation: whether `build` takes the operation though nothing is launched.
-        measures: whether its result is a measurement of one machine and moment: where it runs again, it is made again.
-        digested_by: by role, the entry of an input's manifest that is digested in the place of its content.
+        payload: the name of the folder beside the manifest that holds the result's files.
+        job_name: the folder of a job below `results/<stage>/`, as a pattern of wildcards.
+        inputs: by role, the results that it reads.
+        files: roles filled by external files.
+        libraries: the distributions whose version shapes the result, from spec and artifacts.
+        cost: the resources of a job, or a function of the job's spec that returns them.
+        group: the group of short jobs that are sent to a cluster as one job (`cluster.groups`).
+        array: whether its jobs are sent to a cluster as one array, and so request the same resources.
+        in_report: whether the report reads its results. Measurements made before a training are in that training's run.json.
+        jobs: for a stage whose jobs follow from those of others: returns its jobs, from the config and the jobs planned so far.
+        operation: the keys of `Execution` that it uses; a launched `build` is given them.
+        launcher: the module whose `launch` runs `build` in worker processes, one per GPU.
+        takes_operation: whether `build` is given the operation though no processes are launched.
+        measures: whether its result is a measurement of one machine at one time, so that a cached result isn't reused.
+        digested_by: by role, the manifest entry that is digested instead of the input's content.
         key_module: the module whose `keys` returns the cache keys of a job on the machine that it runs on; without one, the
             whole spec is in the key.
-        transitive: roles whose results another input was made from, so that Snakemake needn't wait for them: of parts that
-            each read all parts there is the square of edges.
-        link: name of a link beside the stages' folders, to the payload that its manifest names there.
+        transitive: roles that another input already implies, so that Snakemake needn't wait for them. Where each of n parts
+            reads all n parts, this saves n² edges in the graph.
+        link: name of a link in the results folder to the payload that the manifest names under this key.
     """
 
     module: str
@@ -152,13 +152,13 @@ class Stage:
         return tuple(role for role, taken in self.inputs.items() if taken.many)
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
-        """What `build` takes by role: one artifact, a list of them, or files."""
+        """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""
         many = {role: artifacts.get(role, []) for role in self.many}
         return {role: artifacts[role][0] for role in self.one} | many | files
 
     @property
     def reads_manifests(self) -> bool:
-        """Whether it reads manifests of any stage as they are, counts and all."""
+        """Whether it reads the manifests of results of any stage, counts included."""
         return "manifests" in self.files
 
     @property

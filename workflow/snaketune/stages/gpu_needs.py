@@ -1,6 +1,6 @@
-"""What is found wrong before anything is loaded, and what of a run needs a GPU, told by its spec and its operation alone.
+"""Findings: problems that are reported before anything is loaded; here, what of a run needs a GPU, by its spec and operation.
 
-No torch is imported: a job without a GPU is refused before its processes start.
+torch isn't imported, so a job without a GPU is refused before its processes start.
 """
 
 from collections.abc import Iterable
@@ -16,79 +16,79 @@ ALLOW = "operation.allow_cpu: true"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that a training will fail at, or may.
+    """A problem that a training will fail at, or may fail at.
 
     Attributes:
-        key: of the config, that can be edited.
-        found, do: what is the matter, and what to do about it.
-        certain: else it is a note, and the training goes on.
+        key: the config key to edit.
+        problem, do: what is wrong, and what to do about it.
+        certain: whether the training is certain to fail; otherwise the finding is printed as a note and the training continues.
     """
 
     key: str
-    found: str
+    problem: str
     do: str
     certain: bool = True
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.found}; {self.do}"
+        return f"{self.key}: {self.problem}; {self.do}"
 
 
-def tell(findings: Iterable[Finding], aloud: bool = True) -> None:
-    """Print those that aren't certain.
+def report_findings(findings: Iterable[Finding], log: bool = True) -> None:
+    """Print the findings that aren't certain, and raise if any is certain.
 
     Args:
-        aloud: whether to print; of several processes one does.
+        log: whether this process prints; of several worker processes one does.
     Raises:
-        SnaketuneError: with all that are.
+        SnaketuneError: with all certain findings.
     """
-    found = list(findings)
-    for finding in found if aloud else ():
+    every = list(findings)
+    for finding in every if log else ():
         if not finding.certain:
             print(f"note: {finding}", flush=True)
-    if certain := [str(finding) for finding in found if finding.certain]:
+    if certain := [str(finding) for finding in every if finding.certain]:
         raise SnaketuneError("\n       ".join(certain))
 
 
-def needs_of_gpu(spec: Any, operation: Operation) -> list[Finding]:
-    """What needs a GPU, for a job that has none, unless the CPU is allowed.
+def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
+    """Return what needs a GPU, for a job that has none; empty if the config allows the CPU.
 
     Args:
-        spec: of a stage that computes on one.
+        spec: of a stage that claims GPUs.
 
-    >>> print(*needs_of_gpu(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
-    operation.gpus: asks for 2 GPUs, and this job has none; run it on a machine with GPUs, set gpus: 1, or train in 2 processes
-        on the CPU by operation.allow_cpu: true
+    >>> print(*gpu_findings(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
+    operation.gpus: 2 GPUs are configured, and this job has none; run it on a machine with GPUs, set gpus: 1, or train in 2
+        processes on the CPU by operation.allow_cpu: true
     """
     if operation.allow_cpu:
         return []
-    # Of a calibration: the run that it is for.
+    # A calibration has the spec of the run that it measures in its own.
     run = getattr(spec, "run", spec)
     training = getattr(run, "training", None)
-    found = []
+    findings = []
     if getattr(run, "quantization", None):
-        found.append(
+        findings.append(
             Finding(
                 key="quantization",
-                found="4-bit weights are there to fit a GPU, and this job has none",
-                do=f"run it on a machine with one, take quantization out, or compute them on the CPU, slowly, by {ALLOW}",
+                problem="4-bit weights are used to fit a GPU, and this job has none",
+                do=f"run it on a machine with one, remove quantization, or compute them on the CPU, slowly, by {ALLOW}",
             )
         )
     if training and OPTIMIZERS[training.optimizer].for_gpus:
-        found.append(
+        findings.append(
             Finding(
                 key="training.optimizer",
-                found=f"{training.optimizer} is there to fit a GPU, and this job has none",
-                do=f"run it on a machine with one, take adamw_torch_fused, or keep it on the CPU by {ALLOW}",
+                problem=f"{training.optimizer} is used to fit a GPU, and this job has none",
+                do=f"run it on a machine with one, set adamw_torch_fused, or keep it on the CPU by {ALLOW}",
             )
         )
     for key, count, one in (("gpus", operation.gpus, "GPUs"), ("nodes", operation.nodes, "nodes with GPUs")):
         if count > 1:
-            found.append(
+            findings.append(
                 Finding(
                     key=f"operation.{key}",
-                    found=f"asks for {count} {one}, and this job has none",
+                    problem=f"{count} {one} are configured, and this job has none",
                     do=f"run it on a machine with GPUs, set {key}: 1, or train in {operation.processes} processes on the CPU "
                     f"by {ALLOW}",
                 )
             )
-    return found
+    return findings

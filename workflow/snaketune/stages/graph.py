@@ -1,4 +1,4 @@
-"""The job graph, in which Snakemake's rules look jobs up by stage and name."""
+"""The job graph: all jobs of a config, by stage and name, for the rules to look up."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +12,13 @@ from snaketune.stages.table import STAGES
 
 
 class JobGraph:
-    """All jobs of a config, by stage and name; and which of them make the very same as another one."""
+    """All jobs of a config, by stage and name, and the duplicates among them.
+
+    Attributes:
+        config: the checked config.
+        jobs: by stage and name.
+        same_as: by manifest, the earlier job that makes the same result under another name.
+    """
 
     def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]):
         """Args: config and variants from `load`."""
@@ -24,7 +30,7 @@ class JobGraph:
         self.same_as = _same(self.jobs.values())
 
     def job(self, stage: str, name: str) -> Job:
-        """The job of that name; SnaketuneError if the config has none."""
+        """Return the job of that name; SnaketuneError if the config has none."""
         if (stage, name) not in self.jobs:
             raise SnaketuneError(
                 f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}"
@@ -36,9 +42,9 @@ class JobGraph:
 
 
 def _same(jobs: Iterable[Job]) -> dict[str, Job]:
-    """By manifest, the job before it that makes the very same under another name: the second waits, and takes its result.
+    """By manifest, the earlier job that makes the same result under another name. The later one waits for it and reuses it.
 
-    Such are a variant of a grid that equals the run it extends, two runs with the same keys, and all that is made of them.
+    Duplicates are variants of a grid that equal the run they extend, runs with equal keys, and everything made from them.
     """
     first: dict[tuple, Job] = {}
     same: dict[str, Job] = {}
@@ -46,7 +52,7 @@ def _same(jobs: Iterable[Job]) -> dict[str, Job]:
         made_from = {
             role: [same.get(made.manifest, made).manifest for made in some] for role, some in job.artifacts.items()
         }
-        before = first.setdefault((job.stage, canonical(job.spec), str(sorted((made_from | job.files).items()))), job)
-        if before is not job:
-            same[job.manifest] = before
+        earlier = first.setdefault((job.stage, canonical(job.spec), str(sorted((made_from | job.files).items()))), job)
+        if earlier is not job:
+            same[job.manifest] = earlier
     return same

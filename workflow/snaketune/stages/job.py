@@ -1,4 +1,4 @@
-"""A job of the graph: one run of one stage, where its result lies, and what it reads."""
+"""A job of the graph: one run of one stage, with the path of its result and the inputs that it reads."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ RESULTS = Path("results")
 
 
 def folder_of(stage: str, name: str) -> str:
-    """Where a job publishes.
+    """Return the folder that a job publishes its result in.
 
     >>> folder_of("sft", "demo"), folder_of("report", "")
     ('results/sft/demo', 'results/report')
@@ -32,9 +32,9 @@ class Job:
     """One run of one stage.
 
     Attributes:
-        artifacts: by role, the jobs whose results this one reads.
-        files: by role, the files from outside that it reads.
-        after: jobs whose results say how this one runs, and not what comes out.
+        artifacts: by role, the jobs whose results it reads.
+        files: by role, the external files that it reads.
+        after: jobs whose results affect how it runs, not what it computes.
     """
 
     stage: str
@@ -46,7 +46,7 @@ class Job:
     after: tuple["Job", ...] = ()
 
     def __post_init__(self):
-        """Raises SnaketuneError for inputs that aren't the declared ones: a role, results of a stage, or how many there are."""
+        """Raise SnaketuneError if an input doesn't match the stage's declaration: its role, its stage, or their number."""
         if not self.artifacts or (stage := _stage(self.stage)).reads_manifests:
             return
         for role, made in self.artifacts.items():
@@ -57,15 +57,15 @@ class Job:
             taken = stage.inputs[role]
             if other := next((one for one in made if one.stage not in taken.stages), None):
                 raise SnaketuneError(
-                    f"{self.key}: {other.key} can't be its {role}: the stage {self.stage} takes "
-                    f"{' or '.join(taken.stages)} there"
+                    f"{self.key}: {other.key} can't be its {role}; the stage {self.stage} takes results of "
+                    f"{' or '.join(taken.stages)} as {role}"
                 )
             if len(made) != 1 and not taken.many:
                 raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property
     def key(self) -> str:
-        """As others name it: `sft/demo`."""
+        """The job's name in messages and specs: `sft/demo`."""
         return self.folder.removeprefix(f"{RESULTS}/")
 
     @cached_property
@@ -86,25 +86,25 @@ class Job:
 
 
 def _stage(name: str) -> Stage:
-    # Modules that declare stages import this one, to plan jobs of their own.
+    # Modules that declare stages import this one to plan jobs of their own.
     from snaketune.stages.table import STAGES
 
     return STAGES[name]
 
 
 def short_digest(spec: Model, *made_of: str) -> str:
-    """Eight hex digits over a spec and names, so that `a` with `b-c` isn't taken for `a-b` with `c`."""
+    """Return eight hex digits over a spec and names, such that `a` with `b-c` and `a-b` with `c` differ."""
     return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
 
 
 def files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The files below `folder` that fit one of the patterns, in order; SnaketuneError if Snakemake can't take a name."""
-    found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
-    return tuple(sorted(check_plain(folder, str(path)) for path in found))
+    """Return the files below `folder` that match a pattern, sorted; SnaketuneError if Snakemake can't handle a name."""
+    paths = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
+    return tuple(sorted(check_plain(folder, str(path)) for path in paths))
 
 
 def result_at(manifest: Path) -> Artifact:
-    """A published result; its payload's folder follows from the stage that wrote the manifest.
+    """Read a published result. The folder of its payload follows from the stage in its manifest.
 
     Raises:
         SnaketuneError: there is none, or it can't be read.

@@ -1,4 +1,4 @@
-"""What a stage hands back when its payload is written."""
+"""What a stage returns when its payload is written."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a stage has to say besides its payload.
+    """Facts about a result, besides its payload.
 
     Attributes:
-        counts: what came in, was kept, and was dropped, by reason. Goes into the manifest.
+        counts: rows read, retained and dropped, by reason. Written to the manifest.
         about: further deterministic facts for the manifest (formats, kernels, scores).
         records: payload files that describe the work and aren't read downstream, such as `quarantine.jsonl`.
-        run: facts that differ from run to run (throughput, device); go into run.json.
+        run: facts that differ from run to run (throughput, device). Written to run.json.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)

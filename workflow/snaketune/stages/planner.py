@@ -1,4 +1,4 @@
-"""What Snakemake's rules look up: the jobs of a config, what each reads, and which results are stale."""
+"""The planner, which Snakemake's rules query: the jobs of a config, their inputs, and which results are stale."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -15,35 +15,35 @@ from snaketune.stages.job import Job
 from snaketune.stages.job_files import (
     DRY_RUN,
     JobFile,
-    hold_job_files,
+    is_unchanged,
     job_file_of,
-    says_the_same,
+    lock_job_files,
     write_job_file,
 )
 from snaketune.stages.table import STAGES
 
 
 class Planner:
-    """The jobs of one config, held against the results that there are.
+    """The jobs of one config, compared with the results on disk.
 
     Attributes:
         graph: all jobs.
-        results: which results are current.
+        results: the status of each job's result.
     """
 
     def __init__(self, config: dict[str, Any], *, is_forced: Callable[[Job], bool], deploys: bool):
         """Args:
         config: as read from YAML.
         is_forced: whether the user forces a job (`--forcerun`).
-        deploys: whether jobs run in environments of their own, with other versions of libraries than here.
+        deploys: whether jobs run in environments of their own, with other versions of libraries.
 
         Raises:
-            SnaketuneError: the config doesn't fit.
+            SnaketuneError: the config is invalid.
         """
         self.graph = JobGraph(*load(config))
         self.results = Results(
             code_of=lambda stage: self._codes[stage],
-            asked_for=is_forced,
+            is_forced=is_forced,
             installed=(lambda library: None) if deploys else installed_version,
             reruns_on=self.graph.config.reruns_on,
         )
@@ -52,67 +52,67 @@ class Planner:
 
     @cached_property
     def _codes(self) -> dict[str, str]:
-        """Digest of each stage's code; a process that runs single jobs needs none."""
+        """Digest of each stage's code; not computed in processes that run single jobs."""
         return {stage: code_digest(made.module) for stage, made in STAGES.items()}
 
     def write_job_files(self, *, dry_run: bool) -> None:
-        """Write the files of all jobs, once: Snakemake lists a folder at its first look, and misses what comes later.
+        """Write the files of all jobs at once: Snakemake lists a folder on first access, and misses files written later.
 
         Args:
-            dry_run: whether nothing runs, so that what another run is to read stays as it is.
+            dry_run: whether nothing runs, so that files which another run reads stay unchanged.
         Raises:
-            SnaketuneError: they can't be written, or another snakemake with another config runs here.
+            SnaketuneError: the files can't be written, or another snakemake runs here with another config.
         """
         if self._files:
             return
-        holds = not dry_run and hold_job_files()
+        holds = not dry_run and lock_job_files()
         for key, job in self.graph.jobs.items():
             path = job_file_of(*key)
             try:
                 content, stale = self._content(job), self._why(job)
             except SnaketuneError:
-                # What a report compares isn't there: an error of that job alone, raised when its inputs are looked up.
+                # A result to compare with is missing: an error of the report job, raised when its inputs are looked up.
                 self._files[key] = path
                 continue
-            if not holds and not says_the_same(path, content):
+            if not holds and not is_unchanged(path, content):
                 if not dry_run:
                     raise SnaketuneError(
-                        f"{path}: another snakemake runs here, with another config or code; let it end, or run this one in a "
-                        "folder of its own (--directory)"
+                        f"{path}: another snakemake runs here, with another config or code; wait until it has ended, or run "
+                        "this one in another folder (--directory)"
                     )
                 path = job_file_of(*key, DRY_RUN)
-            write_job_file(path, content, stale, keep_mark=not holds)
+            write_job_file(path, content, stale, keep_time=not holds)
             self._files[key] = path
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
-        """Paths that the job waits for, by role; payloads beside the manifests that describe them.
+        """Return the paths that the job waits for, by role, with the payloads beside the manifests.
 
         Args:
-            every: also of roles that another input implies (`Stage.transitive`).
+            every: include roles that another input implies (`Stage.transitive`).
 
         Raises:
-            SnaketuneError: what a report compares isn't there.
+            SnaketuneError: a result to compare with doesn't exist.
         """
         stage = STAGES[job.stage]
         implied = () if every else stage.transitive
-        found = {role: list(paths) for role, paths in inputs_by_role(job).items() if role not in implied}
+        paths = {role: list(some) for role, some in inputs_by_role(job).items() if role not in implied}
         read = [one for role, jobs in job.artifacts.items() if role not in implied for one in jobs]
-        found["payloads"] = [one.payload for one in read]
+        paths["payloads"] = [one.payload for one in read]
         if not self.results.of(job).current:
             self._to_run[job.key] = job
-            # How it runs; no reason to run.
-            found["after"] = [one.manifest for one in job.after]
-            # Of two jobs that make the same, the second finds the result of the first.
+            # These affect how it runs, and are no reason to run it.
+            paths["after"] = [one.manifest for one in job.after]
+            # Of two jobs with the same result, the second reuses that of the first.
             if first := self.graph.same_as.get(job.manifest):
-                found["same"] = [first.manifest]
-        return found
+                paths["same"] = [first.manifest]
+        return paths
 
     def job_file(self, job: Job) -> Path:
-        """Where the job's file is."""
+        """Return the path of the job's file."""
         return self._files.get((job.stage, job.name)) or job_file_of(job.stage, job.name)
 
-    def left_out(self) -> list[str]:
-        """Jobs whose inputs were looked up since they were stale, and whose results are still older than that."""
+    def not_run(self) -> list[str]:
+        """Return the stale jobs whose inputs were looked up and whose results are still older than their job files."""
         return [key for key, job in self._to_run.items() if _time(Path(job.manifest)) < _time(self.job_file(job))]
 
     def _content(self, job: Job) -> JobFile:
@@ -129,7 +129,7 @@ class Planner:
         )
 
     def _why(self, job: Job) -> tuple[str, ...] | None:
-        """Why the job's result isn't current; None if it is."""
+        """Return why the job's result isn't current; None if it is."""
         status = self.results.of(job)
         if status.current:
             return None
@@ -140,5 +140,5 @@ class Planner:
 
 
 def _time(path: Path) -> float:
-    """When a file was changed; before all time where it isn't there."""
+    """Return when a file was changed; -1 if it doesn't exist."""
     return path.stat().st_mtime if path.is_file() else -1.0

@@ -1,4 +1,4 @@
-"""Progress on long work: a line now and then, with rate and time left, that reads well in a log file."""
+"""Progress of long work: a line every few seconds, with rate and remaining time, that also reads well in a log file."""
 
 import sys
 import time
@@ -12,10 +12,10 @@ SECONDS_BETWEEN_LINES = 5.0
 def progress(
     items: Iterable[T], what: str, unit: str, total: int | None = None, count: Callable[[T], int] = lambda item: 1
 ) -> Iterator[T]:
-    """Yield `items`, and print how far it is every few seconds.
+    """Yield `items`, and print the progress every few seconds.
 
     Args:
-        count: how many units an item is.
+        count: the number of units of an item.
 
     >>> list(progress([1, 2], "adding", "numbers"))
     [1, 2]
@@ -29,7 +29,9 @@ def progress(
         if now - last >= SECONDS_BETWEEN_LINES:
             last = now
             rate = done / (now - started)
-            left = f", {(total - done) / rate:.0f} s left" if total else ""
+            remaining = f", {(total - done) / rate:.0f} s left" if total else ""
             print(
-                f"{what}: {done}{f'/{total}' if total else ''} {unit}, {rate:.3g}/s{left}", file=sys.stderr, flush=True
+                f"{what}: {done}{f'/{total}' if total else ''} {unit}, {rate:.3g}/s{remaining}",
+                file=sys.stderr,
+                flush=True,
             )

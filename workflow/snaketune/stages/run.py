@@ -1,4 +1,4 @@
-"""Run one job, as its file describes it."""
+"""Run one job, as its job file describes it."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked, templates
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.gpu_needs import needs_of_gpu, tell
+from snaketune.stages.gpu_needs import gpu_findings, report_findings
 from snaketune.stages.host.gpus import claimed_gpus, visible_gpus
 from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile
@@ -32,10 +32,10 @@ from snaketune.stages.table import STAGES
 M = TypeVar("M", bound=Model)
 
 
-def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -> None:
-    """Give results that were read, or waited for, the time of now where theirs is yet to come, as after a clock was set back.
+def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
+    """Set the time of inputs to now if it is in the future, as after a clock was set back.
 
-    Snakemake refuses what was made of a file of a later time, and removes it. Times of results decide nothing else.
+    Snakemake refuses and removes outputs that are older than their inputs. Times of results decide nothing else.
     """
     paths = [
         path
@@ -45,10 +45,10 @@ def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -
             *(artifact.folder, artifact.folder / ".snakemake_timestamp"),
         )
     ]
-    paths += [Path(told) for told in (operation.preflight, operation.calibration) if told]
+    paths += [Path(path) for path in (operation.preflight, operation.calibration) if path]
     paths += Path().glob(operation.parts) if operation.parts else ()
     for path in paths:
-        # What may not be touched is left to Snakemake, which says what it thinks of it.
+        # If a file's time can't be set, Snakemake reports the conflict itself.
         with suppress(OSError):
             if path.stat().st_mtime > time.time():
                 os.utime(path)
@@ -58,15 +58,15 @@ def run(job: JobFile) -> None:
     """Run one job.
 
     Raises:
-        SnaketuneError: a spec, an operation or an input that doesn't fit the stage.
+        SnaketuneError: a spec, an operation or an input doesn't match the stage.
     """
     if job.stage not in STAGES:
         raise SnaketuneError(f"there is no stage {job.stage!r}{unknown(job.stage, STAGES)}")
     stage, stage_name, out = STAGES[job.stage], job.stage, Path(job.out)
     code = job.code or code_digest(stage.module)
-    typed, operation = _fitting(stage.spec, job.spec, "spec"), _fitting(Execution, job.operation, "operation")
-    if strange := sorted(job.inputs.keys() - {*stage.one, *stage.many, *stage.files}):
-        raise SnaketuneError(f"inputs: stage {stage_name} reads no {', '.join(strange)}")
+    typed, operation = _validated(stage.spec, job.spec, "spec"), _validated(Execution, job.operation, "operation")
+    if unexpected := sorted(job.inputs.keys() - {*stage.one, *stage.many, *stage.files}):
+        raise SnaketuneError(f"inputs: stage {stage_name} has no input {', '.join(unexpected)}")
     inputs = {role: [Path(path) for path in paths] for role, paths in job.inputs.items()}
     artifacts = {role: [result_at(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
     for role in stage.one:
@@ -81,10 +81,10 @@ def run(job: JobFile) -> None:
     files = {role: inputs.get(role, []) for role in stage.files}
 
     def build(work: WorkFolder) -> Outcome:
-        # A launched process imports what shapes the result, and checks that itself.
+        # A launched process imports and checks the code itself.
         (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
         if stage.gpu and not (operation.gpus and visible_gpus()):
-            tell(needs_of_gpu(typed, operation))
+            report_findings(gpu_findings(typed, operation))
         with claimed_gpus(operation.gpus) if stage.gpu and not stage.key_module else nullcontext():
             if stage.launcher:
                 launch = import_module(stage.launcher).launch
@@ -102,20 +102,20 @@ def run(job: JobFile) -> None:
                 more = {"operation": operation} if stage.takes_operation else {}
                 outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **more)
         if templates(stage.module):
-            # Read while it worked.
+            # Templates are read during the build.
             check_code(stage.module, code, stage_name)
         return outcome
 
     device = ("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else ""
     if stage.key_module:
-        # Before anything of it is imported to ask what counts.
+        # The key module is imported next; its code has to be that of the plan.
         check_code(stage.module, code, stage_name)
-    # It is asked of the very device that computes.
+    # The keys depend on the device that computes, so they are requested with its GPUs claimed.
     with claimed_gpus(operation.gpus) if stage.key_module else nullcontext():
         keys = (
             import_module(stage.key_module).keys(stage_name, typed, operation, code, device) if stage.key_module else ()
         )
-        run_once(
+        build_once(
             stage=stage_name,
             spec=json.loads(canonical(typed)),
             artifacts=artifacts,
@@ -126,21 +126,21 @@ def run(job: JobFile) -> None:
             build=build,
             libraries=stage.libraries(typed, artifacts),
             reruns_on=job.reruns_on,
-            anew=stage.measures,
+            rebuild=stage.measures,
             device=device,
             keys=keys,
         )
-    # Of a stage that reads manifests, what they describe.
+    # A stage that reads manifests also waits for the results that they describe.
     described = map(result_at, files.get("manifests", ()))
-    bring_back_from_the_future(chain(*artifacts.values(), described), operation)
+    reset_future_times(chain(*artifacts.values(), described), operation)
     if stage.link:
-        # Also where there was nothing to compute: what an older result names may have been linked since.
+        # Also if the result was reused: an older result may name a payload that wasn't linked last.
         link_payload(out, stage.link)
 
 
-def _fitting(model: type[M], content: dict[str, Any], key: str) -> M:
+def _validated(model: type[M], content: dict[str, Any], key: str) -> M:
     try:
         return model.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
-        raise SnaketuneError(f"{key} doesn't fit: {found}") from None
+        issues = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
+        raise SnaketuneError(f"{key} is invalid: {issues}") from None

@@ -1,7 +1,7 @@
-"""What each stage is told: exactly the slice of the config that it reads, and nothing else.
+"""The spec of each stage: exactly the slice of the config that it reads.
 
-A spec is a stage's whole knowledge of the config. Its canonical JSON is the rule's `params`, so that a key that isn't in
-a spec can't change the stage's result, and a key that is in it can't change without a rerun.
+A stage sees nothing else of the config. A key that isn't in the spec can't change the stage's result, and a key that is in it
+can't change without a rerun.
 """
 
 import json
@@ -20,7 +20,7 @@ Kind = Literal["sft", "preference", "unpaired"]
 
 
 class TokenizerSpec(Model):
-    """Either the settings of a training, or what to adopt."""
+    """The settings of a tokenizer's training, or the tokenizer to adopt."""
 
     model: Literal["bpe", "unigram"] | None = None
     vocab_size: int | None = None
@@ -31,18 +31,18 @@ class TokenizerSpec(Model):
 
 
 class TokenizeSpec(Model):
-    """One part of a corpus; parts are numbered from 1."""
+    """One part of a corpus, to be tokenized; parts are numbered from 1."""
 
     kind: Literal["sft", "preference", "unpaired", "text"]
     train_on: TrainOn
     part: int
     parts: int
     most_refused: Fraction | None = None
-    """The largest share of its rows that the chat template may refuse; none: the first ends the stage."""
+    """The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage."""
 
 
 class PlanSpec(Model):
-    """Which sequence goes where."""
+    """The assignment of sequences to rows."""
 
     kind: Kind
     lengths: tuple[int, ...]
@@ -51,23 +51,23 @@ class PlanSpec(Model):
 
 
 class WriteSpec(Model):
-    """One part of the shards; parts are numbered from 1."""
+    """One part of the shards, to be written; parts are numbered from 1."""
 
     part: int
     parts: int
 
 
 class PackSpec(Packing):
-    """Rows of one kind."""
+    """The packed rows of one kind."""
 
     kind: Kind
 
 
 class SftSpec(Model):
-    """Start and optimization."""
+    """Initial weights and optimization of an SFT run."""
 
     base: Pretrained | Scratch | None
-    """What it starts from, or what lies beneath the adapters that it starts from; None where that is a result in full."""
+    """The initial weights, or the base layers of the adapters among them; None if a result holds all initial weights."""
     training: Learning
     lora: Lora | None
     quantization: Quantization | None
@@ -75,50 +75,50 @@ class SftSpec(Model):
 
 
 class RefLogpsSpec(Model):
-    """Everything besides weights and pairs that can change a log-probability; `training.reference.cache_key` lists it."""
+    """Everything besides weights and pairs that affects a log-probability; `training.reference.cache_key` lists it."""
 
     precision: Precision
     frozen_weights: bool
-    """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
+    """Whether the runs that read this train adapters only, with base weights in the data type of the computation."""
     quantization: Quantization | None
     base: Pretrained | None = None
-    """What lies beneath the reference where its results hold adapters alone; all of it where it is no result."""
+    """The base layers if the reference's results hold adapters only; the whole reference if it is no result."""
     apart: bool = False
-    """Whether the adapter of the uppermost result isn't merged, since a policy goes on training it."""
+    """Whether the adapter of the last result isn't merged, since a policy continues training it."""
     token_logps: bool = False
-    """Whether the log-probability of every token is kept."""
+    """Whether the log-probability of each token is stored."""
     trust_remote_code: bool
 
 
 class RefPassSpec(RefLogpsSpec):
-    """One part of the rows; parts are numbered from 1."""
+    """One part of the rows of a reference pass; parts are numbered from 1."""
 
     part: int
     parts: int
 
 
 class DpoSpec(PreferenceLoss):
-    """Loss and optimization."""
+    """Loss and optimization of a DPO run."""
 
     training: Learning
     lora: Lora | None
     quantization: Quantization | None
     base: Pretrained | None = None
-    """As for the reference."""
+    """The base layers, as in `RefLogpsSpec`."""
     continued: bool = False
     """Whether `lora` is that of the SFT run, whose adapter is trained further."""
     reference: Pretrained | None = None
-    """The reference, where that isn't the model that the run starts from."""
+    """The reference, if it isn't the model that the run starts from."""
     trust_remote_code: bool
 
 
 class CalibrateSpec(Model):
-    """Of a training, what its speed and its memory follow from; runs that agree on it share what is measured."""
+    """The settings of a training that its speed and memory depend on; runs with equal ones share the measurement."""
 
     base: Pretrained | Scratch
-    """Of preferences too: an SFT model is as large as its base."""
+    """Also for preferences: an SFT model is as large as its base."""
     run: SftSpec | DpoSpec
-    """Without the keys that neither time nor memory follow from (`stages.plan.training_jobs`)."""
+    """Without the keys that affect neither time nor memory (`stages.plan.training_jobs`)."""
     gradient_checkpointing: GradientCheckpointing
     processes: int
     launch: Launch
@@ -126,17 +126,17 @@ class CalibrateSpec(Model):
 
 
 class PreflightRun(Model):
-    """One training of a family; several that differ in nothing of this are told once."""
+    """One training of a family; several that differ in none of these fields are checked once."""
 
     key: str
-    """Where it is in the config: `sft.demo`."""
+    """Its key in the config: `sft.demo`."""
     kind: Kind
     run: SftSpec
-    """What of it can be looked at beforehand; of preferences too."""
+    """The settings that can be checked beforehand; for preferences too."""
     reference: Pretrained | None
-    """A model of its own that it is measured against."""
+    """The reference model, if it is a model of its own."""
     pack: int
-    """Which of the packs it trains on, counted from 0."""
+    """The index of its pack among the job's packs, from 0."""
     micro_batch_rows: MicroBatchRows
     gradient_checkpointing: GradientCheckpointing
     gpus: int
@@ -147,19 +147,19 @@ class PreflightRun(Model):
 
 
 class PreflightEvaluation(Model):
-    """What models of a family are asked about, and what they are trained on."""
+    """An evaluation of models of a family: its corpora, and those that the models are trained on."""
 
     key: str
-    """Where it is in the config: `eval.demo`."""
+    """Its key in the config: `eval.demo`."""
     corpora: tuple[str, ...]
-    """Of whose held-out rows they are asked."""
+    """The corpora whose held-out rows are evaluated."""
     trained_on: tuple[str, ...]
     exact_match: tuple[str, ...]
-    """Of `corpora`, those in which answers are looked for, where `exact_match` is asked for."""
+    """Those of `corpora` whose answers are compared, if `exact_match` is configured."""
 
 
 class PreflightSpec(Model):
-    """What is looked at before the first training of a family of runs."""
+    """What is checked before the first training of a family of runs."""
 
     base: Pretrained | Scratch
     runs: tuple[PreflightRun, ...]
@@ -167,7 +167,7 @@ class PreflightSpec(Model):
 
 
 class TrialSpec(Model):
-    """A short training of a diagnosis, with all that its speed follows from."""
+    """A short training of a diagnosis, with every setting that its speed depends on."""
 
     run: SftSpec | DpoSpec
     micro_batch_rows: MicroBatchRows
@@ -179,13 +179,13 @@ class TrialSpec(Model):
     steps: int
     warmup_steps: int
     repeat: int
-    """The round that it is of, counted from 1."""
+    """The round that it belongs to, from 1."""
     profile: bool = False
-    """Whether two steps more are taken apart by torch.profiler."""
+    """Whether two further steps are recorded by torch.profiler."""
 
 
 class Variant(Model):
-    """A run that is tried: the baseline, which changes nothing, or one with a change."""
+    """A run that is timed: the baseline, which changes nothing, or one with a change."""
 
     name: str
     changes: dict[str, Any] = {}
@@ -193,19 +193,19 @@ class Variant(Model):
 
 
 class DiagnosisSpec(Model):
-    """Whose trials are compared, in which order."""
+    """The variants whose trials are compared, in their order."""
 
     mode: Literal["one-at-a-time", "add-one-in"]
     variants: tuple[Variant, ...]
-    """The baseline first; not by name, as a spec knows no order of keys."""
+    """The baseline first; a tuple, since a spec ignores the order of keys."""
     repeats: int
 
 
 class AuditSpec(Model):
-    """A run that is looked at, and the trials of what looked wrong with it."""
+    """A run that is audited, and the variants of its doubtful settings."""
 
     key: str
-    """Where it is in the config: `sft.demo`."""
+    """Its key in the config: `sft.demo`."""
     kind: Kind
     training: Learning
     micro_batch_rows: MicroBatchRows
@@ -215,63 +215,63 @@ class AuditSpec(Model):
 
 
 class EvalSpec(Model):
-    """What one model is asked."""
+    """The evaluation of one model."""
 
     base: Pretrained | Scratch | None
-    """The model itself, or what lies beneath its adapters, where that is no artifact of this workflow."""
+    """The model itself, or the base layers of its adapters, if that is no result of this workflow."""
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]
     generation: Generation
     exact_match: ExactMatch
     tasks: TaskSettings | None
-    """Of the files that it is given; without any, tasks that lm-evaluation-harness ships."""
+    """Tasks from the job's task files; without files, tasks that lm-evaluation-harness ships."""
     samples: int
 
 
 class ReportedJob(Model):
-    """A result that the report or a card tells of."""
+    """A result that the report or a card shows."""
 
     stage: str
     name: str
     made_from: dict[str, tuple[str, ...]] = {}
     """By role, the jobs that it was made from, as `stage/name`."""
     config_key: str = ""
-    """The key of the config that asks for it, where that is a grid, `dpo.sweep`."""
+    """The config key of the grid that the run belongs to, `dpo.sweep`; empty for other runs."""
 
 
-class CorpusWords(Model):
-    """What a config says of a corpus for people alone."""
+class CorpusDescription(Model):
+    """License and description of a corpus, which no manifest holds."""
 
     license: str | None
     description: str | None
 
 
 class CardSpec(Model):
-    """Which model the card is of, what it tells of, and what of that no manifest says."""
+    """The model of a card, the results that the card shows, and the texts that no manifest holds."""
 
     model: str
     """`sft:NAME` or `dpo:NAME`."""
     license: str | None
-    corpora: dict[str, CorpusWords]
-    """That were trained on."""
+    corpora: dict[str, CorpusDescription]
+    """Of the corpora that were trained on."""
     jobs: tuple[ReportedJob, ...]
-    """In the order of the manifests; the model's own training first, then those that it goes on from."""
+    """In the order of the manifests; the model's own training first, then those that it continues."""
 
 
 class ConvertSpec(Model):
-    """What llama.cpp's converter is asked for."""
+    """The options of llama.cpp's converter."""
 
     type: Literal["f16", "bf16", "q8_0"]
 
 
 class ReportSpec(Report):
-    """The look of the report, and whose results it shows: a renamed run is the same result under another name."""
+    """The settings of the report, and the results that it shows; a renamed run is the same result under another name."""
 
     jobs: tuple[ReportedJob, ...] = ()
     """In the order of the manifests."""
 
 
 def canonical(spec: Model) -> str:
-    """One spelling per meaning: sorted keys, no spaces, every default written out."""
+    """Return a spec as canonical JSON: sorted keys, no spaces, all defaults included."""
     return json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""The table of all stages, found by their declarations: every module below the package with a line `STAGE = Stage(`.
+"""The table of all stages, collected from their declarations: every module of the package with a line `STAGE = Stage(`.
 
-The modules are imported by name, since packages below import from this one and never the other way round. They import nothing
-heavy, and nothing that imports this table, at their top.
+The modules are imported by name, since packages further down import from this one and never the other way round. At their top
+they import nothing heavy, and nothing that imports this table.
 """
 
 import heapq
@@ -15,48 +15,48 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 
 PACKAGE = Path(__file__).parent.parent
-DECLARED = b"\nSTAGE = Stage("
+DECLARATION = b"\nSTAGE = Stage("
 
 
-def declared() -> dict[str, Stage]:
-    """All stages by name, each after those whose results it reads.
+def find_stages() -> dict[str, Stage]:
+    """Import all declarations and return the stages by name, each after those whose results it reads.
 
     Raises:
-        SnaketuneError: two modules declare one stage, or an input names a stage that there isn't.
+        SnaketuneError: two modules declare one stage, or an input names an unknown stage.
     """
-    found: dict[str, Stage] = {}
+    stages: dict[str, Stage] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if DECLARED not in path.read_bytes():
+        if DECLARATION not in path.read_bytes():
             continue
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         stage = import_module(module).STAGE
         if stage.module != module:
             raise SnaketuneError(f"{path}: STAGE has module={stage.module!r}; write module=__name__")
-        if stage.name in found:
+        if stage.name in stages:
             raise SnaketuneError(
-                f"the stage {stage.name} is declared twice, by {found[stage.name].module} and {module}; rename one module"
+                f"the stage {stage.name} is declared twice, by {stages[stage.name].module} and {module}; rename one module"
             )
-        found[stage.name] = stage
-    return in_order(found.values())
+        stages[stage.name] = stage
+    return sort_stages(stages.values())
 
 
-def in_order(stages: Iterable[Stage]) -> dict[str, Stage]:
-    """By name, each after those whose results it reads, ties by name; those that read manifests of any stage are the last.
+def sort_stages(stages: Iterable[Stage]) -> dict[str, Stage]:
+    """Sort stages so that each follows those whose results it reads, ties by name; those that read any manifests are last.
 
     Raises:
-        SnaketuneError: an input names a stage that there isn't, or stages read each other.
+        SnaketuneError: an input names an unknown stage, or stages read each other's results.
     """
-    found = {stage.name: stage for stage in stages}
+    by_name = {stage.name: stage for stage in stages}
     sorter: TopologicalSorter[str] = TopologicalSorter()
-    for name, stage in found.items():
+    for name, stage in by_name.items():
         sorter.add(name)
         for role, taken in stage.inputs.items():
             for other in taken.stages:
-                if other not in found:
+                if other not in by_name:
                     raise SnaketuneError(
-                        f"{stage.module}: STAGE.inputs[{role!r}]: there is no stage {other!r}{unknown(other, found)}"
+                        f"{stage.module}: STAGE.inputs[{role!r}]: there is no stage {other!r}{unknown(other, by_name)}"
                     )
-                # A stage may continue from a result of its own.
+                # A stage may continue a result of its own.
                 if other != name:
                     sorter.add(name, other)
     try:
@@ -69,11 +69,11 @@ def in_order(stages: Iterable[Stage]) -> dict[str, Stage]:
     ready: list[tuple[bool, str]] = []
     while sorter.is_active():
         for name in sorter.get_ready():
-            heapq.heappush(ready, (found[name].reads_manifests, name))
+            heapq.heappush(ready, (by_name[name].reads_manifests, name))
         _, name = heapq.heappop(ready)
-        ordered[name] = found[name]
+        ordered[name] = by_name[name]
         sorter.done(name)
     return ordered
 
 
-STAGES: dict[str, Stage] = declared()
+STAGES: dict[str, Stage] = find_stages()

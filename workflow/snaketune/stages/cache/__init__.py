@@ -1,1 +1,1 @@
-"""What is current: fingerprints, code digests, work folders, and results built once."""
+"""Which results are current and which can be reused: fingerprints, code digests, work folders, status of results."""

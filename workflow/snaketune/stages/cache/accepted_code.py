@@ -1,6 +1,6 @@
-"""Code changes that somebody has accepted: results made with the code before count as made with the code of now.
+"""Accepted code changes: results made with earlier code count as made with the current code.
 
-The record lies beside the results, since it is as true as they are: what is copied with them stays accepted.
+The record is stored among the results and is copied with them, so a copy of the results keeps it.
 """
 
 import json
@@ -15,40 +15,40 @@ RECORD = "accepted_code.json"
 
 
 def accepted_codes(stage: str, code: str, results: Path) -> tuple[str, ...]:
-    """Digests of other code of the stage whose results below `results` count as made with `code`."""
+    """Return the digests of other code of the stage that is accepted for the results below `results`, in place of `code`."""
     return tuple(_read(results / RECORD).get(stage, {}).get(code, ()))
 
 
 def accept(code_of: Callable[[str], str | None], results: Path) -> None:
-    """Let every result below `results` count as made with the code of now, and say which do.
+    """Accept the code that every result below `results` was made with, and print which results that affects.
 
     Args:
-        code_of: the digest of a stage's code, by the stage's name; None if there is no such stage.
+        code_of: the digest of a stage's code, by the stage's name; None for an unknown stage.
     """
     accepted = _read(results / RECORD)
-    found: dict[tuple[str, str], list[str]] = {}
+    results_by_code: dict[tuple[str, str], list[str]] = {}
     for path in published_manifests(results):
         name = path.parent.relative_to(results)
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            found.setdefault((manifest["stage"], manifest["code"]), []).append(str(name))
+            results_by_code.setdefault((manifest["stage"], manifest["code"]), []).append(str(name))
         except (ValueError, LookupError, TypeError) as error:
             raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
     count = 0
-    for (stage, made_with), names in found.items():
+    for (stage, made_with), names in results_by_code.items():
         now = code_of(stage)
         known = accepted.setdefault(stage, {})
         if now is None or made_with == now or made_with in known.get(now, ()):
             continue
-        # What was accepted for that code is accepted with it.
+        # What was accepted for that code is also accepted for the current one.
         known[now] = sorted({made_with, *known.get(now, ()), *known.get(made_with, ())} - {now})
         print(f"accepted, though made with other code of stage {stage}: {', '.join(names)}")
         count += len(names)
     if count:
         write_json(results / RECORD, {stage: known for stage, known in accepted.items() if known})
-        print(f"{count} results count as made with the code of now; {results / RECORD} says so")
+        print(f"{count} results count as made with the current code; recorded in {results / RECORD}")
     else:
-        print("nothing to accept: all results count as made with the code of now")
+        print("nothing to accept: all results count as made with the current code")
 
 
 def _read(record: Path) -> dict[str, dict[str, list[str]]]:
@@ -58,5 +58,5 @@ def _read(record: Path) -> dict[str, dict[str, list[str]]]:
         return {}
     except (OSError, ValueError) as error:
         raise SnaketuneError(
-            f"{record} can't be read ({error}); remove it, and accept again what you want to keep"
+            f"{record} can't be read ({error}); remove it, and accept again what you want to reuse"
         ) from None

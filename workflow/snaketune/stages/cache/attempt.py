@@ -1,7 +1,7 @@
-"""What an attempt to build a result goes by, checked again where its inputs and its code have really been read.
+"""The files, code and versions that an attempt to build a result uses, checked again where they are actually read.
 
-A fingerprint is computed first, and files are read, modules imported and threads started after it, some of them in another
-process. `state/attempt.json` takes along what that process has to compare with.
+The fingerprint is computed first; files are read, modules imported and threads started later, some of them in other processes.
+`state/attempt.json` holds what those processes compare with.
 """
 
 import json
@@ -17,34 +17,34 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.code_digest import import_checked
 
 FILE = "attempt.json"
-# Size, times of the last change of content and of the entry, inode; of a file that is gone, nothing.
+# Size, times of the last change of content and of inode (in ns), and inode number; empty for a file that doesn't exist.
 Stamp = tuple[int, ...]
-# What a later attempt goes on with: checkpoints of a training, shards and log-probabilities already written.
-HALF_DONE = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
+# Unfinished work that a later attempt resumes: checkpoints of a training, shards and log-probabilities already written.
+UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
-    """What changes of a file whenever its content does, also where it is replaced by an older one."""
-    found = {}
+    """Return stamps that differ whenever a file's content has changed, also if it was replaced by an older file."""
+    stamps = {}
     for path in paths:
         try:
             about = path.stat()
-            found[str(path)] = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+            stamps[str(path)] = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
         except OSError:
-            found[str(path)] = ()
-    return found
+            stamps[str(path)] = ()
+    return stamps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt of a stage.
+    """One attempt to build the result of a stage.
 
     Attributes:
-        code: digest of the stage's code that the fingerprint holds.
-        stamps: of the files from outside, taken before the fingerprint was computed.
-        digests: of the same files, as the fingerprint holds them.
-        versions: of the libraries that the work was begun with.
-        threads: that torch sums with; None where a stage doesn't compute with torch.
+        code: digest of the stage's code that is in the fingerprint.
+        stamps: of the external files, taken before the fingerprint was computed.
+        digests: of the same files, as in the fingerprint.
+        versions: of the libraries that the first attempt used.
+        threads: the number of threads that torch sums with; None if the stage doesn't compute with torch.
     """
 
     stage: str
@@ -55,7 +55,7 @@ class Attempt:
     threads: int | None = None
 
     def check_files(self) -> None:
-        """Raise SnaketuneError if a file isn't any more what it was before its digest was computed."""
+        """Raise SnaketuneError if a file has changed since before its digest was computed."""
         if changed := [path for path, stamp in self.stamps.items() if self._changed(path, tuple(stamp))]:
             raise SnaketuneError(f"{', '.join(changed)} changed while the {self.stage} stage read it; run again")
 
@@ -63,21 +63,21 @@ class Attempt:
         now = stamps_of([Path(path)])[path]
         if now == before:
             return False
-        # A hard link or other rights change the entry's time (the third) alone; so does an edit that sets its times back.
-        entry_alone = before and now and before[:2] + before[3:] == now[:2] + now[3:]
-        return not entry_alone or digest_file(Path(path)) != self.digests.get(path)
+        # A new hard link or new permissions change the inode's time (the third entry) alone; so does an edit that resets times.
+        only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
+        return not only_inode_time or digest_file(Path(path)) != self.digests.get(path)
 
     def import_code(self, module: str) -> None:
-        """Import all that shapes the stage's result; SnaketuneError if that isn't the code of the fingerprint."""
+        """Import all modules that shape the stage's result; SnaketuneError if their code isn't that of the fingerprint."""
         import_checked(module, self.code, self.stage)
 
     def save(self, state: Path) -> None:
-        """For `read`."""
+        """Write the attempt to a state folder, for `read_attempt`."""
         write_json(state / FILE, vars(self))
 
 
 def read_attempt(state: Path) -> Attempt | None:
-    """The attempt that works with this state folder; None where somebody started a process by hand."""
+    """Read the attempt of a state folder; None if there is none, as for a process that was started from the command line."""
     try:
         return Attempt(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -85,43 +85,45 @@ def read_attempt(state: Path) -> Attempt | None:
 
 
 def check_files(state: Path) -> None:
-    """Called where the files have been read, and before anything that comes of them is kept."""
+    """Check the files of a state folder's attempt; called after they were read and before anything made from them is stored."""
     if attempt := read_attempt(state):
         attempt.check_files()
 
 
 def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
-    """The libraries that half-done work was begun with in another version than that of `versions`, and in which."""
-    before = read_attempt(state)
-    if before is None or not any(found for pattern in HALF_DONE for found in state.glob(pattern)):
+    """Return the libraries that unfinished work was started with in another version than `versions` has, with that version."""
+    previous = read_attempt(state)
+    if previous is None or not any(path for pattern in UNFINISHED_WORK for path in state.glob(pattern)):
         return {}
-    older = {name: then for name, then in before.versions.items() if name in versions and then != versions[name]}
+    older = {name: then for name, then in previous.versions.items() if name in versions and then != versions[name]}
     if older:
-        told = ", ".join(f"{name} {then}, now {versions[name]}" for name, then in older.items())
-        print(f"going on with what was begun with other versions: {told}", flush=True)
+        changes = ", ".join(f"{name} {then}, now {versions[name]}" for name, then in older.items())
+        print(f"resuming work that was started with other versions: {changes}", flush=True)
     return older
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_of(state: Path) -> int:
-    """How many threads to compute with: as many as the first attempt, for float32 sums depend on it; else as many as given."""
-    before = read_attempt(state)
-    given = int(os.environ.get("OMP_NUM_THREADS") or cores())
-    if before is None or before.threads is None:
-        return given
-    if before.threads != given:
-        print(f"computing with {before.threads} threads, as when this began, and not with {given}", flush=True)
-    return before.threads
+def thread_count(state: Path) -> int:
+    """Return the number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
+    previous = read_attempt(state)
+    available = int(os.environ.get("OMP_NUM_THREADS") or cores())
+    if previous is None or previous.threads is None:
+        return available
+    if previous.threads != available:
+        print(
+            f"computing with {previous.threads} threads, as the first attempt did, and not with {available}", flush=True
+        )
+    return previous.threads
 
 
 @contextmanager
-def computing_with(threads: int | None) -> Iterator[None]:
-    """Let torch, here or in a process started from here, begin with this number of threads."""
-    before = os.environ.get("OMP_NUM_THREADS")
+def use_threads(threads: int | None) -> Iterator[None]:
+    """Set the number of threads that torch starts with, here or in a child process."""
+    previous = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
@@ -129,5 +131,5 @@ def computing_with(threads: int | None) -> Iterator[None]:
     finally:
         if threads is not None:
             os.environ.pop("OMP_NUM_THREADS")
-            if before is not None:
-                os.environ["OMP_NUM_THREADS"] = before
+            if previous is not None:
+                os.environ["OMP_NUM_THREADS"] = previous

@@ -2,10 +2,10 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Packages that only move, describe or draw results are left out, by the list below.
+docstrings and names of modules. Packages that only move, describe or draw results are excluded, by the list below.
 
-Of the shell prefix in workflow/rules/package.smk nothing counts: it sets where the package is (whose code this digest is of),
-which config messages name, and that idle threads sleep.
+The shell prefix in workflow/rules/package.smk doesn't count: it sets the path of the package (whose code this digests), the
+config's name for messages, and the wait policy of idle threads.
 """
 
 import hashlib
@@ -18,20 +18,20 @@ from snaketune.stages.cache.libraries import importing
 from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
-# Packages that shape no result, each with its reason. All others count, and so do the modules above them (`tables` writes and
-# reads the rows).
+# Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`
+# (`tables` writes and reads the rows).
 SHAPELESS = {
-    # A spec holds every value resolved, and of this package a stage takes only the models that carry the values.
+    # A spec holds every value resolved, and of this package a stage uses only the models that carry the values.
     "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
     "artifacts": "describes results; what is read of them is digested by content",
-    # progress is in the path of the data; a test checks that it passes on exactly what it gets.
+    # `progress` yields the data that stages read; a test checks that it passes on exactly what it gets.
     "stages": "looks up, calls and publishes; the spec and the inputs of a stage are in the fingerprint",
     "cluster": "the resources that a job requests, and when it is preempted; a preempted training resumes exactly",
     "tracking": "draws the log of a training and returns nothing to it; a test checks that the weights are equal",
     "report": "draws results; in the report stage itself, it counts",
-    # Not in this list, though they may look like it: training.launch.processes decides precision and processes;
-    # training.checkpoint holds the state that a training resumes from, which other code mustn't read; models.selftest decides
-    # which results there may be, and works on the model before it is trained.
+    # Not in this list, though it may seem so: training.launch.processes decides precision and processes; training.checkpoint
+    # holds the state that a training resumes from, which other code mustn't read; models.selftest decides which results are
+    # possible, and runs the model before it is trained.
 }
 
 
@@ -45,7 +45,7 @@ def code_digest(entry: str) -> str:
     False
     """
     parts = sorted({f"{_syntax(module)} {_imported(module, entry)}" for module in shaping_modules(entry)})
-    # The templates that the stage draws with.
+    # The templates that the stage renders.
     for template in templates(entry):
         parts.append(f"{template.name} {hashlib.sha256(template.read_bytes()).hexdigest()}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""The time that a result took: the sum over all attempts to build it, also of those that were killed.
+"""The time that a result took: the sum over all attempts to build it, including those that were killed.
 
-    state/attempts.json    seconds of each attempt, those of the running one written every SECONDS_BETWEEN, which is what a kill
-                           loses at most
+    state/attempts.json    seconds of each attempt; that of the running one is updated every SECONDS_BETWEEN, so a kill loses at
+                           most that much
 
-What an attempt did after its last checkpoint is done again by the next one; both count, since both were paid for.
+Work after an attempt's last checkpoint is repeated by the next attempt; both count, as both used the machine.
 """
 
 import json
@@ -23,23 +23,23 @@ SECONDS_BETWEEN = 10.0
 
 @contextmanager
 def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
-    """Times an attempt while it runs. Yields a function that returns the seconds of each attempt, this one's until now."""
-    before, began, ended = _read(work), monotonic(), threading.Event()
+    """Measure an attempt while it runs. Yields a function that returns the seconds of each attempt, this one's until now."""
+    earlier, started, ended = _read(work), monotonic(), threading.Event()
 
-    def spent() -> list[float]:
-        return [*before, round(monotonic() - began, 3)]
+    def elapsed() -> list[float]:
+        return [*earlier, round(monotonic() - started, 3)]
 
-    def keep() -> None:
+    def update() -> None:
         while not ended.wait(SECONDS_BETWEEN):
-            _write(work, spent())
+            _write(work, elapsed())
 
-    thread = threading.Thread(target=keep, name="attempts", daemon=True)
+    thread = threading.Thread(target=update, name="attempts", daemon=True)
     thread.start()
     try:
-        yield spent
+        yield elapsed
     except BaseException:
         _end(thread, ended)
-        _write(work, spent())
+        _write(work, elapsed())
         raise
     _end(thread, ended)
 
@@ -50,16 +50,16 @@ def _end(thread: threading.Thread, ended: threading.Event) -> None:
 
 
 def _read(work: WorkFolder) -> list[float]:
-    """Nothing of a first attempt, or where the file holds no numbers."""
+    """Return the seconds of earlier attempts; empty for a first attempt, or if the file is damaged."""
     try:
-        found = [float(seconds) for seconds in json.loads((work.state / FILE).read_text(encoding="utf-8"))]
+        attempts = [float(seconds) for seconds in json.loads((work.state / FILE).read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
-    return found if all(map(math.isfinite, found)) else []
+    return attempts if all(map(math.isfinite, attempts)) else []
 
 
-def _write(work: WorkFolder, spent: list[float]) -> None:
-    """No stage fails because of it; where the folder was discarded or taken over, nothing is written."""
+def _write(work: WorkFolder, elapsed: list[float]) -> None:
+    """Write the seconds of each attempt. Errors are ignored; a folder that was discarded or taken over isn't written to."""
     with suppress(SnaketuneError, OSError):
         work.check_held()
-        write_json(work.state / FILE, spent)
+        write_json(work.state / FILE, elapsed)

@@ -1,7 +1,7 @@
-"""Digests of files from outside, kept so that a file is read once and not at every look at the plan.
+"""Digests of external files, cached so that a file isn't read again each time that jobs are planned.
 
-A kept digest holds as long as the file's size, times and inode do. The time of the last change (ctime) is the kernel's, which
-`cp -p` and `rsync -t` can't set, whatever time of modification they bring along.
+A cached digest is valid while the file's size, times and inode are unchanged. The time of the last inode change (ctime) is set
+by the kernel; `cp -p` and `rsync -t` can't set it, unlike the time of modification.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from pathlib import Path
 from snaketune.artifacts.digests import digest_file
 from snaketune.stages.cache.attempt import stamps_of
 
-# Smaller files are read faster than a note of them would be looked up.
-NOTED_BYTES = 1 << 20
-# Two changes within one tick of the file system's clock leave the same stamp; ticks are up to two seconds long.
+# Reading a smaller file is faster than looking its digest up.
+CACHED_BYTES = 1 << 20
+# Two changes within one tick of the file system's clock leave the same stamp; a tick is at most two seconds.
 TICK_NS = 2_000_000_000
-# Roles whose files are read as a folder, where a name tells a library what a file is for.
+# Roles whose files are read as a folder, in which a library finds files by name.
 FOLDERS = ("base", "tasks", "task_data")
 
 
-def entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
-    """What a role's files are in a fingerprint: each one's digest and, in a role read as a folder, its name below it.
+def fingerprint_entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
+    """Return a role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
 
-    The folder is the innermost one that holds all of them, so that moving it as a whole changes nothing.
+    The folder is the innermost one that holds all of them, so moving it as a whole changes nothing.
     """
     paths = list(paths)
     if role not in FOLDERS or not paths:
@@ -36,39 +36,39 @@ def entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> 
 
 
 def digest_in(entry: str) -> str:
-    """The digest in one of `entries`."""
+    """Return the digest in an entry of `fingerprint_entries`."""
     return entry.split(" ", 1)[0]
 
 
-def outside_digest(path: Path, work_root: Path) -> str:
-    """The digest of a file's content, from `work_root/.digests` if the file is the one that was read then.
+def cached_digest(path: Path, work_root: Path) -> str:
+    """Return the digest of a file's content, from `work_root/.digests` if the file hasn't changed since.
 
     Raises:
         SnaketuneError: the file can't be read.
     """
     try:
-        if path.stat().st_size < NOTED_BYTES:
+        if path.stat().st_size < CACHED_BYTES:
             return digest_file(path)
         entry = json.loads(_entry(path, work_root).read_text(encoding="utf-8"))
         if entry["stamp"] == _stamp(path):
             return entry["digest"]
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    return read_outside(path, work_root)
+    return compute_digest(path, work_root)
 
 
-def read_outside(path: Path, work_root: Path) -> str:
-    """The digest of a file's content, read now; it is kept unless the file has just changed."""
+def compute_digest(path: Path, work_root: Path) -> str:
+    """Read a file and return the digest of its content, which is cached unless the file has just changed."""
     before = _stamp(path)
     digest = digest_file(path)
-    if before and before[0] >= NOTED_BYTES and before == _stamp(path) and time.time_ns() - max(before[1:3]) > TICK_NS:
-        kept = _entry(path, work_root)
-        partial = kept.with_name(f".{kept.name}.{os.getpid()}.partial")
-        # A folder that can't be written to costs the time of reading again, and nothing else.
+    if before and before[0] >= CACHED_BYTES and before == _stamp(path) and time.time_ns() - max(before[1:3]) > TICK_NS:
+        cache_file = _entry(path, work_root)
+        partial = cache_file.with_name(f".{cache_file.name}.{os.getpid()}.partial")
+        # If the folder can't be written to, the file is read again next time.
         with contextlib.suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps({"path": str(path), "stamp": before, "digest": digest}), encoding="utf-8")
-            partial.replace(kept)
+            partial.replace(cache_file)
     return digest
 
 

@@ -1,8 +1,8 @@
-"""Fingerprints: the digest of all that shapes a result, under which its work folder lies.
+"""Fingerprints: the digest of everything that shapes a result, which names its work folder.
 
-Of (stage, what counts of its spec, what can be read from each input, code, kind of device, and versions of libraries where they
-count). What counts is the spec as it is and the content of each input, unless the stage's `key_module` knows better: what
-`precision: auto` comes to on this machine, or that pairs are the same whatever rows they lie in.
+It covers stage, spec, what can be read from each input, code, kind of device, and versions of libraries if they count. Of spec
+and inputs everything counts unless the stage's `key_module` is more precise: it resolves `precision: auto` on this machine, or
+ignores which rows hold the pairs.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from typing import Any
 from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.external_files import entries, read_outside
+from snaketune.stages.cache.external_files import compute_digest, fingerprint_entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,10 @@ class Key:
     """What shapes a result besides its inputs.
 
     Attributes:
-        spec: what counts of the spec, as plain JSON.
+        spec: the part of the spec that counts, as plain JSON.
         code: digest of the stage's code.
-        device: kind of device that it computes on; empty where it doesn't matter.
-        by: roles of artifacts that count by one entry of their manifest in the place of their content, and which.
+        device: kind of device that it computes on; empty if that doesn't matter.
+        by: by role, the manifest entry that counts instead of the artifact's content.
     """
 
     stage: str
@@ -34,8 +34,11 @@ class Key:
 
 
 def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> dict[str, list[str]]:
-    """What a fingerprint holds of every artifact, by role. Args: by: as in `Key`."""
-    return {role: [_counted(artifact, by.get(role)) for artifact in found] for role, found in artifacts.items()}
+    """Return the digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
+    return {
+        role: [_counted(artifact, by.get(role)) for artifact in role_artifacts]
+        for role, role_artifacts in artifacts.items()
+    }
 
 
 def _counted(artifact: Artifact, entry: str | None) -> str:
@@ -43,21 +46,24 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
         return artifact.content
     if entry not in artifact.manifest:
         raise SnaketuneError(
-            f"{artifact.manifest_path} doesn't tell its {entry}; rebuild it with: {rebuild_command(artifact.manifest_path)}"
+            f"{artifact.manifest_path} has no entry {entry!r}; rebuild it with: {rebuild_command(artifact.manifest_path)}"
         )
     return str(artifact.manifest[entry])
 
 
 def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[str]]:
-    """What a fingerprint holds of the files from outside, by role.
+    """Return the digests of the external files by role, for the fingerprint.
 
     Raises:
-        SnaketuneError: a file isn't there.
+        SnaketuneError: a file doesn't exist.
     """
-    for role, path in ((role, path) for role, found in files.items() for path in found):
+    for role, path in ((role, path) for role, paths in files.items() for path in paths):
         if not path.is_file():
             raise SnaketuneError(f"{role}: {path} is not a file")
-    return {role: entries(role, found, lambda path: read_outside(path, work_root)) for role, found in files.items()}
+    return {
+        role: fingerprint_entries(role, paths, lambda path: compute_digest(path, work_root))
+        for role, paths in files.items()
+    }
 
 
 def fingerprint(
@@ -68,6 +74,6 @@ def fingerprint(
     device: str,
     versions: dict[str, str | None] | None,
 ) -> str:
-    """32 hex digits. Args: versions: None where they don't count."""
+    """Return the fingerprint, 32 hex digits. Args: versions: None if they don't count."""
     parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
     return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]

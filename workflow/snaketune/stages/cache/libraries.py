@@ -1,6 +1,7 @@
-"""Which libraries shape a stage's result, so that a result made with other versions of them can be told.
+"""The libraries that shape a stage's result; their versions are recorded, so that a change of version can be reported.
 
-What a stage uses only for some specs is named only there: a new ftfy says nothing of a corpus that it didn't repair.
+A library that a stage uses for some specs only is listed for those only: a new ftfy doesn't concern a corpus that it didn't
+repair.
 """
 
 import gc
@@ -26,26 +27,29 @@ Inputs = dict[str, list[Artifact]]
 
 
 def quiet_libraries() -> None:
-    """Before anything is imported: peft imports bitsandbytes wherever it is installed, which then misses, in every log, kernels
-    that nobody asked for."""
+    """Silence bitsandbytes, before anything is imported: peft imports it wherever it is installed, and it would warn in every
+    log about kernels that aren't used."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports: what they make stays, and Python's search for garbage among it, over and over, takes about as long as
-    making it (torch, transformers and peft: 6.5 s of a core, 3.5 s without)."""
+    """Disable Python's garbage collector during imports.
+
+    The imported objects stay, and searching them for garbage over and over takes about as long as creating them (torch,
+    transformers and peft: 6.5 s of a core, 3.5 s without).
+    """
     gc.disable()
     try:
         yield
     finally:
-        # Nor is it searched later.
+        # Later collections skip them too.
         gc.freeze()
         gc.enable()
 
 
 def always(*names: str) -> Callable[[Any, Inputs], tuple[str, ...]]:
-    """The same whatever the spec."""
+    """Return these names for any spec."""
     return lambda spec, inputs: names
 
 
@@ -65,7 +69,7 @@ def of_tokenizer(spec: TokenizerSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
-    # Rows that aren't packed are trained on TRL's trainer, which takes them as a Hub dataset.
+    # Rows that aren't packed are trained by TRL's trainer, which takes them as a Hub dataset.
     raw = any(pack.manifest.get("format_version") == "2.0" for pack in inputs["pack"])
     return _used(
         torch=True,
@@ -92,12 +96,12 @@ def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
-    asks_tasks = spec.tasks is not None
-    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=asks_tasks, datasets=asks_tasks)
+    has_tasks = spec.tasks is not None
+    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=has_tasks, datasets=has_tasks)
 
 
 def _adds_adapters(inputs: Inputs) -> bool:
-    """Whether there is a result that holds an adapter alone (`models.adapter_stack`)."""
+    """Whether one of the models holds an adapter only (`models.adapter_stack`)."""
     return any("base_dtype" in model.manifest for model in inputs.get("model", ()))
 
 
@@ -106,7 +110,7 @@ def _used(**libraries: bool) -> tuple[str, ...]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of a distribution in this environment; None if it isn't there."""
+    """Return the version of a distribution in this environment; None if it isn't installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""What is on disk, held against what the config asks for: which results are missing, current or stale, and why.
+"""The status of results on disk, compared with the config: which are missing, current or stale, and why.
 
-Snakemake goes by times and by its own notes in `.snakemake`, which may be gone, or left elsewhere when results were copied.
-A result's manifest knows all that it was made from, so it alone decides: the spec, the code, what can be read from each
-input, the content of each file from outside, and whether the payload is all there (by size; readers verify its digests).
+Snakemake compares times and its own records in `.snakemake`, which may be missing after results were copied. A result's
+manifest records everything that it was made from, so it alone decides: the spec, the code, what can be read from each input,
+the content of each external file, and whether the payload is complete (by size; readers verify its digests).
 """
 
 import json
@@ -15,26 +15,26 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.external_files import entries, outside_digest
+from snaketune.stages.cache.external_files import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.compared_results import compared_files
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """How a result stands.
+class Status:
+    """The status of one result.
 
     Attributes:
-        content: digest of what can be read from it; None where it is missing or its manifest can't be read.
-        pairs: digest of the pairs that it holds, where it tells.
-        why: the reasons of its own for being stale. A result that is missing has none: that says it all.
-        current: it is as the config wants it, and so is all that it was made from.
-        other_versions: libraries that it was made with in a version that isn't the one installed here: made with, here.
+        content: digest of what can be read from it; None if it is missing or its manifest can't be read.
+        pairs: digest of the pairs that it holds, if its manifest has one.
+        why: the reasons why it is stale itself. A missing result has none.
+        current: whether it is as the config wants it, and so is everything that it was made from.
+        other_versions: libraries of another version than the one installed here: name, version made with, version here.
     """
 
     content: str | None = None
@@ -45,42 +45,42 @@ class Standing:
 
 
 class Results:
-    """The results of all jobs of a graph. Each is looked at once, when it is asked for."""
+    """The results of all jobs of a graph. Each is checked once, on first access."""
 
     def __init__(
         self,
         *,
         code_of: Callable[[str], str],
-        asked_for: Callable[[Job], bool] = lambda job: False,
+        is_forced: Callable[[Job], bool] = lambda job: False,
         installed: Callable[[str], str | None] = lambda library: None,
         reruns_on: dict[str, str] | None = None,
     ):
         """Args:
         code_of: the digest of a stage's code.
-        asked_for: whether the user wants the job to run whatever its result is like (`--forcerun`).
-        installed: the version of a library where jobs run; None if it isn't known.
-        reruns_on: stages for which other versions of libraries are a reason.
+        is_forced: whether the user forces the job, whatever the status of its result (`--forcerun`).
+        installed: the version of a library where jobs run; None if unknown.
+        reruns_on: stages whose results are stale if they were made with other versions of libraries.
         """
         self.code_of = code_of
-        self.asked_for = asked_for
+        self.is_forced = is_forced
         self.installed = installed
         self.reruns_on = reruns_on or {}
-        self._known: dict[str, Standing] = {}
-        self._told: set[str] = set()
+        self._known: dict[str, Status] = {}
+        self._logged: set[str] = set()
 
-    def of(self, job: Job) -> Standing:
-        """How the job's result stands."""
+    def of(self, job: Job) -> Status:
+        """Return the status of the job's result."""
         if job.manifest not in self._known:
-            self._known[job.manifest] = self._look(job)
+            self._known[job.manifest] = self._check(job)
         return self._known[job.manifest]
 
-    def _look(self, job: Job) -> Standing:
+    def _check(self, job: Job) -> Status:
         if not Path(job.manifest).is_file():
-            return Standing()
+            return Status()
         try:
             manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
             if is_damaged(manifest):
-                return Standing(why=("its manifest.json is damaged",))
+                return Status(why=("its manifest.json is damaged",))
             manifest = with_current_keys(manifest)
             content = content_digest(manifest)
             versions = tuple(
@@ -90,13 +90,13 @@ class Results:
             )
             why = tuple(chain(self._reasons(job, manifest), self._versions(job, versions)))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return Standing(why=("its manifest.json can't be read",))
+            return Status(why=("its manifest.json can't be read",))
         above = all(self.of(made).current for made in made_from(job))
-        return Standing(
+        return Status(
             content=content,
             pairs=manifest.get("pairs"),
             why=why,
-            current=not why and above and not self.asked_for(job),
+            current=not why and above and not self.is_forced(job),
             other_versions=versions,
         )
 
@@ -132,7 +132,7 @@ class Results:
             yield f"changed input ({_some(differ)})"
 
     def inputs_read(self, job: Job) -> dict[str, list[tuple[str, str]]]:
-        """By role, name and digest of every input, as the job's manifest would have them."""
+        """Return name and digest of every input by role, as the job's manifest would have them now."""
         return _as_files(job) if STAGES[job.stage].reads_manifests else self._as_jobs(job)
 
     def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
@@ -142,7 +142,9 @@ class Results:
             for role, jobs in job.artifacts.items()
         }
         return made | {
-            role: list(zip(files, entries(role, map(Path, files), lambda path: outside_digest(path, WORK_ROOT))))
+            role: list(
+                zip(files, fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT)))
+            )
             for role, files in job.files.items()
         }
 
@@ -150,17 +152,17 @@ class Results:
         if versions and self.reruns_on.get(job.stage) == "versions":
             yield f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})"
 
-    def tell(self, job: Job) -> Iterator[str]:
-        """Lines that say why the job and all that it is made from are stale, and with which other versions current results
-        were made. Each is told once."""
+    def log_lines(self, job: Job) -> Iterator[str]:
+        """Yield lines that say why the job and everything that it is made from are stale, and which current results were made
+        with other versions of libraries. Each job is reported once."""
         stale: dict[tuple[str, ...], list[str]] = {}
         versions: dict[tuple[str, str, str], list[str]] = {}
-        for one in self._untold(job):
-            standing = self.of(one)
-            for why in standing.why:
+        for one in self._not_logged(job):
+            status = self.of(one)
+            for why in status.why:
                 stale.setdefault((one.stage, why), []).append(one.key)
-            if standing.current:
-                for version in standing.other_versions:
+            if status.current:
+                for version in status.other_versions:
                     versions.setdefault(version, []).append(one.key)
         for (_, why), names in stale.items():
             yield f"stale: {_some(names)}: {why}"
@@ -168,24 +170,24 @@ class Results:
             count = f"{len(names)} result{'s' if len(names) > 1 else ''}"
             yield f"made with {library} {made_with}, here is {here}: {count} ({_some(names)})"
 
-    def _untold(self, job: Job) -> Iterator[Job]:
-        if job.manifest not in self._told:
-            self._told.add(job.manifest)
+    def _not_logged(self, job: Job) -> Iterator[Job]:
+        if job.manifest not in self._logged:
+            self._logged.add(job.manifest)
             for made in made_from(job):
-                yield from self._untold(made)
+                yield from self._not_logged(made)
             yield job
 
 
 def made_from(job: Job) -> Iterable[Job]:
-    """The jobs whose results the job reads."""
+    """Return the jobs whose results the job reads."""
     return chain.from_iterable(job.artifacts.values())
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """The paths that a job reads; of a report also those of the results that it is compared with.
+    """Return the paths that a job reads, by role; for the report also those of results that it compares with.
 
     Raises:
-        SnaketuneError: what is to be compared isn't there.
+        SnaketuneError: a result to compare with doesn't exist.
     """
     if not STAGES[job.stage].reads_manifests:
         return {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()} | {
@@ -199,14 +201,14 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
 
 
 def differing(then: Any, now: Any, key: str = "") -> list[str]:
-    """Dotted keys whose values differ, with both values where they are short.
+    """Return the dotted keys whose values differ, with both values if they are short.
 
     >>> differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
     ['a.c: 2 → 3']
     """
     if isinstance(then, dict) and isinstance(now, dict):
         keys = dict.fromkeys((*now, *then))
-        return [found for k in keys for found in differing(then.get(k), now.get(k), f"{key}.{k}" if key else k)]
+        return [line for k in keys for line in differing(then.get(k), now.get(k), f"{key}.{k}" if key else k)]
     if then == now:
         return []
     values = f"{json.dumps(then)} → {json.dumps(now)}"
@@ -214,7 +216,7 @@ def differing(then: Any, now: Any, key: str = "") -> list[str]:
 
 
 def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
-    """What tells of results reads their manifests as they are, and the report their run.json too."""
+    """Return name and digest of the files of stages that read manifests as they are (the report reads run.json too)."""
     return {
         role: [
             (path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else "") for path in paths
@@ -231,11 +233,11 @@ def _size(path: Path) -> int:
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first of many.
+    """Join the first names, with the number of the others.
 
     >>> _some("abcdef")
     'a, b, c, d and 2 more'
     """
     names = list(names)
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

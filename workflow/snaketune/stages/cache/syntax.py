@@ -112,7 +112,7 @@ class _WithoutImports(ast.NodeTransformer):
 
 
 def _declares_stage(node: ast.stmt) -> bool:
-    """Whether it is `STAGE = Stage(...)`, or imports what that is made of."""
+    """Return True for `STAGE = Stage(...)` and for the imports that it needs."""
     match node:
         case ast.Assign(targets=[ast.Name(id="STAGE")]):
             return True
@@ -122,7 +122,7 @@ def _declares_stage(node: ast.stmt) -> bool:
 
 
 def _shape(node: Any) -> str:
-    """A tree as text, the same under every Python: no positions, and no fields that only newer ones have.
+    """Return a tree as text that is the same under every Python: without positions and fields that only newer versions have.
 
     >>> _shape(ast.parse("x = 1").body[0].value)
     '(Constant value=1)'

@@ -1,16 +1,16 @@
-"""Work folders, what is in one: where stages work, and where a finished result waits to be published, now or again.
+"""Work folders: where stages work, and where finished results are cached until they are published, for the first time or again.
 
     results/.work/<stage>/<fingerprint>/
-        lock, lock.lease     held while somebody works here (locks.py, leases.py)
-        state/               what survives a killed attempt (checkpoints; attempt.json, what it goes by)
-        payload.partial/     what is being written
+        lock, lock.lease     held while a process works here (locks.py, leases.py)
+        state/               survives a killed attempt (checkpoints; attempt.json: what the attempt uses)
+        payload.partial/     the payload while it is written
         payload/             complete, once manifest.json exists
         manifest.json
         run.json
-        unpublished          while the result is here alone, or may be
+        unpublished          exists while the result may not have been published yet
 
-Snakemake deletes a rule's declared outputs before every attempt, so nothing is worked on there. A retry finds its own
-half-done work by its fingerprint; so does a config that was put back to what it was yesterday.
+Snakemake deletes a rule's declared outputs before every attempt, so stages don't work there. A retry finds its own unfinished
+work by its fingerprint; so does a config that was put back to an earlier state.
 """
 
 import hashlib
@@ -35,22 +35,23 @@ from snaketune.stages.host.leases import Lease
 
 WORK_ROOT = Path("results/.work")
 UNPUBLISHED = "unpublished"
-# By place, the fingerprint of what is to be published there.
+# By output folder, the fingerprint of the result that is to be published there.
 CLAIMS = ".claims"
 
 
 def published_manifests(results: Path) -> list[Path]:
-    """Of all published results; hidden folders hold none, but work, and the file of a job that may be called `manifest`."""
-    found = sorted(results.rglob("manifest.json"))
-    return [path for path in found if not path.relative_to(results).parts[0].startswith(".")]
+    """Return the manifests of all published results. Hidden folders are skipped: they hold work, and a job file may be named
+    `manifest`."""
+    manifests = sorted(results.rglob("manifest.json"))
+    return [path for path in manifests if not path.relative_to(results).parts[0].startswith(".")]
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """One fingerprint's folder. `payload` is what the stage fills; `state` outlives a killed attempt.
+    """The work folder of one fingerprint. The stage fills `payload`; `state` survives a killed attempt.
 
     Attributes:
-        lease: of whoever works here; None where somebody calls a stage's function by hand.
+        lease: of the process that works here; None if a stage's function is called directly.
     """
 
     folder: Path
@@ -58,7 +59,7 @@ class WorkFolder:
 
     @property
     def root(self) -> Path:
-        """Of all work folders: `results/.work`."""
+        """The folder of all work folders: `results/.work`."""
         return self.folder.parent.parent
 
     @property
@@ -86,12 +87,12 @@ class WorkFolder:
         return self.folder / UNPUBLISHED
 
     def check_held(self) -> None:
-        """Before anything is written that another process might write; SnaketuneError if one has taken the folder over."""
+        """Raise SnaketuneError if another process has taken the folder over; called before anything shared is written."""
         if self.lease:
             self.lease.check()
 
     def result(self) -> Artifact | None:
-        """The complete, verified result, or None. A damaged one is removed, so that it is made again."""
+        """Return the finished result, verified, or None. A damaged one is removed, so that it is made again."""
         if not self.manifest.is_file():
             return None
         try:
@@ -99,20 +100,20 @@ class WorkFolder:
             for name in (*artifact.manifest["payload"], *artifact.manifest["records"]):
                 artifact.file(name)
         except SnaketuneError as error:
-            print(f"the kept result is not intact and is made again: {str(error).split(';')[0]}", flush=True)
+            print(f"the cached result is damaged and is made again: {str(error).split(';')[0]}", flush=True)
             self.manifest.unlink()
             return None
         return artifact
 
-    def made(self) -> str:
-        """When the result was made."""
+    def made_at(self) -> str:
+        """Return when the result was made."""
         try:
             return json.loads(self.run.read_text(encoding="utf-8"))["started"]
         except (OSError, ValueError, LookupError, TypeError):
             return "earlier"
 
     def start(self) -> None:
-        """An empty `payload`, beside whatever state an earlier attempt left."""
+        """Create an empty `payload`; the state of an earlier attempt is retained."""
         for leftover in (self.payload, self.finished):
             remove(leftover)
         if self.state.is_symlink():
@@ -121,12 +122,12 @@ class WorkFolder:
         self.state.mkdir(exist_ok=True)
 
     def discard(self) -> None:
-        """Nothing of what was begun here is to be gone on with."""
-        for begun in (self.payload, self.state):
-            remove(begun)
+        """Remove unfinished work, so that no later attempt resumes it."""
+        for unfinished in (self.payload, self.state):
+            remove(unfinished)
 
     def finish(self, manifest: dict[str, Any], run: dict[str, Any]) -> None:
-        """The payload is written: give it its final name, the manifest last; only then is the state not needed any more."""
+        """Rename the written payload to its final name, write the manifest last, and then remove the state."""
         sync_folder(self.payload)
         self.check_held()
         self.unpublished.touch()
@@ -137,7 +138,7 @@ class WorkFolder:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring all files below `folder` to the disk, so that what is said of them after a power cut is true."""
+    """Flush all files below `folder` to disk, so that a manifest written afterwards is true after a power cut too."""
     for path in (folder, *folder.rglob("*")):
         if path.is_file():
             sync(path)
@@ -146,58 +147,60 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file to the disk."""
+    """Flush a file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it; of a link the link alone, for what it leads to isn't ours."""
+    """Remove a folder with its content; of a link only the link, since its target belongs to someone else."""
     if path.is_symlink():
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
 
 
 class Claim:
-    """Who publishes at a place: the attempt that began last. One of an older config may have outlived its driver, and would
-    put its own result over the newer one, or half of it."""
+    """The claim of an output folder: only the attempt that started last publishes there.
+
+    An attempt for an older config may have outlived its Snakemake process, and would overwrite the newer result, or half of it.
+    """
 
     def __init__(self, out: Path, fingerprint: str, root: Path = WORK_ROOT):
-        # Other hosts may see the results in another place.
+        # Relative, since other hosts may mount the results at another path.
         name = hashlib.sha256(os.fsencode(os.path.relpath(out, root.parent))).hexdigest()[:16]
         self.out, self.fingerprint, self.file = out, fingerprint, root / CLAIMS / f"{name}.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        # Several may claim it at once.
+        # Several processes may claim it at the same time.
         own = self.file.with_name(f"{name}.{socket.gethostname()}.{os.getpid()}")
         write_json(own, fingerprint)
         own.replace(self.file)
 
     def check(self) -> None:
-        """Raise SnaketuneError if somebody who began later makes another result for this place."""
+        """Raise SnaketuneError if a process that started later makes another result for this folder."""
         try:
             last = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            # Somebody tidied up.
+            # The claim was removed, as by a clean-up.
             return
         if last != self.fingerprint:
             raise SnaketuneError(
-                f"{self.out}: a job that began later makes another result for it ({last}); this one ({self.fingerprint}) is "
-                "kept where it was made, and isn't published. Run again when the other one is done"
+                f"{self.out}: a job that started later makes another result for it ({last}); this one ({self.fingerprint}) "
+                "stays in its work folder and isn't published. Run again when the other job has ended"
             )
 
 
-def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, asked: dict[str, Any]) -> None:
-    """Make a finished result appear where it is claimed: payload by hard link (copy where there are none), manifest last.
+def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, requested: dict[str, Any]) -> None:
+    """Publish a finished result in the folder that is claimed: payload by hard link (otherwise a copy), manifest last.
 
     Args:
-        work: that it is in.
-        asked: entries of its manifest as the job has them that it is published for.
+        work: the folder that holds it.
+        requested: entries of the manifest that describe the job it is published for.
     Raises:
-        SnaketuneError: somebody else's result belongs there by now.
+        SnaketuneError: another job has claimed the output folder since.
     """
     out, run = claim.out, work.run
     claim.check()
-    # From here on, and where a disk is full for long, it may be here alone.
+    # From here on, if the disk is full for long, the result may exist in the work folder only.
     work.unpublished.touch()
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").unlink(missing_ok=True)
@@ -218,5 +221,5 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, as
         (out / "run.json").unlink(missing_ok=True)
         shutil.copyfile(run, out / "run.json")
     claim.check()
-    write_manifest(out / "manifest.json", artifact.manifest | asked)
+    write_manifest(out / "manifest.json", artifact.manifest | requested)
     work.unpublished.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""How a training is started: the command line of each node, as a plan tells it and as `training.launch.processes` runs it.
+"""The command line that starts a training on each node, for `snakemake -n` to log and for `training.launch.processes` to run.
 
-A single process is started as it is. Of several, `accelerate launch` starts those of one node and watches them. On one machine
-they meet at a port that torchrun itself opens, so no two trainings can choose the same. On several, SLURM starts one
-`accelerate launch` on each node, and they meet on the node that the job runs on, by SLURM's own variables.
+A single process is started directly. Several are started by `accelerate launch`, which starts and watches those of one node. On
+one machine they connect at a port that torchrun itself opens, so no two trainings can choose the same. On several, SLURM starts
+one `accelerate launch` per node, and they connect on the node that runs the job, by SLURM's own variables.
 """
 
 import os
@@ -20,32 +20,32 @@ from snaketune.stages.job import Job
 from snaketune.stages.table import STAGES
 
 ACCELERATE_FILE, DEEPSPEED_FILE, JOB_FILE = "accelerate.yaml", "deepspeed.json", "job.json"
-# On several nodes: the step of SLURM's in which they train.
+# On several nodes: the file that holds the SLURM step in which they train.
 STEP_FILE, STEP = "step", '"$SLURM_JOB_ID.$SLURM_STEP_ID"'
 MODULE = "snaketune.training.launch.worker"
-# torchrun reads its options from such variables too: an own store on a port that the kernel chooses as it is opened. The
-# address is given, since the host's name may be one that nobody can look up.
+# torchrun also reads its options from environment variables: its own store, on a free port that the kernel chooses. The address
+# is given because the host's name may not resolve.
 ALONE = ("env", "PET_STANDALONE=1", "PET_LOCAL_ADDR=127.0.0.1")
-# Below the ports that kernels give to connections; each job of a cluster another one.
+# Below the range of ephemeral ports; it differs between jobs of a cluster.
 PORT = "$((10000 + SLURM_JOB_ID % 20000))"
-# The first node: where the job runs, and srun is called.
+# The first node, which runs the job and calls srun.
 FIRST_NODE = "$SLURM_LAUNCH_NODE_IPADDR"
 
 
 def command(operation: Operation, state: Path, python: str = "python") -> list[str]:
-    """The command that starts all processes of a training and waits for them."""
+    """Return the command that starts all processes of a training and waits for them."""
     if operation.nodes > 1:
-        # A signal to the step is for those that train, which leave with a checkpoint. And who starts the step has to know it.
-        begins = f'trap "" TERM; test "$SLURM_NODEID" != 0 || echo {STEP} > {shlex.quote(str(state / STEP_FILE))}'
-        return [*_steps(operation), "bash", "-c", f"{begins}; exec {_on_node('$SLURM_NODEID', state, python)}"]
+        # A signal to the step is meant for the trainings, which stop with a checkpoint. The launcher needs the step's number.
+        preamble = f'trap "" TERM; test "$SLURM_NODEID" != 0 || echo {STEP} > {shlex.quote(str(state / STEP_FILE))}'
+        return [*_steps(operation), "bash", "-c", f"{preamble}; exec {_on_node('$SLURM_NODEID', state, python)}"]
     if operation.launch == "single":
-        # There is nothing to set up, and accelerate would import torch to find that out.
+        # Nothing to set up, and accelerate would import torch first.
         return [python, "-m", MODULE, str(state / JOB_FILE)]
     return [*ALONE, *_accelerate(state, python), *_module(state)]
 
 
 def node_lines(operation: Operation, state: Path) -> list[str]:
-    """What each node runs, as shell lines: one for each node.
+    """Return the command of each node as a shell line.
 
     >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("S")), sep="\\n")
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -61,12 +61,12 @@ def node_lines(operation: Operation, state: Path) -> list[str]:
     return [_on_node(str(rank), state, "python") for rank in range(operation.nodes)]
 
 
-def planned(job: Job) -> Iterator[str]:
-    """Lines that tell a plan's reader what each node will run, where a job trains in several processes."""
+def describe_launch(job: Job) -> Iterator[str]:
+    """Yield lines that show what each node will run, if a job trains in several processes."""
     operation = job.operation
     if "launch" not in STAGES[job.stage].operation or operation.processes == 1:
         return
-    # Which folder it is, is known when its inputs are there.
+    # The fingerprint is known when the inputs exist.
     state = WorkFolder(WORK_ROOT / job.stage / "FINGERPRINT").state
     each = operation.processes_per_node
     devices = f"one for each of {each} GPUs" if operation.gpus else "one on the CPU"
@@ -78,29 +78,29 @@ def planned(job: Job) -> Iterator[str]:
 
 
 def check_nodes(operation: Operation) -> None:
-    """Raise SnaketuneError, with what to do, if several nodes are asked for where nothing can start processes on them."""
+    """Raise SnaketuneError, with what to do, if several nodes are configured but nothing can start processes on them."""
     if operation.nodes > 1 and ("SLURMD_NODENAME" not in os.environ or not shutil.which("srun")):
         raise SnaketuneError(
-            f"operation.nodes: {operation.nodes} nodes need a batch job of SLURM, which starts the processes on each; run "
+            f"operation.nodes: {operation.nodes} nodes need a SLURM batch job, which starts the processes on each; run "
             "snakemake --profile profiles/slurm, or set nodes: 1"
         )
 
 
 def check_limit(operation: Operation, most: int | None) -> None:
-    """Raise SnaketuneError, with what to do, if a job asks for more GPUs than this run may hold on this machine.
+    """Raise SnaketuneError, with what to do, if a job requests more GPUs than this run may use on this machine.
 
     Args:
-        most: as `--resources gpu=N` has it, by default all there are; None for any number.
+        most: the limit of `--resources gpu=N`, by default all GPUs; None for no limit.
     """
     if most is not None and operation.gpus > max(1, most) and visible_gpus():
         raise SnaketuneError(
-            f"operation.gpus: {operation.gpus} GPUs, but this run may hold {most} (--resources gpu={most}, or what the machine "
-            "has); lower gpus, or raise the limit"
+            f"operation.gpus: {operation.gpus} GPUs, but this run may use {most} (--resources gpu={most}, or all that this "
+            "machine has); lower operation.gpus, or raise the limit"
         )
 
 
 def check_installed(operation: Operation) -> None:
-    """Raise SnaketuneError, with what to do, if what `launch` names isn't there."""
+    """Raise SnaketuneError, with what to do, if the package that `launch` needs isn't installed."""
     if operation.launch == "deepspeed" and not find_spec("deepspeed"):
         raise SnaketuneError(
             "operation.launch: deepspeed isn't installed here; pip install 'snaketune[deepspeed]', or set launch: fsdp"
@@ -108,7 +108,7 @@ def check_installed(operation: Operation) -> None:
 
 
 def _steps(operation: Operation) -> list[str]:
-    """One step of the job on each of its nodes; all end where one fails, and each may use all cores that the job has there."""
+    """Return the srun command for one step per node; all end if one fails, and each may use all of the job's cores there."""
     nodes = operation.nodes
     return [
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
@@ -117,8 +117,8 @@ def _steps(operation: Operation) -> list[str]:
 
 
 def _on_node(rank: str, state: Path, python: str) -> str:
-    meeting = f"--machine_rank {rank} --main_process_ip {FIRST_NODE} --main_process_port {PORT}"
-    return f"{shlex.join(_accelerate(state, python))} {meeting} {shlex.join(_module(state))}"
+    rendezvous = f"--machine_rank {rank} --main_process_ip {FIRST_NODE} --main_process_port {PORT}"
+    return f"{shlex.join(_accelerate(state, python))} {rendezvous} {shlex.join(_module(state))}"
 
 
 def _accelerate(state: Path, python: str) -> list[str]:

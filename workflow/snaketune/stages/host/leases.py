@@ -1,14 +1,15 @@
-"""Leases: who works in a folder says so in a file there, and touches it every few seconds, so that other hosts see it live.
+"""Leases: a file that names the process which works in a folder; it is touched every few seconds, for other hosts to see.
 
-    <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is its last beat
+    <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is the last heartbeat
 
-`flock` is the first means (locks.py): at once, and freed by the kernel. But on some file systems it is known to its own host
-alone, and some have none. Whoever has the lock makes a lease besides, and waits for those of other hosts; without flock, it is
-all there is. Times are compared among files of one folder, so all are by the file system's clock, and hosts' clocks may be
-wrong. Of this machine, the kernel tells: whether the process is there, and began when the lease says.
+`flock` is tried first (locks.py): it is immediate, and the kernel releases it. But on some file systems it works within one
+host only, and some have none. So a process that has the lock also takes a lease, and waits for those of other hosts; without
+flock, the lease is the only lock. Times are compared among files of one folder, so all are by the file system's clock, and the
+hosts' clocks may be wrong. Whether a process of this machine exists, and started when its lease says, is looked up in the
+kernel.
 
-A thread beats, so code that keeps Python's lock for longer than DEAD_SECONDS looks dead: it then loses the folder to another
-host, if one waits for it, and with it the work since its last checkpoint, but nothing is written twice.
+A thread sends the heartbeats, so code that holds the GIL for longer than DEAD_SECONDS looks dead. If another host waits for the
+folder, it takes it over, and the work since the last checkpoint is lost, but nothing is written twice.
 """
 
 import contextlib
@@ -26,23 +27,23 @@ from pathlib import Path
 from snaketune.errors import SnaketuneError
 
 SECONDS_BETWEEN_BEATS = 5.0
-# NFS clients may show a file as it was up to 60 s ago (acregmax); what looks older than this has missed six beats besides.
+# NFS clients may show a file as it was up to 60 s ago (acregmax); a lease older than this has missed six more heartbeats.
 DEAD_SECONDS = 90.0
-# A file server that was away lets all leases look dead: before one is taken, it is watched for two beats that may still come.
+# After an outage of the file server all leases look dead, so a lease is watched for two heartbeats before it is taken over.
 WATCHED_SECONDS = 2 * SECONDS_BETWEEN_BEATS
-# How long who takes a dead lease waits for another one who does so at the same time; the last one to write has it.
+# A process that takes over a dead lease waits this long for others that do so too; the last one to write has it.
 SETTLING_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lease.
+    """The process that holds a lease.
 
     Attributes:
-        began: when the process began, by the kernel's count; another process may get its number later.
-        boot: of the machine's kernel since it was started; nothing where that can't be known.
-        processes: the namespace that the process's number is of.
-        token: of this one lease.
+        began: start time of the process by the kernel's count, since its number may be reused.
+        boot: id of the machine's boot; empty if unknown.
+        processes: the PID namespace of the process's number.
+        token: unique id of this lease.
     """
 
     host: str
@@ -54,11 +55,11 @@ class Holder:
 
     @classmethod
     def here(cls) -> "Holder":
-        """This process, with a token of its own."""
+        """Return this process as a holder, with a new token."""
         return cls(
             host=socket.gethostname(),
             process=os.getpid(),
-            began=_began(os.getpid()),
+            began=_start_time(os.getpid()),
             boot=_boot(),
             processes=_namespace(),
             token=uuid.uuid4().hex,
@@ -66,17 +67,17 @@ class Holder:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether the same kernel runs it; another machine may have the same name."""
+        """Whether it runs under the same kernel; another machine may have the same name."""
         return self.boot == _boot() if self.boot else self.host == socket.gethostname()
 
     @property
     def is_known(self) -> bool:
-        """Whether this process can ask the kernel for it."""
+        """Whether this process can look it up in the kernel."""
         return self.is_on_this_machine and self.processes == _namespace()
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is known to be gone."""
+        """Whether it is known to have ended."""
         if not self.is_known:
             return False
         try:
@@ -85,7 +86,7 @@ class Holder:
             return True
         except PermissionError:
             pass
-        return _began(self.process) != self.began
+        return _start_time(self.process) != self.began
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
@@ -98,22 +99,22 @@ class Lease:
         self.path = lock.with_name(f"{lock.name}.lease")
         self.own = Holder.here()
         self._ended = threading.Event()
-        # What was seen of somebody else's last, and since when it looks so.
+        # The last heartbeat seen of another holder, and since when it is unchanged.
         self._seen: tuple[str, float] = ("", 0.0)
         self._since = 0.0
 
     def take(self, *, flock: bool) -> bool:
-        """Take it if nobody lives who has it.
+        """Take the lease unless a live process has it.
 
         Args:
-            flock: whether this process has the lock that goes with it, so that nobody else on this machine does.
+            flock: whether this process holds the lock that the lease belongs to, so no other process on this machine does.
         """
-        there = self._read()
-        if there is None:
+        existing = self._read()
+        if existing is None:
             return self._create()
-        holder, beat = there
+        holder, beat = existing
         if flock and holder and holder.is_on_this_machine:
-            # It would have the lock if it lived.
+            # A live process would still have the lock.
             self._write(self.path)
             return True
         if not (holder.is_dead if holder and holder.is_known else self._silent(holder, beat)):
@@ -123,89 +124,89 @@ class Lease:
         return self.is_ours()
 
     def is_free(self) -> bool:
-        """Whether nobody seems to live who has it; only looked at, and nothing is made for it where nobody has it."""
-        there = self._read()
-        if there is None:
+        """Whether no live process seems to have the lease. Only reads; creates nothing for a lease that doesn't exist."""
+        existing = self._read()
+        if existing is None:
             return True
-        holder, beat = there
+        holder, beat = existing
         if holder and holder.is_known:
             return holder.is_dead
         try:
             now = self._now()
         except OSError:
-            # A full disk, which is to be cleaned.
+            # The disk is full, and about to be cleaned.
             now = time.time()
         return now - beat > DEAD_SECONDS
 
     def holder(self) -> Holder | None:
-        """Who has it, as far as the file says."""
-        return there[0] if (there := self._read()) else None
+        """Return the holder that the file names."""
+        return existing[0] if (existing := self._read()) else None
 
     def is_ours(self) -> bool:
-        """Whether the file still says so."""
+        """Whether the file still names this process."""
         return (holder := self.holder()) is not None and holder.token == self.own.token
 
     def check(self) -> None:
-        """Called before anything is written that somebody else might write; SnaketuneError if the lease is lost."""
-        # What can't be read now isn't lost; the write to come will tell.
+        """Raise SnaketuneError if the lease is lost; called before anything is written that another process might write."""
+        # A file that can't be read now doesn't mean a lost lease; the following write will fail if there is a problem.
         with contextlib.suppress(OSError):
             if not self.is_ours():
                 raise SnaketuneError(self.lost())
 
     def lost(self) -> str:
-        """What to say then."""
+        """Return the error message for a lost lease."""
         return (
-            f"{self.path.parent} was taken over by {self.holder() or 'somebody'} (this process had given no sign of life for "
-            f"{DEAD_SECONDS:.0f} s), so nothing more is written here. The other one goes on with the work; nothing is lost"
+            f"{self.path.parent} was taken over by {self.holder() or 'another process'} (this process sent no heartbeat for "
+            f"{DEAD_SECONDS:.0f} s), so this process writes nothing more. The other one resumes from the last checkpoint"
         )
 
-    def beat(self, ends: Callable[[str], None] | None = None) -> None:
-        """Show from now on, in a thread of its own, that this process lives.
+    def beat(self, on_lost: Callable[[str], None] | None = None) -> None:
+        """Send heartbeats from now on, in a thread.
 
         Args:
-            ends: called with what to say when the lease is lost; by default it ends this process.
+            on_lost: called with the message when the lease is lost; by default it ends this process.
         """
-        threading.Thread(target=self._beat, args=(ends or _end,), daemon=True, name=f"{self.path.name}").start()
+        threading.Thread(target=self._beat, args=(on_lost or _end,), daemon=True, name=f"{self.path.name}").start()
 
     def give_back(self) -> None:
-        """Nobody has it any more; somebody else's stays."""
+        """Release the lease; that of another process stays."""
         self._ended.set()
         with contextlib.suppress(OSError):
             if self.is_ours():
                 self.path.unlink()
 
-    def _beat(self, ends: Callable[[str], None]) -> None:
+    def _beat(self, on_lost: Callable[[str], None]) -> None:
         while not self._ended.wait(SECONDS_BETWEEN_BEATS):
             try:
                 if self.is_ours():
                     os.utime(self.path)
                 elif not self._ended.is_set():
-                    ends(self.lost())
+                    on_lost(self.lost())
                     return
             except OSError:
-                # A file server that is away, a full disk: the next beat may come through.
+                # The file server is away or the disk is full: the next heartbeat may succeed.
                 continue
 
     def _silent(self, holder: Holder | None, beat: float) -> bool:
-        """Whether nothing was heard for so long that its holder counts as dead."""
-        look = (holder.token if holder else "", beat)
-        if look != self._seen:
-            self._seen, self._since = look, time.monotonic()
+        """Whether there was no heartbeat for so long that the holder counts as dead."""
+        state = (holder.token if holder else "", beat)
+        if state != self._seen:
+            self._seen, self._since = state, time.monotonic()
         return self._now() - beat > DEAD_SECONDS and time.monotonic() - self._since >= WATCHED_SECONDS
 
     def _now(self) -> float:
-        """By the file system's clock."""
-        asked = self.path.with_name(f".{self.path.name}.asked-{self.own.token}")
+        """Return the time by the file system's clock."""
+        probe = self.path.with_name(f".{self.path.name}.asked-{self.own.token}")
         try:
-            with asked.open("w") as file:
+            with probe.open("w") as file:
                 return os.fstat(file.fileno()).st_mtime
         finally:
-            asked.unlink(missing_ok=True)
+            probe.unlink(missing_ok=True)
 
     def _read(self) -> tuple[Holder | None, float] | None:
-        """Who has it (None where the file doesn't say) and its last beat; None where there is no lease."""
+        """Return the holder (None if the file names none) and the last heartbeat; None if there is no lease."""
         try:
-            # Opened, since what NFS tells of a file that isn't may be old.
+            # Opened first, since NFS may show old attributes of a file that isn't open.
             with self.path.open(encoding="utf-8") as file:
                 beat, text = os.fstat(file.fileno()).st_mtime, file.read()
         except FileNotFoundError:
@@ -216,7 +217,7 @@ class Lease:
             return None, beat
 
     def _create(self) -> bool:
-        """Make the file, with all that is in it, if there is none."""
+        """Create the file with its content if it doesn't exist."""
         partial = self.path.with_name(f".{self.path.name}.asked-{self.own.token}")
         self._write(partial)
         try:
@@ -224,7 +225,7 @@ class Lease:
         except FileExistsError:
             return False
         except OSError:
-            # No hard links here. Whoever dies between the two leaves an empty file, which is dead in time.
+            # No hard links here. A process that dies between the two steps leaves an empty file, which counts as dead in time.
             try:
                 self.path.open("x").close()
             except FileExistsError:
@@ -240,15 +241,15 @@ class Lease:
         partial.replace(path)
 
 
-def _end(told: str) -> None:
-    """At once: what this process still writes would be among somebody else's files."""
-    print(f"error: {told}", file=sys.stderr, flush=True)
+def _end(message: str) -> None:
+    """End this process at once, since its further writes would mix with another process's files."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def _began(process: int) -> str:
+def _start_time(process: int) -> str:
     try:
-        # The name of the program may hold blanks and brackets.
+        # The name of the program may contain blanks and brackets.
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""

@@ -1,8 +1,8 @@
-"""Locks between processes and nodes: who holds one is written in it, and the kernel frees it when the holder dies.
+"""Locks between processes and nodes: the holder is written in the file, and the kernel releases it when the holder dies.
 
-Advisory `flock`, coherent across nodes on NFSv4, Lustre (`-o flock`) and GPFS. filelock's is the same call, but its files can't
-tell who holds them. Elsewhere it holds on its own host alone, or isn't there at all; so who works has a lease besides, which
-other hosts can see (leases.py).
+Advisory `flock`, coherent across nodes on NFSv4, Lustre (`-o flock`) and GPFS. filelock makes the same call, but its files
+don't name their holders. On other file systems it works on its own host only, or not at all, so the holder also has a lease,
+which other hosts can see (leases.py).
 """
 
 import errno
@@ -19,7 +19,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.host.leases import Lease
 
 SECONDS_BETWEEN_TRIES = 0.5
-# What a file system says that has no such locks: an NFS mount without its lock service, Lustre without `-o flock`, FUSE.
+# Errors of a file system without such locks: an NFS mount without its lock service, Lustre without `-o flock`, FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -28,14 +28,14 @@ class NoLocks(OSError):
 
 
 def try_lock(lock: Path) -> TextIO | None:
-    """Take a lock if it is free: the open file, which holds it until it is closed; None if somebody else has it.
+    """Take a lock if it is free, and return the open file, which holds it until it is closed; None if another process has it.
 
     Raises:
-        NoLocks: there are none in this place.
-        SnaketuneError: it is a link.
+        NoLocks: the file system has none.
+        SnaketuneError: the file is a link.
     """
     try:
-        # A link in its place would be followed, and what it leads to emptied.
+        # A link would be followed, and its target truncated.
         file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -58,7 +58,7 @@ def try_lock(lock: Path) -> TextIO | None:
 
 
 def is_free(lock: Path) -> bool:
-    """Whether nobody holds a lock; only looked at, so that a lock of somebody else's may be asked for, and on a full disk."""
+    """Whether no process holds a lock. Only reads, so that it works for locks of other users and on a full disk."""
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -71,34 +71,34 @@ def is_free(lock: Path) -> bool:
 
 
 def holder(lock: Path) -> str:
-    """Who holds a lock that couldn't be taken."""
+    """Return the holder of a lock that couldn't be taken."""
     leased = Lease(lock).holder()
-    # A lease may be a dead process's, and the lock another one's since.
+    # The lease may be that of a dead process, and the lock held by another one since.
     return str(leased) if leased and not leased.is_dead else lock.read_text().strip() or "another process"
 
 
 @contextmanager
 def locked(lock: Path, what: str) -> Iterator[Lease]:
-    """Hold `lock`, waiting for whoever holds it; inside, the lease tells whether it is still held."""
-    told, lease, flock = False, Lease(lock), True
+    """Hold `lock`, waiting for its present holder; the lease that is yielded shows whether it is still held."""
+    logged, lease, flock = False, Lease(lock), True
     while True:
-        # Whoever holds it may be removing the folder.
+        # The holder may be removing the folder.
         lock.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = try_lock(lock)
         except NoLocks as error:
             if flock:
-                told_of = f"no flock in {lock.parent} ({error.strerror})"
-                print(f"{told_of}: a lease that is renewed every few seconds stands for it", flush=True)
+                problem = f"no flock in {lock.parent} ({error.strerror})"
+                print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
             file, flock = nullcontext(), False
         if file:
             if lease.take(flock=flock):
                 break
             if flock:
                 file.close()
-        if not told:
+        if not logged:
             print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
-            told = True
+            logged = True
         time.sleep(SECONDS_BETWEEN_TRIES)
     with file:
         lease.beat()

@@ -17,7 +17,7 @@ from snaketune.stages.table import STAGES
 
 
 def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
-    """All jobs of a config; each stands behind those that it is made from, and the report is the last.
+    """Return all jobs of a config, each after those that it is made from; the report is the last.
 
     Args:
         config, variants: from `config.load`.
@@ -43,14 +43,14 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
 
 
 def derived_jobs(context: Context, jobs: Iterable[Job]) -> Iterator[Job]:
-    """Jobs that follow from the config and all jobs planned so far; they come before the report."""
+    """Yield the jobs that follow from the config and all jobs planned so far; they precede the report."""
     for stage in STAGES.values():
         if stage.jobs:
             yield from stage.jobs(context.config, jobs)
 
 
 def report_job(context: Context) -> Job:
-    """The job of the report on all results that have a place in it."""
+    """Return the job of the report, which reads all results that it shows."""
     # Sorted, so that the order of the config doesn't matter.
     stages = list(STAGES)
     chosen = (job for job in context.jobs.values() if STAGES[job.stage].in_report)

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import corpus_of
-from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
+from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
 
 
 def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
-    """The job of the model card of each SFT and DPO run."""
+    """Yield the job of the model card of each SFT and DPO run."""
     trained, evaluations = [], {}
     for job in jobs:
         if job.stage in ("sft", "dpo"):
@@ -26,7 +26,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
     # Sorted, so that the order of the config doesn't matter.
     evaluations = sorted(evaluations, key=lambda evaluation: evaluation.name)
     packs = [run.artifacts["pack"][0] for run in trainings]
-    # The corpora of evaluations are shown too, for where they come from.
+    # The corpora of evaluations are shown too, with their sources.
     evaluated = [pack for evaluation in evaluations for pack in evaluation.artifacts["packs"]]
     corpora = {corpus.name: corpus for corpus in map(corpus_of, [*packs, *evaluated])}
     shown = [
@@ -41,7 +41,7 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
         model=f"{training.stage}:{training.name}",
         license=next(filter(None, licenses), None),
         corpora={
-            corpus: CorpusWords(**config.corpora[corpus].model_dump(include=set(CorpusWords.model_fields)))
+            corpus: CorpusDescription(**config.corpora[corpus].model_dump(include=set(CorpusDescription.model_fields)))
             for corpus in sorted({corpus_of(pack).name for pack in packs})
         },
         jobs=tuple(reported(job, made_from) for job, made_from in shown),
@@ -50,13 +50,13 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
 
 
 def reported(job: Job, made_from: dict[str, tuple[Job, ...]], grid: str = "") -> ReportedJob:
-    """A job as the report and the cards show it, with what it is made from by role and the grid that it is of."""
+    """Return a job as the report and the cards show it, with its inputs by role and the grid that it belongs to."""
     keys = {role: tuple(made.key for made in some) for role, some in made_from.items() if some}
     return ReportedJob(stage=job.stage, name=job.name, made_from=keys, config_key=grid)
 
 
 def _trainings(training: Job) -> Iterator[Job]:
-    """A training and those before it, the last one first."""
+    """Yield a training and those that it continues, the last one first."""
     yield training
-    for before in training.artifacts.get("model", ())[:1]:
-        yield from _trainings(before)
+    for previous in training.artifacts.get("model", ())[:1]:
+        yield from _trainings(previous)

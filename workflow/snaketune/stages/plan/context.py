@@ -9,19 +9,19 @@ from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 
-# By section and name, the names of the runs that a written name stands for: those of a grid, or itself.
+# By section and name, the names of the runs that a name in the config refers to: those of a grid, or itself.
 Variants = dict[str, dict[str, tuple[str, ...]]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """What all functions of the planner take.
+    """The shared argument of all functions of the planner.
 
     Attributes:
         config, variants: from `config.load`.
-        jobs: the jobs planned so far, by stage and name; a job stands behind those whose results it reads.
-        cache: what `cached` functions returned, by function and arguments.
+        jobs: the jobs planned so far, by stage and name, each after those whose results it reads.
+        cache: results of `cached` functions, by function and arguments.
     """
 
     config: Workflow
@@ -30,17 +30,18 @@ class Context:
     cache: dict[tuple[Hashable, ...], Any] = field(default_factory=dict)
 
     def add(self, job: Job) -> Job:
-        """The job itself, or the equal one that is planned already; SnaketuneError if another one has its name."""
+        """Add a job and return it, or return the equal job planned before; SnaketuneError if a different one has its name."""
         known = self.jobs.setdefault((job.stage, job.name), job)
         if known != job:
             raise SnaketuneError(
-                f"two different {job.stage} jobs would be called {job.name!r}; rename what they are made of"
+                f"two different {job.stage} jobs would be called {job.name!r}; rename one of the entries of the config that "
+                "the name is made of"
             )
         return known
 
 
 def cached(function: Function) -> Function:
-    """A function that is computed once for a context and (hashable) arguments, as the job of a corpus that many runs share."""
+    """Return a function that is computed once per context and (hashable) arguments, as for a corpus that many runs share."""
 
     @wraps(function)
     def lookup(context: Context, *arguments: Hashable) -> Any:
@@ -53,7 +54,7 @@ def cached(function: Function) -> Function:
 
 
 def planned(function: Function) -> Function:
-    """A `cached` function whose result, a job, becomes one of the plan."""
+    """Return a `cached` function that also adds the job it returns to the plan."""
 
     @cached
     @wraps(function)

@@ -8,7 +8,7 @@ from snaketune.stages.specs import ConvertSpec
 
 
 def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
-    """The job of each entry of `gguf:`."""
+    """Yield the job of each entry of `gguf:`."""
     models = {f"{job.stage}:{job.name}": job for job in jobs}
     for name, gguf in config.gguf.items():
         artifacts = {"model": (models[gguf.model],)}

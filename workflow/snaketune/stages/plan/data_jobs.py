@@ -22,10 +22,10 @@ BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 
 @planned
 def corpus_job(context: Context, name: str) -> Job:
-    """The job of an entry of `corpora:`, after those that it is decontaminated against."""
+    """Return the job of an entry of `corpora:`, after those that it is decontaminated against."""
     corpora, corpus = context.config.corpora, context.config.corpora[name]
     evaluations = context.config.eval.values() if corpus.decontamination else ()
-    # A corpus that is decontaminated itself would wait for this one.
+    # A corpus that is decontaminated itself is excluded: the two could wait for each other.
     against = {
         evaluated
         for evaluation in evaluations
@@ -46,7 +46,7 @@ def corpus_job(context: Context, name: str) -> Job:
 
 
 def part_count(context: Context, corpus: str) -> int:
-    """The number of jobs that tokenize a corpus, and of those that write its rows."""
+    """Return the number of jobs that tokenize a corpus, which is also that of the jobs that write its rows."""
     if parts := context.config.corpora[corpus].parts:
         return parts
     files = map(Path, corpus_job(context, corpus).files["files"])
@@ -56,10 +56,10 @@ def part_count(context: Context, corpus: str) -> int:
 
 @planned
 def tokenizer_job(context: Context, name: str) -> Job:
-    """The job of an entry of `tokenizers:`."""
+    """Return the job of an entry of `tokenizers:`."""
     tokenizer = context.config.tokenizers[name]
     training = tokenizer.train
-    # Relative, so that a moved repository has the same input files as before.
+    # A relative path, so that a moved repository has the same input files.
     template = tokenizer.chat_template or (training and os.path.relpath(DEFAULT_CHAT_TEMPLATE))
     return Job(
         stage="tokenizer",
@@ -76,8 +76,8 @@ def tokenizer_job(context: Context, name: str) -> Job:
 
 @cached
 def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
-    """The jobs of all parts of a corpus, which rows of any length are packed from."""
-    # Only conversations have turns to choose from: pairs are supervised from their completions, documents as a whole.
+    """Return the jobs of all parts of a corpus; rows of any length are packed from them."""
+    # Only conversations have turns to choose from: pairs are supervised in their completions, documents as a whole.
     if context.config.corpora[corpus].kind == "text":
         kind, train_on = "text", "all"
     elif kind != "sft":
@@ -102,14 +102,14 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
 
 @planned
 def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
-    """The job that joins the packed rows of a corpus, after those that plan and write them."""
+    """Return the job that joins the packed rows of a corpus, after those that plan and write them."""
     packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
     spec = PackSpec(kind=kind, **packing.model_dump())
     name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
     tokens = tokenize_jobs(context, kind, corpus, tokenizer, packing.train_on)
     plan_spec = PlanSpec(kind=kind, lengths=packing.lengths, strategy=packing.strategy, overflow=packing.overflow)
     plan = context.add(Job(stage="plan", name=name, spec=plan_spec, artifacts={"tokens": tokens}))
-    # Rows that aren't packed are the text of the corpus.
+    # Rows that aren't packed are read as text from the corpus.
     raw = (corpus_job(context, corpus),) if packing.strategy == "none" else ()
     shards = tuple(
         context.add(
@@ -126,12 +126,12 @@ def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: 
 
 
 def pack_of(context: Context, run: Sft | Dpo) -> Job:
-    """The job of the packed rows that a run trains on."""
+    """Return the job of the packed rows that a run trains on."""
     tokenizer = run.tokenizer if isinstance(run, Sft) else context.config.sft[run.from_].tokenizer
     return pack_job(context, kind_of(run), run.corpus, tokenizer, run.packing)
 
 
 def corpus_of(pack: Job) -> Job:
-    """The job of the corpus whose rows a pack holds."""
+    """Return the job of the corpus whose rows a pack holds."""
     (plan,) = pack.artifacts["plan"]
     return plan.artifacts["tokens"][0].artifacts["corpus"][0]

@@ -1,4 +1,4 @@
-"""The jobs that look for what would make a run faster: `diagnosis`, `audit`, and the `trial` jobs that both compare."""
+"""The jobs that search for settings which make a run faster: `diagnosis`, `audit`, and the `trial` jobs that both compare."""
 
 from dataclasses import replace
 from itertools import product
@@ -16,7 +16,7 @@ from snaketune.stages.specs import AuditSpec, DiagnosisSpec, TrialSpec, Variant
 
 @planned
 def diagnosis_job(context: Context, name: str) -> Job:
-    """The job of an entry of `diagnose:`, after its trials."""
+    """Return the job of an entry of `diagnose:`, after its trials."""
     diagnosis = context.config.diagnose[name]
     section, _, of = diagnosis.run.partition(":")
     runs = diagnosis.variants(name, getattr(context.config, section)[of])
@@ -27,7 +27,7 @@ def diagnosis_job(context: Context, name: str) -> Job:
 
 
 def audit_jobs(context: Context) -> None:
-    """The job that audits a run, for each run; of runs that take the same time and memory, for the first by name."""
+    """Plan an audit of each run; of runs that take the same time and memory, only of the first by name."""
     audited: set[tuple[str, str]] = set()
     for section, runs in (("dpo", context.config.dpo), ("sft", context.config.sft)):
         for name, run in sorted(runs.items()):
@@ -60,8 +60,9 @@ def _audit_job(context: Context, section: str, name: str) -> Job:
 def _trial_jobs(
     context: Context, name: str, of: str, runs: dict[str, Sft | Dpo], repeats: int, profiled: str = "", **steps: int
 ) -> tuple[Job, ...]:
-    """The jobs of short trainings that are timed: each variant once a round, each after the one before it. Side by side, even
-    on other GPUs, they would slow each other down.
+    """Return the jobs of short timed trainings: each variant once per round, each after the one before it.
+
+    In parallel they would slow each other down, even on different GPUs.
 
     Args:
         of: the name of the run that is varied.
@@ -88,5 +89,5 @@ def _trial_jobs(
 
 
 def _variants(changes: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
-    """The baseline and its changes, in the order of their trials."""
+    """Return the baseline and its changes, in the order of their trials."""
     return (Variant(name=BASELINE), *(Variant(name=name, changes=change) for name, change in changes.items()))

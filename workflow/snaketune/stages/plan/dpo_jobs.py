@@ -1,6 +1,6 @@
 """The `dpo` jobs, and the `ref_logps` and `ref_pass` jobs that compute the log-probabilities of their references.
 
-The config has no names for these: they are named after model and pack with a digest of the spec, and runs share them.
+The config doesn't name the latter two: they are named after model and pack with a digest of the spec, and runs share them.
 """
 
 from snaketune.config.diagnose import slow_settings, variants_of
@@ -14,19 +14,19 @@ from snaketune.stages.plan.training_jobs import sft_weights, start_of, training
 from snaketune.stages.plan.weights import Weights
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 
-# SFT run, name of the pack, and spec: runs that agree on these share the log-probabilities.
+# SFT run, name of the pack, and spec: runs with equal keys share the log-probabilities.
 Key = tuple[str, str, str]
 
 
 @planned
 def dpo_job(context: Context, name: str) -> Job:
-    """The job of an entry of `dpo:`."""
+    """Return the job of an entry of `dpo:`."""
     dpo = training(context, "dpo", name)
     return dpo.job("dpo", name, ref_logps=reference_jobs(context, dpo.run))
 
 
 def dpo_weights(context: Context, name: str) -> Weights:
-    """The weights of a DPO run's model."""
+    """Return the weights of a DPO run's model."""
     run, job = context.config.dpo[name], dpo_job(context, name)
     if lora_of(context.config, run) is None or lora_of(context.config, run).merge:
         return Weights(results=(job,))
@@ -37,16 +37,16 @@ def dpo_weights(context: Context, name: str) -> Weights:
 
 
 def reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
-    """The job of the reference log-probabilities that a run reads; none if its loss has no reference."""
+    """Return the job of the reference log-probabilities that a run reads; none if its loss has no reference."""
     return (_ref_logps_job(context, _key(context, run)),) if run.needs_reference else ()
 
 
 @planned
 def _ref_logps_job(context: Context, key: Key) -> Job:
-    """The job for all runs that share the log-probabilities.
+    """Return the job for all runs that share the log-probabilities.
 
-    With and without the values of single tokens are two results, so that a run that is added later and needs them leaves those
-    of the other runs as they are. Where a config needs both, those without are taken from those with them, which come first.
+    Log-probabilities with and without the values of single tokens are two results, so that adding a run that needs them doesn't
+    change those of other runs. If a config needs both, those without are taken from those with them, which are computed first.
     """
     runs = _runs_by_reference(context)[key]
     run = runs[0]
@@ -62,7 +62,7 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
     operation = Execution(
         gpus=max(min(one.operation.gpus, 1) for one in runs),
         allow_cpu=any(one.operation.allow_cpu for one in runs),
-        # A run that doesn't share them refuses what another kernel computed.
+        # A run that doesn't share kernels refuses what another kernel computed.
         share_kernels=all(one.reference_pass.share_kernels for one in runs),
     )
     parts = tuple(
@@ -87,7 +87,7 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
 
 @cached
 def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
-    """The runs, and the variants of runs that are tried, by the reference that they share."""
+    """Return the runs, and the variants of runs that are timed, by the reference that they share."""
     config = context.config
     diagnosed = (
         run
@@ -106,14 +106,14 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
 
 
 def _key(context: Context, run: Dpo, **changes: bool) -> Key:
-    """Args: changes: of the spec."""
+    """Return the key of a run's reference. Args: changes: of the spec."""
     spec = _spec(context, run).model_copy(update=changes)
     return run.from_, pack_of(context, run).name, canonical(spec)
 
 
 def _spec(context: Context, run: Dpo) -> RefLogpsSpec:
     if run.reference:
-        # As published, whatever the runs train, so that all of them share it.
+        # With its published weights, whatever the runs train, so that all of them share it.
         model = {"frozen_weights": True, "quantization": None, "base": run.reference, "apart": False}
         trusted = run.reference.trust_remote_code
     else:

@@ -14,16 +14,16 @@ from snaketune.stages.specs import EvalSpec
 
 @planned
 def eval_job(context: Context, evaluation_name: str, model: str) -> Job:
-    """The job of one model, such as `dpo:demo`, in an entry of `eval:`."""
+    """Return the job of one model, such as `dpo:demo`, in an entry of `eval:`."""
     config = context.config
     evaluation = config.eval[evaluation_name]
-    # None for tasks that lm-evaluation-harness ships.
+    # None: tasks that lm-evaluation-harness ships.
     folder = evaluation.tasks and evaluation.tasks.folder
     kind, name = model.split(":")
     if kind == "dpo":
         run, weights = config.dpo[name], dpo_weights(context, name)
         trained = run.from_
-        # The log-probabilities of single completions are of none of the pairs that are evaluated.
+        # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
         references = () if run.unpaired else dpo_job(context, name).artifacts["ref_logps"]
     else:
         trained, references = name, ()

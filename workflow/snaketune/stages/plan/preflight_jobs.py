@@ -1,4 +1,4 @@
-"""The `preflight` jobs: one for each family of runs, the SFT runs that continue each other and the DPO runs from them."""
+"""The `preflight` jobs: one per family, which is the SFT runs that continue each other and the DPO runs from them."""
 
 from collections.abc import Iterable
 
@@ -13,13 +13,13 @@ from snaketune.stages.plan.run_settings import base_of, evaluated_models, first_
 from snaketune.stages.plan.weights import Weights
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, canonical
 
-# The keys of `training` that a finding can follow from; runs that differ in others only are checked once.
+# The keys of `training` that a finding can depend on; runs that differ only in others are checked once.
 CHECKED_LEARNING = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision", "save_dtype"}
 
 
 @planned
 def preflight_job(context: Context, family: str) -> Job:
-    """The job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from all of these."""
+    """Return the job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
     config = context.config
     sft = {name: run for name, run in config.sft.items() if first_run(config, name) == family}
     dpo = {name: run for name, run in config.dpo.items() if run.from_ in sft}
@@ -55,7 +55,7 @@ def preflight_job(context: Context, family: str) -> Job:
 
 
 def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> PreflightRun:
-    """What can be checked of a run before anything is trained. Args: key: of the config; pack: its place in the job's packs."""
+    """Return what of a run can be checked before training. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
     return PreflightRun(
         key=key,
@@ -70,7 +70,7 @@ def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> Prefligh
 
 
 def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models: Iterable[str]) -> PreflightEvaluation:
-    """What can be checked of an evaluation of these models before anything is trained."""
+    """Return what of an evaluation of these models can be checked before training."""
     return PreflightEvaluation(
         key=f"eval.{name}",
         corpora=(*evaluation.conversations, *evaluation.preferences),
@@ -85,11 +85,11 @@ def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models
 
 
 def _trained_on(config: Workflow, model: str) -> set[str]:
-    """The corpora that a model, such as `dpo:demo`, was trained on, in all trainings before it too."""
+    """Return the corpora that a model, such as `dpo:demo`, was trained on, including all trainings that it continues."""
     kind, name = model.split(":")
     if kind == "dpo":
         run = config.dpo[name]
         return {run.corpus} | _trained_on(config, f"sft:{run.from_}")
     own = config.sft[name]
-    before = _trained_on(config, f"sft:{own.continues}") if own.continues else set()
-    return before | ({own.corpus} if kind == "sft" else set())
+    previous = _trained_on(config, f"sft:{own.continues}") if own.continues else set()
+    return previous | ({own.corpus} if kind == "sft" else set())

@@ -1,4 +1,4 @@
-"""What the config says of a run, on its own and by the SFT runs that it builds on."""
+"""The settings of a run that depend on the SFT runs that it builds on."""
 
 from collections.abc import Iterator
 
@@ -10,44 +10,44 @@ from snaketune.stages.specs import Kind
 
 
 def first_run(config: Workflow, sft: str) -> str:
-    """The SFT run at the beginning of the chain of `use_base` that ends in this one."""
-    before = config.sft[sft].continues
-    return first_run(config, before) if before else sft
+    """Return the first SFT run of the chain of `use_base` that ends in this one."""
+    previous = config.sft[sft].continues
+    return first_run(config, previous) if previous else sft
 
 
 def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:
-    """The base model of an SFT run, through all runs that it continues."""
+    """Return the base model of an SFT run, found by following the runs that it continues."""
     return config.sft[first_run(config, sft)].base
 
 
 def trusts_remote_code(config: Workflow, sft: str) -> bool:
-    """Whether the config lets the code run that comes with the base of an SFT run."""
+    """Whether the config allows running the code that comes with the base model of an SFT run."""
     base = base_of(config, sft)
     return isinstance(base, Pretrained) and base.trust_remote_code
 
 
 def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
-    """The adapter that a run trains."""
+    """Return the adapter that a run trains."""
     if run.lora != "continued":
         return run.lora
-    # The adapter is in the reference too, which has no dropout.
+    # The adapter is part of the reference too, which has no dropout.
     return config.sft[run.from_].lora.model_copy(update={"dropout": 0.0})
 
 
 def learning_of(run: Sft | Dpo) -> Learning:
-    """The keys of `training` that shape the weights."""
+    """Return the keys of `training` that shape the weights."""
     return Learning(**run.training.model_dump(include=set(Learning.model_fields)))
 
 
 def kind_of(run: Sft | Dpo) -> Kind:
-    """The kind of rows that a run trains on."""
+    """Return the kind of rows that a run trains on."""
     if isinstance(run, Sft):
         return "sft"
     return "unpaired" if run.unpaired else "preference"
 
 
 def evaluated_models(evaluation: Evaluation, variants: Variants) -> Iterator[str]:
-    """The models of an evaluation, such as `dpo:demo`, with every run of a grid."""
+    """Yield the models of an evaluation, such as `dpo:demo`, with every run of a grid."""
     for reference in evaluation.models:
         kind, name = reference.split(":")
         for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):

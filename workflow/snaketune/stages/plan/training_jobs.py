@@ -1,4 +1,4 @@
-"""What the training of a run is planned from, SFT or DPO, with the `calibrate` job that measures it, and the `sft` jobs."""
+"""The training of an SFT or DPO run: what its jobs share, the `calibrate` job that measures it, and the `sft` jobs."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Training:
     calibration: Job
 
     def job(self, stage: str, name: str, **artifacts: tuple[Job, ...]) -> Job:
-        """The job of the training. Args: artifacts: by role, what it reads besides weights and rows."""
+        """Return the job of the training. Args: artifacts: by role, its inputs besides weights and rows."""
         run = self.run
         return Job(
             stage=stage,
@@ -48,12 +48,12 @@ class Training:
 
 @cached
 def training(context: Context, section: str, name: str) -> Training:
-    """The training of a run in the config. Args: section: `sft` or `dpo`."""
+    """Return the training of a run in the config. Args: section: `sft` or `dpo`."""
     return training_of(context, name, getattr(context.config, section)[name])
 
 
 def training_of(context: Context, name: str, run: Sft | Dpo) -> Training:
-    """The training of the run of this name, or of a variant of it."""
+    """Return the training of the run of this name, or of a variant of it."""
     sft = name if isinstance(run, Sft) else run.from_
     start, pack = start_of(context, run), pack_of(context, run)
     shared = {
@@ -80,7 +80,7 @@ def training_of(context: Context, name: str, run: Sft | Dpo) -> Training:
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:
-    """The weights that a run starts from."""
+    """Return the initial weights of a run."""
     if isinstance(run, Sft):
         return sft_weights(context, run.continues) if run.continues else Weights(base=run.base)
     if run.lora != "continued":
@@ -91,7 +91,7 @@ def start_of(context: Context, run: Sft | Dpo) -> Weights:
 
 @cached
 def sft_weights(context: Context, name: str) -> Weights:
-    """The weights of an SFT run's model."""
+    """Return the weights of an SFT run's model."""
     run, job = context.config.sft[name], sft_job(context, name)
     if run.lora and not run.lora.merge:
         return start_of(context, run).with_adapter(job)
@@ -100,7 +100,7 @@ def sft_weights(context: Context, name: str) -> Weights:
 
 @planned
 def sft_job(context: Context, name: str) -> Job:
-    """The job of an entry of `sft:`."""
+    """Return the job of an entry of `sft:`."""
     sft = training(context, "sft", name)
     return sft.job("sft", name, tokenizer=(sft.tokenizer,))
 
@@ -108,12 +108,12 @@ def sft_job(context: Context, name: str) -> Job:
 def _calibrate_job(
     context: Context, run: Sft | Dpo, spec: SftSpec | DpoSpec, sft: str, pack: Job, preflight: Job
 ) -> Job:
-    """The job that measures a training and all like it. Args: spec: of its job; sft: the SFT run that it is, or is from."""
+    """Return the job that measures a training and similar ones. Args: spec: of its job; sft: the SFT run it is or is from."""
     base, tokenizer = base_of(context.config, sft), context.config.sft[sft].tokenizer
     alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
     if isinstance(spec, DpoSpec):
-        # Of all losses, only those that learn prompts too compute more.
+        # Of all losses, only those that also train on prompts compute more.
         alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
         alike |= {"continued": False, "reference": None}
     measured = CalibrateSpec(
@@ -125,7 +125,7 @@ def _calibrate_job(
         zero_stage=run.operation.zero_stage,
     )
     name = f"{pack.name}-{short_digest(measured, pack.name)}"
-    # Families whose trainings are alike share it; it waits for the check of the first one.
+    # Families with similar trainings share it; it waits for the preflight of the first one.
     return context.jobs.get(("calibrate", name)) or context.add(
         Job(
             stage="calibrate",
@@ -140,7 +140,7 @@ def _calibrate_job(
 
 
 def calibrated_learning(learning: Learning) -> Learning:
-    """A learning with those of its keys only that memory or time follow from."""
+    """Return the learning settings, reduced to the keys that memory or time depend on."""
     keys = {"batch_rows", "optimizer", "precision", "deterministic"}
-    # Each micro-batch would be compiled anew, for minutes; compiled layers need no more memory than eager ones.
+    # Each micro-batch size would be compiled separately, for minutes; compiled layers need no more memory than eager ones.
     return Learning(**learning.model_dump(include=keys), compile=False, learning_rate=1e-6, schedule="constant")

@@ -1,4 +1,4 @@
-"""Where a model's weights lie: in which results, and in what from outside."""
+"""The weights of a model: the results that hold them, and the base model in a local folder or on the Hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a model is made of; `models.adapter_stack` puts it together.
+    """The parts of a model; `models.adapter_stack` assembles them.
 
     Attributes:
-        results: jobs; all but the last hold adapters only, each for the model that follows.
+        results: jobs; all but the last hold adapters only, each for the model that the following ones make.
         base: the base model, where the last result holds an adapter only, or there are no results.
     """
 
@@ -23,7 +23,7 @@ class Weights:
 
     @property
     def artifacts(self) -> dict[str, tuple[Job, ...]]:
-        """By role."""
+        """The results by role."""
         return {"model": self.results[:1], "base_layers": self.results[1:]}
 
     @property
@@ -32,10 +32,10 @@ class Weights:
         return local_files(self.base.path) if isinstance(self.base, Pretrained) else ()
 
     def with_adapter(self, job: Job) -> "Weights":
-        """These weights and the adapter that a job trained for them."""
+        """Return these weights with the adapter that a job trained for them."""
         return Weights(results=(job, *self.results), base=self.base)
 
 
 def local_files(path: str | None) -> tuple[str, ...]:
-    """The files of a model in a local folder; none for a Hub id, whose revision stands for its content."""
+    """Return the files of a model in a local folder; none for a Hub id, whose revision identifies its content."""
     return files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()

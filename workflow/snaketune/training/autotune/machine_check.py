@@ -19,7 +19,7 @@ from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import Batch, Planned, plan_model
 from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.gpu_needs import ALLOW, Finding, needs_of_gpu
+from snaketune.stages.gpu_needs import ALLOW, Finding, gpu_findings
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.specs import DpoSpec, SftSpec
 
@@ -138,14 +138,14 @@ def _training_findings(
     if machine.others:
         findings.append(shared_gpu_finding(machine))
     if compute.device.type != "cuda":
-        findings += needs_of_gpu(spec, operation)
+        findings += gpu_findings(spec, operation)
         if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
             findings.append(unusable_gpus_finding(len(gpus)))
         if spec.quantization and compute.device.type != "cpu":
             findings.append(
                 Finding(
                     key="quantization",
-                    found=f"4-bit weights can't be trained on {compute.device.type}",
+                    problem=f"4-bit weights can't be trained on {compute.device.type}",
                     do="remove it, or run on a machine with a CUDA device",
                 )
             )
@@ -156,7 +156,7 @@ def shared_gpu_finding(machine: Machine) -> Finding:
     """Finding that other processes use the same GPU."""
     return Finding(
         key="operation.gpus",
-        found=f"other processes use {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
+        problem=f"other processes use {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
         do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
         "CUDA_VISIBLE_DEVICES selects another GPU",
         certain=False,
@@ -168,7 +168,7 @@ def unusable_gpus_finding(count: int) -> Finding:
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
     return Finding(
         key="operation.gpus",
-        found=f"this job sees {count} GPU{'s' if count > 1 else ''}, and torch {torch.__version__}, built for {built}, can't "
+        problem=f"this job sees {count} GPU{'s' if count > 1 else ''}, and torch {torch.__version__}, built for {built}, can't "
         "use them",
         do="install a torch that matches the driver (`nvidia-smi` shows its CUDA version), set gpus: 0, or allow it by "
         + ALLOW,
@@ -180,7 +180,7 @@ def kernel_findings(machine: Machine, compute: Compute) -> list[Finding]:
     return [
         Finding(
             key="flash-attn",
-            found=f"{kernel} is installed but fails to load ({why})",
+            problem=f"{kernel} is installed but fails to load ({why})",
             do=f"attention uses {compute.kernel} instead. To use it, reinstall it for torch {torch.__version__}: "
             + (
                 "pip install --force-reinstall --no-build-isolation --no-deps flash-attn"
@@ -206,7 +206,7 @@ def bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
     return [
         Finding(
             key="quantization" if spec.quantization else "training.optimizer",
-            found=trouble,
+            problem=trouble,
             do=f"`python -m bitsandbytes` shows which build torch's CUDA {torch.version.cuda} needs (pip install --upgrade "
             f"bitsandbytes installs the usual ones), or {instead}",
         )
@@ -226,7 +226,7 @@ def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes:
         return [
             Finding(
                 key="training",
-                found=f"needs {least / 1e9:.1f} GB without any activations ({estimated}"
+                problem=f"needs {least / 1e9:.1f} GB without any activations ({estimated}"
                 + (f", in each of {here} processes" if here > 1 else "")
                 + f"), and {where} has {whole / 1e9:.1f} GB",
                 do=_memory_advice(spec, machine, processes),
@@ -238,7 +238,7 @@ def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes:
     return [
         Finding(
             key="training.micro_batch_rows",
-            found=f"needs about {here * expected / 1e9:.1f} GB, and {machine.free / 1e9:.1f} of {whole / 1e9:.1f} GB are "
+            problem=f"needs about {here * expected / 1e9:.1f} GB, and {machine.free / 1e9:.1f} of {whole / 1e9:.1f} GB are "
             "free",
             do="if memory runs out, the next attempt uses smaller micro-batches or gradient checkpointing",
             certain=False,
@@ -265,8 +265,8 @@ def duration_findings(flops: float, processes: int, peak: Peak) -> list[Finding]
     return [
         Finding(
             key="operation",
-            found=f"on this CPU the training would take {seconds / DAY:,.0f} days at best ({flops:.1e} FLOPs, and half of the "
-            f"{peak.flops_per_second / 1e9:,.0f} GFLOP/s of a {peak.source})",
+            problem=f"on this CPU the training would take {seconds / DAY:,.0f} days at best ({flops:.1e} FLOPs, and half of "
+            f"the {peak.flops_per_second / 1e9:,.0f} GFLOP/s of a {peak.source})",
             do=f"run it on a machine with a GPU, train a smaller model or fewer epochs, or allow it by {ALLOW}",
         )
     ]

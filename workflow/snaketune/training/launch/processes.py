@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.cluster.slurm import asked
+from snaketune.cluster.slurm import run_slurm
 from snaketune.config.base import Model
 from snaketune.config.operation import Operation
 from snaketune.config.tracking import Tracking
@@ -131,7 +131,7 @@ def _tell_to_leave(launched: subprocess.Popen, told: threading.Event, step: Path
                     process.terminate()
         elif step.is_file():
             # srun itself would end them all at once.
-            asked("scancel", "--signal=TERM", step.read_text(encoding="utf-8").strip())
+            run_slurm("scancel", "--signal=TERM", step.read_text(encoding="utf-8").strip())
         time.sleep(SECONDS_BETWEEN_WORDS if step is None else SECONDS_BETWEEN_STEPS)
 
 

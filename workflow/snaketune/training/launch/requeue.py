@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.cluster.deadline import requeued
+from snaketune.cluster.deadline import requeue_job
 from snaketune.errors import SnaketuneError
 
 FILE = "left.json"
@@ -46,7 +46,7 @@ def after_leaving(state: Path) -> None:
     if told["why"] == "signal":
         raise Left(f"{stopped} it was told to end (SIGTERM); run again to go on")
     print(f"{stopped} the job's time is up", flush=True)
-    if requeued():
+    if requeue_job():
         print("the job goes back into the queue, and goes on from there", flush=True)
         time.sleep(SECONDS_TO_END)
     raise Left(f"{stopped} the job's time is up; it isn't queued again, so run again to go on")

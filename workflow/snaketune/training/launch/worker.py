@@ -21,7 +21,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import read_attempt
 from snaketune.stages.cache.libraries import importing, quiet_libraries
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.host.disk_errors import disk_trouble
+from snaketune.stages.host.disk_errors import disk_error_message
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import result_at
 from snaketune.stages.table import STAGES
@@ -150,7 +150,7 @@ def main(job_file: Path) -> None:
     except Exception as error:
         from snaketune.models.device_memory import ran_out
 
-        told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
+        told = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
         if not told and ran_out(error):
             told = f"out of memory: {str(error).strip()}"
             if not (job_file.parent / OUT_OF_MEMORY).is_file():

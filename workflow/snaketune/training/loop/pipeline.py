@@ -20,7 +20,7 @@ from snaketune.models.forward import inner_model
 from snaketune.models.load_model import parameter_count, stored_dtype
 from snaketune.models.speed_probe import probe, processor
 from snaketune.stages.cache.attempt import check_files
-from snaketune.stages.gpu_needs import tell
+from snaketune.stages.gpu_needs import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import drawn
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
@@ -123,7 +123,7 @@ def check_fitness(
         SnaketuneError: it doesn't fit the machine.
     """
     found = fitness_of(trainer_class, rows, run, config)
-    tell(found.findings, aloud=is_first_process())
+    report_findings(found.findings, log=is_first_process())
     return found
 
 

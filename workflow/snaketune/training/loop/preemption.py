@@ -17,7 +17,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.cluster.deadline import ends_at, seconds_left
+from snaketune.cluster.deadline import job_end_time, seconds_until
 
 # The least that a checkpoint is given before the end; SLURM sends its own signals this long before at the earliest.
 LEAST_SECONDS = 60
@@ -40,8 +40,8 @@ class Leave(TrainerCallback):
         """Args: state: of the work folder."""
         self.told, self.took = False, state / TOOK
         self.main = PartialState().is_main_process
-        self.end, self.asked = ends_at() if self.main else None, time.monotonic()
-        self.least = min(LEAST_SECONDS, LARGEST_SHARE * max(0.0, seconds_left(self.end)))
+        self.end, self.asked = job_end_time() if self.main else None, time.monotonic()
+        self.least = min(LEAST_SECONDS, LARGEST_SHARE * max(0.0, seconds_until(self.end)))
         self.timed = self._known()
         estimated = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
         self.save_seconds = estimated if self.timed is None else self.timed
@@ -86,17 +86,17 @@ class Leave(TrainerCallback):
         if self.told:
             return "signal"
         if self.end is None and self.main and time.monotonic() - self.asked > ASKED_AGAIN_SECONDS:
-            self.end, self.asked = ends_at(), time.monotonic()
+            self.end, self.asked = job_end_time(), time.monotonic()
         if self._is_near():
             # Somebody may have given the job more time.
-            self.end = ends_at()
+            self.end = job_end_time()
             if self._is_near():
                 return "deadline"
         return None
 
     def _is_near(self) -> bool:
         needed = max(self.least, 3 * self.save_seconds + 2 * self.step_seconds * (EVERY if self._short else 1))
-        return seconds_left(self.end) < needed
+        return seconds_until(self.end) < needed
 
     @property
     def _short(self) -> bool:

@@ -32,7 +32,7 @@ from snaketune.models.packing_support import check_config, suited
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.stages.cache.work_folders import WorkFolder, sync
-from snaketune.stages.gpu_needs import tell
+from snaketune.stages.gpu_needs import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import RefLogpsSpec
@@ -67,7 +67,7 @@ def compute_logps(
     for result in (*results, *tokenizer):
         result.files()
     compute = resolve_compute(spec.precision)
-    tell(library_findings(spec, compute, look(compute)))
+    report_findings(library_findings(spec, compute, look(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
     if tokenizer:
