@@ -23,7 +23,7 @@ VARLEN = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varle
 def calls(monkeypatch):
     """The stand-in in the place of torch's kernel; what each call of it was given."""
     monkeypatch.setattr(kernels, "varlen_attn", standin.varlen_attn)
-    monkeypatch.setattr(kernels, "GROUPED", {"enable_gqa": True})
+    monkeypatch.setattr(kernels, "ENABLE_GQA", {"enable_gqa": True})
     monkeypatch.setattr(packing_support, "usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
     standin.CALLS.clear()
     return standin.CALLS

@@ -10,7 +10,7 @@ from benchmarks.families.tiny import tiny_model as family_model
 from snaketune.config.training_runs import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
-from snaketune.models.packing_support import check_config, suited
+from snaketune.models.packing_support import check_config, with_supported_kernel
 from snaketune.models.selftest import self_test
 from tests.cuda import standin
 from tests.models.conftest import tiny_model
@@ -55,7 +55,7 @@ def with_dropout(monkeypatch):
 def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_why(tmp_path, calls, capsys):
     config = tiny_model("qwen2", attention_dropout=0.1).config
     made, rows = spec(epochs=1), pack(tmp_path / "pack", rows=8)
-    compute = suited(VARLEN, config, dropout=True)
+    compute = with_supported_kernel(VARLEN, config, dropout=True)
     outcome = train(
         tmp_path / "work",
         rows,
@@ -69,7 +69,7 @@ def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_wh
     assert "attention: kernel varlen has no dropout of attention weights (0.1); taking kernel sdpa" in said
     assert ", sdpa, " in next(line for line in said.splitlines() if line.startswith("model: "))
     # In evaluation nothing is dropped.
-    assert suited(VARLEN, config, dropout=False) == VARLEN
+    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_wh
 )
 def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, settings, said):
     config = tiny_config(family, **settings)
-    assert suited(VARLEN, config, dropout=False).kernel == "sdpa"
+    assert with_supported_kernel(VARLEN, config, dropout=False).kernel == "sdpa"
     out = capsys.readouterr().out
     assert said in out and out.endswith("taking kernel sdpa\n")
     # Chosen by name, it is refused before weights are loaded, and by the self-test.
@@ -94,7 +94,7 @@ def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, 
 
 def test_values_of_fewer_numbers_than_keys_are_computed_too(calls):
     config = tiny_config("deepseek_v3", qk_rope_head_dim=8, head_dim=8, initializer_range=0.05)
-    assert suited(VARLEN, config, dropout=False) == VARLEN
+    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
     model = family_model(config).train()
     self_test(model, [], VARLEN, training=True)
     assert calls[-1]["head_sizes"] == (16, 16)
@@ -112,13 +112,13 @@ def test_kernels_are_tried_from_the_fastest_on(monkeypatch, capsys):
         (tiny_config("llama", head_dim=264), False, "sdpa"),
         (tiny_config("gemma2"), False, "flash_attention_4"),
     ):
-        assert suited(four, config, dropout=dropout).kernel == kernel
+        assert with_supported_kernel(four, config, dropout=dropout).kernel == kernel
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_what_no_kernel_computes_is_left_to_its_own_refusal(calls):
     config = tiny_config("gemma2")
-    assert suited(VARLEN, config, dropout=False) == VARLEN
+    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
     with pytest.raises(Unpackable, match="soft-capped"):
         check_config(config, 20, prefixes=False, kernel="varlen")
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
 from snaketune.config.training_runs import Lora
-from snaketune.models.compiling import Choice
+from snaketune.models.compiling import CompileChoice
 from snaketune.models.devices import Compute
 from snaketune.packing.reader import EqualTokens
 from snaketune.training.loop import packed_trainer
@@ -87,7 +87,9 @@ def test_sft_as_the_loop_and_compile_make_it(trainers, fake_cuda, monkeypatch, l
     trainer = trainers("sft", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(packed_trainer, "choose", lambda *_: Choice(compiled=True, why="asked for"))
+    monkeypatch.setattr(
+        packed_trainer, "choose_compilation", lambda *_: CompileChoice(compiled=True, reason="asked for")
+    )
     monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
     monkeypatch.setattr(packed_trainer, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
     with fake_cuda:

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from snaketune.evaluation.document_losses import LOSSES, Documents, loss_table
+from snaketune.evaluation.document_losses import LOSSES, DocumentLosses, loss_table
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
 from snaketune.report.judge.difference_intervals import paired_per_token
 
@@ -12,7 +12,7 @@ LOSS_N = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
 
 
 def test_documents_have_the_same_numbers_however_many_rows_run_at_once():
-    whole, halves = Documents(), Documents()
+    whole, halves = DocumentLosses(), DocumentLosses()
     # Of five documents the second has nothing supervised.
     whole.add(LOSS_N, torch.tensor([0, 0, 2, 3, 4]), 5)
     halves.add(LOSS_N[:2], torch.tensor([0, 0]), 2)
@@ -23,7 +23,7 @@ def test_documents_have_the_same_numbers_however_many_rows_run_at_once():
         {"corpus": "chat", "document": number, "loss_nats": loss, "tokens": tokens}
         for number, loss, tokens in ((0, 3.0, 2), (2, 4.0, 1), (3, 8.0, 1), (4, 16.0, 1))
     ]
-    assert loss_table([]).schema == LOSSES and len(loss_table([table, Documents().table("empty")])) == 4
+    assert loss_table([]).schema == LOSSES and len(loss_table([table, DocumentLosses().table("empty")])) == 4
 
 
 def drawn(draw: random.Random, documents: int, gain: float) -> tuple[dict, dict]:

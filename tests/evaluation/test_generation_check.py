@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.generation import generate
-from snaketune.evaluation.generation_check import how_to_continue
+from snaketune.evaluation.generation_check import choose_generation_mode
 from tests.evaluation.test_generation import Chat
 from tests.models.conftest import CPU, tiny_model
 
@@ -65,7 +65,7 @@ def sly():
 )
 def test_a_model_generates_the_way_that_is_right(make, batched, cached, said, capsys):
     model = make()
-    way = how_to_continue(model, Chat(), CPU)
+    way = choose_generation_mode(model, Chat(), CPU)
     assert (way.batched, way.cached) == (batched, cached)
     assert said in capsys.readouterr().out if said else not capsys.readouterr().out
     prompts = [np.random.default_rng(n).integers(4, 97, n).astype(np.int32) for n in (3, 17, 9)]
@@ -91,4 +91,4 @@ def greedily(model, prompt: np.ndarray, tokens: int) -> str:
 
 def test_a_model_that_no_way_is_right_for_is_refused():
     with pytest.raises(SnaketuneError, match=r"llama doesn't generate what its forward says .*without cache"):
-        how_to_continue(sly(), Chat(), CPU)
+        choose_generation_mode(sly(), Chat(), CPU)

@@ -8,7 +8,7 @@ from snaketune.config.evaluations import ExactMatch
 from snaketune.config.score_names import FIGURES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
 from snaketune.evaluation.pair_logps import PAIRS, pair_table
-from snaketune.evaluation.preference_accuracy import by_source, of_same_tokens, preference_scores
+from snaketune.evaluation.preference_accuracy import by_source, preference_scores, with_same_tokens
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.training.reference.logps_table import Reference
 
@@ -124,7 +124,7 @@ def test_a_reference_over_other_tokens_gives_no_reward(capsys):
     counts = torch.tensor([[5, 3], [9, 3]])
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     known = {"whole": reference, "cut": reference, "elsewhere": reference}
-    assert of_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
+    assert with_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
     assert "1 pairs were truncated otherwise" in capsys.readouterr().out
 
 

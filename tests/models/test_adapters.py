@@ -17,8 +17,15 @@ from transformers.pytorch_utils import Conv1D
 from snaketune.config.training_runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models import load_model
-from snaketune.models.adapters import add_lora, leave_casts_to_autocast, merge, put_adapter, round_weights, save_adapter
-from snaketune.models.load_model import as_loaded, grow_vocabulary, load_folder
+from snaketune.models.adapters import (
+    add_lora,
+    cast_parameters,
+    leave_casts_to_autocast,
+    load_adapter,
+    merge,
+    save_adapter,
+)
+from snaketune.models.load_model import grow_vocabulary, load_folder, reload_model
 from snaketune.training.checkpoint.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
 from tests.training.test_resume import model_of
 
@@ -131,7 +138,7 @@ def test_an_adapter_comes_back_from_its_folder_whole(folders, kind):
     model = load_folder(folders / kind / "base", weights_dtype=torch.float32)
     grow_vocabulary(model, int((folders / kind / "tokens").read_text()))
     with torch.no_grad():
-        found = put_adapter(model, folders / kind / "adapter").eval()(IDS).logits
+        found = load_adapter(model, folders / kind / "adapter").eval()(IDS).logits
     assert torch.equal(found, logits(folders / kind / "expected.safetensors"))
 
 
@@ -148,14 +155,14 @@ def test_an_adapter_names_its_base_as_the_config_does_and_is_the_same_in_every_p
 
 def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
     with pytest.raises(SnaketuneError, match=r"does not fit its base model: .*size mismatch"):
-        put_adapter(tiny_model("llama", hidden_size=64), folders / "llama/adapter")
+        load_adapter(tiny_model("llama", hidden_size=64), folders / "llama/adapter")
     adapter = tmp_path / "adapter"
     save_adapter(add_lora(tiny_model("llama"), Lora(rank=2)), adapter, base=None, grown=False)
     tensors = load_file(adapter / "adapter_model.safetensors")
     gone = sorted(tensors)[3]
     save_file({name: tensor for name, tensor in tensors.items() if name != gone}, adapter / "adapter_model.safetensors")
     with pytest.raises(SnaketuneError, match=r"does not fit its base model: it has no .*lora_"):
-        put_adapter(tiny_model("llama"), adapter)
+        load_adapter(tiny_model("llama"), adapter)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
     [
         ({"target_modules": ("q_prj",)}, r"target_modules: the model has no module 'q_prj'; did you mean 'q_proj'"),
         ({"target_modules": ("q_proj", "w3")}, r"target_modules: the model has no module 'w3'; known: .*down_proj"),
-        ({"target_modules": "q_proj"}, r"'q_proj' fits no whole name of a module; such are model\.layers\.0"),
+        ({"target_modules": "q_proj"}, r"'q_proj' matches no full module name; examples of names: model\.layers\.0"),
         ({"target_modules": ("mlp",)}, r": Target module LlamaMLP.* are supported"),
         ({"target_modules": r"(.|..)+q_prox|.*"}, r"target_modules: the pattern .* takes more than"),
         ({"modules_to_save": ("lm_hed",)}, r"modules_to_save: the model has no module 'lm_hed'; did you mean 'lm_head'"),
@@ -190,7 +197,7 @@ def test_of_tied_embeddings_one_name_trains_both_as_one():
         trained = [name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name]
         assert trained == ["base_model.model.model.embed_tokens.modules_to_save.default.weight"]
         merged = merge(learned(adapted), torch.bfloat16)
-        round_weights(merged, torch.bfloat16)
+        cast_parameters(merged, torch.bfloat16)
         assert merged.lm_head.weight is merged.model.embed_tokens.weight
         assert type(merged.lm_head) is torch.nn.Linear
 
@@ -224,7 +231,7 @@ def test_a_model_in_memory_is_taken_as_one_that_was_written_and_read(tmp_path, f
     model = base_of(family, {"tie_word_embeddings": True}).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     wanted = load_folder(tmp_path, weights_dtype=dtype).state_dict()
-    found = as_loaded(model, weights_dtype=dtype)
+    found = reload_model(model, weights_dtype=dtype)
     assert found.state_dict().keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
     assert {p.dtype for p in found.parameters()} == {dtype}

@@ -41,9 +41,9 @@ PRODUCTS = {"llama", "qwen2", "gpt2", "opt", "mixtral", "llama4_text"}
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Of seven rows each, the last one smaller."""
-    monkeypatch.setattr(fused_cross_entropy, "AT_ONCE", {"cpu": 7 * VOCABULARY, "other": 0})
-    monkeypatch.setattr(fused_cross_entropy, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(fused_cross_entropy, "CHUNK_LOGITS", {"cpu": 7 * VOCABULARY, "other": 0})
+    monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", 7 * VOCABULARY)
+    monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 1)
 
 
 class MostLogits(TorchDispatchMode):
@@ -91,7 +91,7 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("family", HEADS)
 def test_losses_and_gradients_are_those_of_all_logits_at_once(family):
     model, batch = with_chunked_head(family, **HEADS[family]), collate(ROWS, "sdpa")
-    assert model.head_is_product == (family in PRODUCTS)
+    assert model.head_is_linear == (family in PRODUCTS)
     expected_N = all_at_once(model, batch)
     torch.testing.assert_close(token_losses(model, batch), expected_N, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(summed_losses(model, batch), expected_N.sum())
@@ -112,7 +112,7 @@ def test_generation_of_a_padded_batch_stays_as_it_was():
     before, signature = model.generate(ids_2L, **how), inspect.signature(model.forward)
     self_test(model, [ROWS], CPU, training=False)
     use_own_attention(model)
-    assert hasattr(model, "whole_forward")
+    assert hasattr(model, "original_forward")
     assert inspect.signature(model.forward) == signature
     assert torch.equal(model.generate(ids_2L, **how), before)
 
@@ -205,13 +205,13 @@ def test_gradients_of_likely_tokens_do_not_drown_in_bfloat16(monkeypatch):
 
     exact, rounded = gradients(plainly, False), gradients(plainly, True)
     for free, passes in (
-        (fused_cross_entropy.FREE, fused_cross_entropy.EAGER),
+        (fused_cross_entropy.SAVED_LOGITS, fused_cross_entropy.EAGER),
         (0, fused_cross_entropy.EAGER),
         (0, fused_cross_entropy.fused()),
     ):
-        monkeypatch.setattr(fused_cross_entropy, "FREE", free)
-        monkeypatch.setitem(fused_cross_entropy.AT_ONCE, "cpu", 128 * 512)
-        monkeypatch.setitem(fused_cross_entropy.AT_ONCE, "fused", 128 * 512)
+        monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", free)
+        monkeypatch.setitem(fused_cross_entropy.CHUNK_LOGITS, "cpu", 128 * 512)
+        monkeypatch.setitem(fused_cross_entropy.CHUNK_LOGITS, "fused", 128 * 512)
         for found, theirs, right in zip(gradients(in_chunks(passes), True), rounded, exact, strict=True):
             assert (found - right).norm() < 1.5 * (theirs - right).norm() < 0.05 * right.norm()
 

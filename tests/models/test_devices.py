@@ -9,7 +9,7 @@ import torch
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
 from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
-from snaketune.models.machine import look
+from snaketune.models.machine import inspect_machine
 
 from .conftest import CPU
 
@@ -49,7 +49,7 @@ def test_the_kernel_is_the_fastest_that_device_type_and_installation_have(
     gpu(monkeypatch, capability, has_bf16=True)
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: "2" in installed)
     monkeypatch.setattr(attention, "is_flash_attn_4_available", lambda: "4" in installed)
-    monkeypatch.setattr(attention, "load_trouble", lambda kernel: "")
+    monkeypatch.setattr(attention, "load_error", lambda kernel: "")
     compute = resolve_compute(precision)
     assert (compute.device, compute.kernel) == (torch.device("cuda", 0), kernel)
     assert compute.dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
@@ -67,9 +67,9 @@ def packages(tmp_path, monkeypatch):
             (folder / "cute.py").write_text(cute)
         monkeypatch.syspath_prepend(tmp_path)
 
-    attention.load_trouble.cache_clear()
+    attention.load_error.cache_clear()
     yield install
-    attention.load_trouble.cache_clear()
+    attention.load_error.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "flash_attn"]:
         del sys.modules[name]
 
@@ -101,7 +101,7 @@ def test_a_kernel_that_does_not_load_is_told_and_the_next_one_is_taken(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 85 * 10**9))
     compute = resolve_compute("auto")
     assert compute.kernel == kernel
-    found = look(compute).unloadable
+    found = inspect_machine(compute).broken_kernels
     assert [name for name, _ in found] == troubled
     if UNDEFINED in (code, cute):
         assert found[0][1].startswith("ImportError: flash_attn_2_cuda") and found[0][1].endswith("LocationE")

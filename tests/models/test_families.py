@@ -10,7 +10,7 @@ from benchmarks.families.examine import CPU, DOCUMENTS, PAIRS, Rows, examine
 from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from snaketune.evaluation.held_out import held_out_loss, how_to_run
+from snaketune.evaluation.held_out import choose_forward, held_out_loss
 from snaketune.models.attention import Unpackable, attend
 from snaketune.models.batches import collate
 from snaketune.models.kernels import segments_for
@@ -144,7 +144,7 @@ def test_an_attention_argument_that_means_something_is_refused_by_name(name):
 def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, capsys):
     config = tiny_config(family)
     model, rows = tiny_model(config), Rows(DOCUMENTS)
-    compute, about, _ = how_to_run(model, config, [rows], CPU)
+    compute, about, _ = choose_forward(model, config, [rows], CPU)
     assert compute.kernel == SEPARATE
     assert about == {"kernel": SEPARATE, "dtype": "float32"}
     assert f"{family} can't see packed rows" in capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, ca
 
 def test_evaluation_by_packed_rows_is_self_tested():
     config = tiny_config("llama")
-    _, about, run = how_to_run(tiny_model(config), config, [Rows(DOCUMENTS)], CPU)
+    _, about, run = choose_forward(tiny_model(config), config, [Rows(DOCUMENTS)], CPU)
     assert about["self_test"] == "packed = separate within 1e-03"
     assert run["self_test_share"] < 1e-5
 

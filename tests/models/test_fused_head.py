@@ -28,8 +28,8 @@ def fresh():
 @pytest.mark.parametrize("losses", [summed_losses, token_losses])
 def test_losses_and_gradients_are_those_of_eager_passes(rows, losses, monkeypatch):
     """In chunks of 16 rows, so that there are several, and the last is smaller. In 16 bits they are no less exact."""
-    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 16)
-    monkeypatch.setattr(fused_cross_entropy, "AT_ONCE", dict.fromkeys(("cpu", "other", "fused"), 0))
+    monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 16)
+    monkeypatch.setattr(fused_cross_entropy, "CHUNK_LOGITS", dict.fromkeys(("cpu", "other", "fused"), 0))
     model = tiny_model(tiny_config("llama"))
     self_test(model, [], CPU, training=True)
     batch = collate(rows, "sdpa")

@@ -239,7 +239,9 @@ def test_only_adapters_train():
 def test_an_adapter_on_tied_embeddings_is_refused(module):
     """Merged into the one, it would change the other."""
     targets = Lora(rank=2, target_modules=("q_proj", module))
-    with pytest.raises(SnaketuneError, match=r"lora\.target_modules: the output head of this model is its embedding"):
+    with pytest.raises(
+        SnaketuneError, match=r"lora\.target_modules: the output head of this model is tied to its embedding"
+    ):
         add_lora(tiny_model("llama", tie_word_embeddings=True), targets)
     trained = add_lora(tiny_model("llama"), targets)
     assert any(module in name and p.requires_grad for name, p in trained.named_parameters())

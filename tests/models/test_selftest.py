@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from snaketune.models import kernels
 from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
-from snaketune.models.cpu_attention import pieces_of
+from snaketune.models.cpu_attention import attention_blocks
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
 
@@ -64,9 +64,9 @@ def test_one_full_document_per_row_hides_no_leak(monkeypatch):
 
 def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(monkeypatch):
     def without_prefixes(rows):
-        return tuple(piece for piece in pieces_of(rows) if piece.causal)
+        return tuple(block for block in attention_blocks(rows) if block.causal)
 
-    monkeypatch.setattr(kernels, "pieces_of", without_prefixes)
+    monkeypatch.setattr(kernels, "attention_blocks", without_prefixes)
     with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])

@@ -126,8 +126,8 @@ def test_trees_run_one_sequence_at_a_time_where_a_model_cannot_be_packed():
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
 def test_chunks_of_the_head_split_places_and_not_their_tokens(family, monkeypatch):
-    monkeypatch.setattr(fused_cross_entropy, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", 7 * VOCABULARY)
+    monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 1)
     same_as_alone(tiny_config(family, **FAMILIES[family]), "sdpa")
 
 

@@ -68,7 +68,7 @@ def work(rank: int, port: int, wrapper: str, family: str, losses) -> None:
 
 def main() -> None:
     # Chunks of seven rows.
-    fused_cross_entropy.AT_ONCE, fused_cross_entropy.FREE, fused_cross_entropy.FEWEST_ROWS = (
+    fused_cross_entropy.CHUNK_LOGITS, fused_cross_entropy.SAVED_LOGITS, fused_cross_entropy.MIN_CHUNK_ROWS = (
         dict.fromkeys(("cpu", "other"), 7 * VOCABULARY),
         7 * VOCABULARY,
         1,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.cpu_attention import pieces_of
+from snaketune.models.cpu_attention import attention_blocks
 from snaketune.packing.segments import layout, mask, varlen_keys
 
 PICTURE = """
@@ -66,7 +66,7 @@ def test_parents_and_positions_follow_from_the_mask(made):
 @given(rows())
 def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made):
     placed = laid_out(made)
-    found = pieces_of(placed)
+    found = attention_blocks(placed)
     seen = np.zeros((placed.tokens, placed.tokens), int)
     for piece in found:
         queries, keys = piece.stop - piece.start, piece.last - piece.first
@@ -80,9 +80,9 @@ def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made):
 
 def test_siblings_with_one_prefix_are_one_piece_and_ancestors_end_to_end_are_another():
     siblings = layout([[6, 2, 3]], [[0, 4, 4]], row_lengths=[11])
-    assert [tuple(piece)[:4] for piece in pieces_of(siblings) if not piece.causal] == [(6, 11, 0, 4)]
+    assert [tuple(piece)[:4] for piece in attention_blocks(siblings) if not piece.causal] == [(6, 11, 0, 4)]
     chain = layout([[6, 2, 3]], [[0, 6, 7]], row_lengths=[11], prefix_segments=[[0, 0, 1]])
-    assert [tuple(piece)[:4] for piece in pieces_of(chain) if not piece.causal] == [(6, 8, 0, 6), (8, 11, 0, 7)]
+    assert [tuple(piece)[:4] for piece in attention_blocks(chain) if not piece.causal] == [(6, 8, 0, 6), (8, 11, 0, 7)]
 
 
 @given(rows())

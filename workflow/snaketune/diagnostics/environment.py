@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from snaketune.config.training_runs import Pretrained, Scratch
-from snaketune.models.memory_trace import Planned
+from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import is_slow_to_map
 from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.specs import PreflightRun
@@ -15,7 +15,7 @@ GB = 1e9
 SECONDS_TO_ANSWER = 10.0
 
 
-def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> list[Finding]:
+def disk_space(run: PreflightRun, planned: TracedModel, width: int, place: Path) -> list[Finding]:
     """Whether the results fit, and the checkpoints beside them: two, as the older one goes when the newer one is there.
 
     Args:

@@ -26,7 +26,7 @@ from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
-from snaketune.models.memory_trace import Planned
+from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
@@ -112,7 +112,7 @@ def _of_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: A
 
 def _machine(
     run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact
-) -> tuple[list[Finding], Planned | None, int]:
+) -> tuple[list[Finding], TracedModel | None, int]:
     """What of the machine doesn't fit the run, by the rules by which the training itself looks when it begins; what is planned,
     and bytes of a number of its result."""
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))

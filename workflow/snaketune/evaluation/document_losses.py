@@ -12,7 +12,7 @@ LOSSES = pa.schema(
 )
 
 
-class Documents:
+class DocumentLosses:
     """Gathers the losses of documents, batch after batch."""
 
     def __init__(self):

@@ -9,20 +9,20 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from snaketune.config.evaluations import Decoding
 from snaketune.evaluation.sampling import processors
-from snaketune.evaluation.stop_texts import Stopped, cut
+from snaketune.evaluation.stop_texts import StopOnText, cut
 from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 
 
-class Written(NamedTuple):
+class GeneratedText(NamedTuple):
     """What was written to a prompt, without special tokens, and its length in tokens (the stop token included)."""
 
     text: str
     tokens: int
 
 
-def generates_plainly(model: PreTrainedModel, chat: ChatTokenizer) -> None:
+def use_plain_generation(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     """Take away what a model's own generation_config asks for (penalties, forbidden n-grams, sampling).
 
     Models are compared by what they find likeliest, and a base that brings such settings hands them down to all that is trained
@@ -54,28 +54,28 @@ def generate(
     batch_size: int,
     compute: Compute,
     cached: bool = True,
-    keep: Callable[[dict[int, Written]], None] = lambda written: None,
-) -> list[Written]:
+    keep: Callable[[dict[int, GeneratedText]], None] = lambda written: None,
+) -> list[GeneratedText]:
     """Continue prompts until a stop token or a stop text.
 
     Args:
         prompts: int32[n] each.
-        batch_size, cached: as `continuing.how_to_continue` allows.
+        batch_size, cached: as `continuing.choose_generation_mode` allows.
         keep: is given each batch when it is written, by number of the prompt.
     Returns:
         One for each prompt.
     """
     model.eval()
-    generates_plainly(model, chat)
+    use_plain_generation(model, chat)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    written: dict[int, Written] = {}
+    written: dict[int, GeneratedText] = {}
     starts = range(0, len(order), batch_size)
     for start in progress(starts, "generating", f"batches of {batch_size}", len(starts)):
         chunk = order[start : start + batch_size]
         asked = [prompts[i] for i in chunk]
         ids_BW, mask_BW = (padded.to(compute.device) for padded in left_padded(asked, chat.pad_id))
         width = ids_BW.shape[1]
-        stopped = [Stopped(chat.decode, decoding.stop, width)] if decoding.stop else []
+        stopped = [StopOnText(chat.decode, decoding.stop, width)] if decoding.stop else []
         with compute.autocast():
             out_BX = model.generate(
                 input_ids=ids_BW,
@@ -91,7 +91,7 @@ def generate(
     return [written[i] for i in range(len(prompts))]
 
 
-def _written(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> Written:
+def _written(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> GeneratedText:
     """Args: new: tokens, with those that fill up the batch behind a stop token or text."""
     length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
-    return Written(*cut(new[:length], chat.decode, decoding.stop))
+    return GeneratedText(*cut(new[:length], chat.decode, decoding.stop))

@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.generation import generates_plainly, left_padded
+from snaketune.evaluation.generation import left_padded, use_plain_generation
 from snaketune.models.devices import Compute
 from snaketune.models.selftest import (
     TOLERANCE,
-    difference_that_counts,
+    difference_quantile,
     largest_differences,
     ordinary_ids,
     scale_of,
@@ -29,7 +29,7 @@ NEW_TOKENS = 4
 
 
 @dataclass(frozen=True)
-class Continuing:
+class GenerationMode:
     """The fastest way that is right."""
 
     batched: bool
@@ -43,24 +43,24 @@ class Continuing:
         return {"batched": self.batched, "cached": self.cached}
 
 
-WAYS = (Continuing(True, True), Continuing(False, True), Continuing(False, False))
+MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode(False, False))
 
 
 @torch.no_grad()
-def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> Continuing:
+def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> GenerationMode:
     """The first of WAYS whose logits are those of plain forwards of single prompts, as the self-test compares them.
 
     Raises:
         SnaketuneError: there is none.
     """
     model.eval()
-    generates_plainly(model, chat)
-    prompts = _made_prompts(model, chat)
+    use_plain_generation(model, chat)
+    prompts = _synthetic_prompts(model, chat)
     with compute.autocast():
-        expected = [_plainly(model, prompt, chat) for prompt in prompts]
+        expected = [_greedy_tokens(model, prompt, chat) for prompt in prompts]
         scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
         wrong = []
-        for way in WAYS:
+        for way in MODES:
             fault = _fault(model, chat, prompts, expected, way, compute.dtype, scale)
             if not fault:
                 break
@@ -78,7 +78,7 @@ def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, compute: Comput
     return way
 
 
-def _made_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
+def _synthetic_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
     text = model.config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
     room = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
@@ -87,7 +87,7 @@ def _made_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarra
     return [generator.choice(allowed, min(length, room)).astype(np.int32) for length in LENGTHS]
 
 
-def _plainly(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
+def _greedy_tokens(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
     """The likeliest tokens, one forward of everything for each, up to a stop token; and their logits [N, V]."""
     ids_1L = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
     new: list[int] = []
@@ -104,7 +104,7 @@ def _fault(
     chat: ChatTokenizer,
     prompts: list[np.ndarray],
     expected: list[tuple[list[int], torch.Tensor]],
-    way: Continuing,
+    way: GenerationMode,
     dtype: torch.dtype,
     scale: float,
 ) -> str:
@@ -136,7 +136,7 @@ def _fault(
                 if written[step] != token:
                     break
     # Not a number is a fault too.
-    if difference_that_counts(torch.cat(shares), dtype) <= TOLERANCE[dtype]:
+    if difference_quantile(torch.cat(shares), dtype) <= TOLERANCE[dtype]:
         return ""
     first = next(place for share, place in zip(shares, places) if not share.item() <= TOLERANCE[dtype])
     return f"other logits for {first}"

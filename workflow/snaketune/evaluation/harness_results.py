@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 # What `simple_evaluate` gives besides: date, git_hash, the environment's description, paths.
-KEPT = (
+RESULT_KEYS = (
     "results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples",
     "transformers_version", "lm_eval_version", "tokenizer_pad_token", "tokenizer_eos_token", "tokenizer_bos_token",
     "eot_token_id", "max_length",
@@ -31,7 +31,7 @@ def harness_results(found: dict[str, Any], folders: list[Path], **asked: Any) ->
         folders: whose files are named relative to them; of others, only the name is kept.
         asked: further entries, as lm-evaluation-harness writes them beside its results.
     """
-    kept = {key: found[key] for key in KEPT if key in found}
+    kept = {key: found[key] for key in RESULT_KEYS if key in found}
     kept["config"] = {"model": "hf"} | {key: found["config"].get(key) for key in SETTINGS}
     # Numbers that aren't would be no JSON.
     plain = json.loads(json.dumps(kept | asked, default=str), parse_constant=lambda name: None)

@@ -8,17 +8,17 @@ import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.evaluation.document_losses import Documents
+from snaketune.evaluation.document_losses import DocumentLosses
 from snaketune.evaluation.score_intervals import per_token_interval
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import SEPARATE, losses_by_batch
-from snaketune.models.packing_support import check_config, suited
+from snaketune.models.packing_support import check_config, with_supported_kernel
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 
 
-def how_to_run(
+def choose_forward(
     model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
     """Whether rows can be run as they are packed; else one sequence at a time, by the model's own attention.
@@ -28,7 +28,7 @@ def how_to_run(
     """
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
-    compute = suited(compute, config, dropout=False)
+    compute = with_supported_kernel(compute, config, dropout=False)
     try:
         if config:
             longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
@@ -50,7 +50,7 @@ def held_out_loss(
     Returns:
         These, and the losses of single documents, as LOSSES.
     """
-    documents = Documents()
+    documents = DocumentLosses()
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
         documents.add(losses_N, batch["target_documents"], len(batch["segments"].layout.documents))
     tokens = sum(documents.tokens)

@@ -24,13 +24,13 @@ from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.document_losses import loss_table
 from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import generate, generates_plainly
-from snaketune.evaluation.generation_check import Continuing, how_to_continue
-from snaketune.evaluation.held_out import held_out_loss, how_to_run
+from snaketune.evaluation.generation import generate, use_plain_generation
+from snaketune.evaluation.generation_check import GenerationMode, choose_generation_mode
+from snaketune.evaluation.held_out import choose_forward, held_out_loss
 from snaketune.evaluation.pair_logps import PAIRS
 from snaketune.evaluation.preference_accuracy import comparable_references, held_out_preferences
-from snaketune.evaluation.response_cache import KeptResponses, prompt_digest
-from snaketune.models.adapter_stack import Stack
+from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import parameter_count, set_special_tokens
@@ -44,7 +44,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template_errors import Refused
 
 if TYPE_CHECKING:
-    from snaketune.evaluation.tasks import Prepared
+    from snaketune.evaluation.tasks import PreparedTasks
 
 
 def score_model(
@@ -73,7 +73,7 @@ def score_model(
     compute = resolve_compute("auto")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    stack = Stack(
+    stack = AdapterStack(
         results=(*model, *base_layers),
         base=spec.base,
         tokenizer=tokenizer.folder,
@@ -82,14 +82,14 @@ def score_model(
     with _prepared(spec, tasks, tokenizer.folder, work.state) as prepared:
         asked, config = _load(stack, ref_logps, chat, compute)
         # By the model's own attention, which nothing has replaced yet.
-        continuing = how_to_continue(asked, chat, compute)
+        continuing = choose_generation_mode(asked, chat, compute)
         if prepared and not continuing.cached:
             raise SnaketuneError(
                 f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {asked.config.model_type} gives "
                 "other logits than its forward: leave the tasks out of this model's evaluation"
             )
         held_out = [PackedRows(pack, "held_out") for pack in packs]
-        compute, about, run = how_to_run(asked, config, held_out, compute)
+        compute, about, run = choose_forward(asked, config, held_out, compute)
         of_pairs = len(spec.conversations)
         references = comparable_references(ref_logps, compute)
         preferred = {
@@ -104,7 +104,7 @@ def score_model(
             "preferences": {name: found for name, (found, _) in preferred.items()},
         }
         use_own_attention(asked)
-        kept = KeptResponses(
+        kept = ResponseCache(
             work.root,
             {
                 "weights": [artifact.content for artifact in (*model, *base_layers)],
@@ -122,7 +122,7 @@ def score_model(
         if prepared:
             from snaketune.evaluation.tasks import run_tasks
 
-            generates_plainly(asked, chat)
+            use_plain_generation(asked, chat)
             found = run_tasks(asked, prepared, spec.tasks, continuing.batch_size(spec.tasks.batch_size))
             scores |= {"tasks": found.scores, "task_stderrs": found.stderrs, "task_intervals": found.intervals}
             write_json(work.payload / "lm_eval.json", found.harness)
@@ -153,7 +153,7 @@ def score_model(
 
 def _prepared(
     spec: EvalSpec, tasks: list[Path], tokenizer_folder: Path, scratch: Path
-) -> AbstractContextManager["Prepared | None"]:
+) -> AbstractContextManager["PreparedTasks | None"]:
     """The tasks and their data, if any are asked."""
     if not spec.tasks:
         return nullcontext()
@@ -164,7 +164,7 @@ def _prepared(
 
 
 def _load(
-    stack: Stack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
+    stack: AdapterStack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
 ) -> tuple[PreTrainedModel, PretrainedConfig | None]:
     """The model, and its config as it was read."""
     for result in stack.results:
@@ -192,9 +192,9 @@ def _responses(
     model: PreTrainedModel,
     chat: ChatTokenizer,
     compute: Compute,
-    continuing: Continuing,
+    continuing: GenerationMode,
     corpora: list[Artifact],
-    kept: KeptResponses,
+    kept: ResponseCache,
 ) -> tuple[list[Response], int]:
     """What the model writes to held-out prompts, and whether it is right; and how many of it weren't written already."""
     prompts = [

@@ -9,7 +9,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.evaluation.pair_logps import pair_table
 from snaketune.evaluation.score_intervals import mean_interval, share_interval
 from snaketune.models.devices import Compute
-from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.training.reference.logps_table import Reference, is_comparable, read_ref_logps
 
@@ -33,17 +33,17 @@ def held_out_preferences(
     references: dict[str, Reference],
 ) -> tuple[dict[str, Any], pa.Table]:
     """Scores of the held-out rows of one pack, and its pairs one by one (PAIRS, in the order of the rows)."""
-    sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, f"preferences, {name}")
+    sums_P2, counts_P2 = all_pair_logprobs(model, rows, compute, f"preferences, {name}")
     held_out = list(documents(pack, "held_out"))
     ids, sources = ([document[what] for document in held_out] for what in ("id", "source"))
-    references = of_same_tokens(ids, counts_P2, references)
+    references = with_same_tokens(ids, counts_P2, references)
     scores = preference_scores(ids, sums_P2, counts_P2, references)
     scores |= by_source(ids, sources, sums_P2, counts_P2, references)
     known = {pair: (reference.chosen_logp, reference.rejected_logp) for pair, reference in references.items()}
     return scores, pair_table(name, ids, sources, sums_P2.tolist(), counts_P2.tolist(), known)
 
 
-def of_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> dict[str, Reference]:
+def with_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> dict[str, Reference]:
     """The references over the very tokens that are evaluated, by pair id; says how many aren't. Training may have truncated a
     pair elsewhere than the evaluation does, and a whole answer less half of it is no reward.
 

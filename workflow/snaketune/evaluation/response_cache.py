@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from snaketune.artifacts.digests import digest_json
-from snaketune.evaluation.generation import Written
+from snaketune.evaluation.generation import GeneratedText
 from snaketune.stages.cache.clean import RESPONSES
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.libraries import installed_version
@@ -29,7 +29,7 @@ CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "sn
 LIBRARIES = ("torch", "transformers", "peft")
 
 
-class KeptResponses:
+class ResponseCache:
     """Those of one key.
 
     Attributes:
@@ -45,16 +45,16 @@ class KeptResponses:
         }
         self.key = digest_json(shaped_by | parts)[:32]
         self.folder = work_root / RESPONSES / self.key
-        self.known: dict[str, Written] = {}
+        self.known: dict[str, GeneratedText] = {}
         # What a link leads to is not ours to read or to write.
         self.there = not any(path.is_symlink() for path in (self.folder, self.folder.parent))
         # Sorted, so that of two responses to one prompt every job takes the same.
         for path in sorted(self.folder.glob("*.jsonl") if self.there else ()):
             for line in _intact(path):
                 row = json.loads(line)
-                self.known.setdefault(row["prompt"], Written(row["text"], row["tokens"]))
+                self.known.setdefault(row["prompt"], GeneratedText(row["text"], row["tokens"]))
 
-    def add(self, new: dict[str, Written]) -> None:
+    def add(self, new: dict[str, GeneratedText]) -> None:
         """Args: new: by digest of the prompt."""
         self.known |= new
         if not self.there:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 # Standard errors on both sides of a mean that hold 95% of a normal distribution.
 Z = 1.96
 # Of fewer values, how much they differ isn't known well enough for any interval of their mean.
-FEWEST = 5
+MIN_VALUES = 5
 # Metrics of lm-evaluation-harness that are shares, by the beginning of their names.
 SHARES = ("acc", "exact_match", "f1")
 
@@ -43,11 +43,11 @@ def mean_interval(values: Sequence[float]) -> list[float] | None:
     ([1.0417, 4.9583], None)
     """
     size = len(values)
-    if size < FEWEST:
+    if size < MIN_VALUES:
         return None
     mean = math.fsum(values) / size
     variance = math.fsum((value - mean) ** 2 for value in values) / (size - 1)
-    return around(mean, math.sqrt(variance / size), size)
+    return t_interval(mean, math.sqrt(variance / size), size)
 
 
 def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[float] | None:
@@ -69,7 +69,7 @@ def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, floa
     chapter 6), by Student's t."""
     size, whole = len(sums), math.fsum(tokens)
     mean = math.fsum(sums) / whole
-    if size < FEWEST:
+    if size < MIN_VALUES:
         return mean, None
     squares = math.fsum((own - mean * count) ** 2 for own, count in zip(sums, tokens, strict=True))
     return mean, student(size - 1) * math.sqrt(squares * size / (size - 1)) / whole
@@ -90,16 +90,16 @@ def student(freedom: int) -> float:
     )
 
 
-def around(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
+def t_interval(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
     """Of a mean of `size` values whose standard error is known, by Student's t; None of fewer than five.
 
     Args:
         share: whether nothing below 0 or above 1 can be meant.
 
-    >>> around(0.9, 0.1, 50), around(0.9, 0.1, 50, share=True), around(0.9, 0.1, 4)
+    >>> t_interval(0.9, 0.1, 50), t_interval(0.9, 0.1, 50, share=True), t_interval(0.9, 0.1, 4)
     ([0.699, 1.101], [0.699, 1.0], None)
     """
-    if size < FEWEST:
+    if size < MIN_VALUES:
         return None
     half = student(size - 1) * stderr
     low, high = value - half, value + half

@@ -9,10 +9,10 @@ from transformers import StoppingCriteria
 Decode = Callable[[Sequence[int]], str]
 
 
-def first_place(text: str, stops: Sequence[str]) -> int | None:
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
     """Where the first of them begins.
 
-    >>> first_place("one. two\\n", ["\\n", ". "]), first_place("one", ["."])
+    >>> first_stop("one. two\\n", ["\\n", ". "]), first_stop("one", ["."])
     (3, None)
     """
     return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
@@ -21,14 +21,14 @@ def first_place(text: str, stops: Sequence[str]) -> int | None:
 def cut(new: list[int], decode: Decode, stops: Sequence[str]) -> tuple[str, int]:
     """What the tokens say before the first of the texts, and after how many of them that one was complete."""
     text = decode(new)
-    place = first_place(text, stops)
+    place = first_stop(text, stops)
     if place is None:
         return text, len(new)
-    ended = bisect_left(range(len(new)), True, key=lambda n: first_place(decode(new[:n]), stops) is not None)
+    ended = bisect_left(range(len(new)), True, key=lambda n: first_stop(decode(new[:n]), stops) is not None)
     return text[:place], ended
 
 
-class Stopped(StoppingCriteria):
+class StopOnText(StoppingCriteria):
     """Ends each row of a batch once its response holds one of the texts; the batch ends with its last row.
 
     Each step decodes the last few tokens of each row: as many as the longest text has bytes, since a token has at least one.
@@ -50,4 +50,4 @@ class Stopped(StoppingCriteria):
         return torch.tensor([row in self.ended for row in range(len(new_BN))], device=input_ids.device)
 
     def _is_in(self, ids: list[int]) -> bool:
-        return first_place(self.decode(ids), self.stops) is not None
+        return first_stop(self.decode(ids), self.stops) is not None

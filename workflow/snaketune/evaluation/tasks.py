@@ -18,7 +18,7 @@ from snaketune.config.evaluations import TaskQuestions
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.harness_results import harness_results
-from snaketune.evaluation.score_intervals import SHARES, around
+from snaketune.evaluation.score_intervals import SHARES, t_interval
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.stages.host.disk_errors import disk_trouble
 
@@ -31,7 +31,7 @@ HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedTasks:
     """Tasks with their data.
 
     Attributes:
@@ -68,7 +68,7 @@ class TaskScores:
 @contextmanager
 def prepared_tasks(
     questions: TaskQuestions, folder: Path | None, tokenizer_folder: Path, scratch: Path
-) -> Iterator[Prepared]:
+) -> Iterator[PreparedTasks]:
     """Tasks with their data, which are there as long as the context lasts.
 
     Paths of data files in a local task's YAML are relative to the working directory.
@@ -99,7 +99,7 @@ def prepared_tasks(
     refuse_code(manager.task_index, questions.names)
     with _own_datasets_cache(scratch if folder else None):
         loaded = _load(manager, questions.names, where)
-        yield Prepared(
+        yield PreparedTasks(
             manager=manager,
             tasks=[part for name in questions.names for part in _parts(manager, loaded, name)],
             where=where,
@@ -110,7 +110,9 @@ def prepared_tasks(
         )
 
 
-def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskQuestions, batch_size: int) -> TaskScores:
+def run_tasks(
+    model: "PreTrainedModel", prepared: PreparedTasks, questions: TaskQuestions, batch_size: int
+) -> TaskScores:
     """Ask a model.
 
     Raises:
@@ -208,7 +210,7 @@ def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
 def _intervals(scores: dict[str, float], stderrs: dict[str, float], size: int) -> dict[str, list[float]]:
     """Of the metrics that have one."""
     known = {
-        metric: around(scores[metric], stderr, size, share=metric.startswith(SHARES))
+        metric: t_interval(scores[metric], stderr, size, share=metric.startswith(SHARES))
         for metric, stderr in stderrs.items()
         if metric in scores
     }

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.models.load_model import numbers_in
+from snaketune.models.load_model import parameter_numel
 
 # As configs call the experts of a layer, and those of them that a token goes to.
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 # In a list of experts, or in one tensor for all; what chooses among them is no expert.
 EXPERT = re.compile(r"\bexperts\.(\d+\.|\w+$)")
-ATTENDING = {"", "full_attention", "sliding_attention", "chunked_attention", "attention"}
+ATTENTION_LAYER_TYPES = {"", "full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,9 @@ class Attention:
         >>> [kind.pairs(np.array([3]), np.array([5])) for kind in kinds]
         [30, 20, 14]
         """
-        return int((self._up_to(prefixes_D + lengths_D) - self._up_to(prefixes_D)).sum())
+        return int((self._pairs_up_to(prefixes_D + lengths_D) - self._pairs_up_to(prefixes_D)).sum())
 
-    def _up_to(self, queries_D: np.ndarray) -> np.ndarray:
+    def _pairs_up_to(self, queries_D: np.ndarray) -> np.ndarray:
         queries_D = queries_D.astype(np.int64)
         if self.chunk:
             whole_D, rest_D = np.divmod(queries_D, self.chunk)
@@ -175,12 +175,12 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     counts = {True: 0.0, False: 0.0}
     for name, parameter in _multiplied(model):
         share = experts[0] / experts[1] if experts and _is_expert(name, parameter, experts[1]) else 1
-        counts[parameter.requires_grad] += numbers_in(parameter) * share
+        counts[parameter.requires_grad] += parameter_numel(parameter) * share
     return FlopCount(
         trained=round(counts[True]),
         frozen=round(counts[False]),
         head_per_token=_head(inner),
-        parameters=sum(map(numbers_in, model.parameters())),
+        parameters=sum(map(parameter_numel, model.parameters())),
         experts=experts,
         layers=_layers(config),
     )
@@ -200,7 +200,7 @@ def _multiplied(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
 
 def _head(model: PreTrainedModel) -> int:
     head = model.get_output_embeddings()
-    return sum((6 if p.requires_grad else 4) * numbers_in(p) for p in head.parameters()) if head is not None else 0
+    return sum((6 if p.requires_grad else 4) * parameter_numel(p) for p in head.parameters()) if head is not None else 0
 
 
 def _experts(config: PretrainedConfig) -> tuple[int, int] | None:
@@ -229,7 +229,7 @@ def _layers(config: PretrainedConfig) -> tuple[tuple[Attention, int], ...]:
 def _attention(config: PretrainedConfig, kind: str) -> Attention | None:
     """Of one layer; `kind` is empty where the config says nothing of it. None if it doesn't attend."""
     heads = getattr(config, "num_attention_heads", 0)
-    if not heads or kind not in ATTENDING:
+    if not heads or kind not in ATTENTION_LAYER_TYPES:
         return None
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

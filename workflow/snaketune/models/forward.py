@@ -23,7 +23,7 @@ def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool
     if (segments.kernel, segments.layout.prefixed) not in getattr(inner, "allowed_packed", ()):
         what = "shared prompts" if segments.layout.prefixed else "documents"
         raise RuntimeError(f"a packed forward of {what} by kernel {segments.kernel} before its self-test")
-    if hasattr(inner, "whole_forward"):
+    if hasattr(inner, "original_forward"):
         rows_N = batch["source_rows"] if segments.layout.prefixed else None
         supervised = Supervised(sources_U=batch["sources"], rows_N=rows_N, targets_N=batch["targets"], summed=summed)
         return model(**packed_inputs(batch), supervised=supervised)

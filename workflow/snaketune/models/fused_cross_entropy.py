@@ -16,11 +16,11 @@ import torch
 
 # Logits of a chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB with what eager passes make of them. Fused ones
 # make nothing more, so that as many bytes hold more rows where the head is trained, and each chunk adds a gradient [V, H].
-AT_ONCE = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
+CHUNK_LOGITS = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
 # Logits that are held for the backward pass.
-FREE = 2**25
+SAVED_LOGITS = 2**25
 # Fewer rows make slow matrix products.
-FEWEST_ROWS = 128
+MIN_CHUNK_ROWS = 128
 
 
 def target_logits(logits_CV: torch.Tensor, begin: int, rows_N: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ class TokenLosses(torch.autograd.Function):
         single_U1 = (predicted_U1 == 1).float()
         ctx.rows = _rows_at_once(weight_VH, passes, trained=ctx.needs_input_grad[1])
         # Kept chunk by chunk: what is larger is memory that the system takes back and gives again.
-        ctx.exponentials, free = [], max(FREE // len(weight_VH), ctx.rows) if kept and passes is EAGER else 0
+        ctx.exponentials, free = [], max(SAVED_LOGITS // len(weight_VH), ctx.rows) if kept and passes is EAGER else 0
         spare_CV = None
         with torch.autocast(device, enabled=False):
             for begin in range(0, len(cast_UH), ctx.rows):
@@ -194,7 +194,7 @@ class TokenLosses(torch.autograd.Function):
 
 def _rows_at_once(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> int:
     kind = "fused" if trained and passes is not EAGER else weight_VH.device.type
-    return max(AT_ONCE.get(kind, AT_ONCE["other"]) // len(weight_VH), FEWEST_ROWS)
+    return max(CHUNK_LOGITS.get(kind, CHUNK_LOGITS["other"]) // len(weight_VH), MIN_CHUNK_ROWS)
 
 
 def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:

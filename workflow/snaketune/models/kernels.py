@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.cpu_attention import Piece, attend_by_pieces, can_attend, pieces_of
+from snaketune.models.cpu_attention import Block, attend_by_blocks, attention_blocks, can_attend
 from snaketune.packing.segments import PADDING_SEGMENT, Layout, mask, varlen_keys
 
 
@@ -55,7 +55,7 @@ class Segments:
     layout: Layout
     longest: int
     positions_T: torch.Tensor
-    pieces: tuple[Piece, ...] = ()
+    blocks: tuple[Block, ...] = ()
     mask_TT: torch.Tensor | None = None
     keys_U: torch.Tensor | None = None
     cu_q: torch.Tensor | None = None
@@ -63,19 +63,19 @@ class Segments:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":
         """On another device."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Segments":
         """A copy in memory that a GPU reads by itself."""
-        return self._each(torch.Tensor.pin_memory)
+        return self._map_tensors(torch.Tensor.pin_memory)
 
-    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
+    def _map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
         return replace(self, **changed)
 
 
-def segments_for(kernel: str, rows: Layout, longest: int | None = None, gathers: bool = False) -> Segments:
+def segments_for(kernel: str, rows: Layout, longest: int | None = None, any_prefixes: bool = False) -> Segments:
     """The layout as `kernel` wants it, on the CPU.
 
     Args:
@@ -86,19 +86,19 @@ def segments_for(kernel: str, rows: Layout, longest: int | None = None, gathers:
     arrays: dict[str, Any]
     longest = rows.longest if longest is None else longest
     if kernel == "sdpa":
-        arrays = {"pieces": pieces_of(rows)}
+        arrays = {"pieces": attention_blocks(rows)}
         arrays |= {"keys_U": torch.from_numpy(varlen_keys(rows)[0])} if rows.prefixed else {}
     elif kernel == "dense":
         arrays = {"mask_TT": torch.from_numpy(mask(rows))}
     else:
         keys, cu_q, cu_k = map(torch.from_numpy, varlen_keys(rows))
-        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": keys} if rows.prefixed or gathers else {})
+        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": keys} if rows.prefixed or any_prefixes else {})
         longest = max(longest, PADDING_SEGMENT)
     return Segments(kernel=kernel, layout=rows, longest=longest, positions_T=torch.from_numpy(rows.positions), **arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AttentionOptions:
     """What a layer needs of its attention besides softmax over what is visible.
 
     Attributes:
@@ -114,25 +114,25 @@ class Asked:
     softcap: float | None = None
 
 
-def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, asked: Asked) -> torch.Tensor:
-    if can_attend(query_1HTD, value_1KTD) and not asked.dropout and asked.window is None:
-        return attend_by_pieces(query_1HTD, key_1KTD, value_1KTD, segments.pieces, asked.scaling)
+def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, options: AttentionOptions) -> torch.Tensor:
+    if can_attend(query_1HTD, value_1KTD) and not options.dropout and options.window is None:
+        return attend_by_blocks(query_1HTD, key_1KTD, value_1KTD, segments.blocks, options.scaling)
     queries = query_1HTD.split(segments.layout.lengths.tolist(), dim=2)
     if segments.keys_U is not None:
         key_1KTD, value_1KTD = (tensor.index_select(2, segments.keys_U) for tensor in (key_1KTD, value_1KTD))
     keys, values = (tensor.split(segments.layout.sequence_lengths.tolist(), dim=2) for tensor in (key_1KTD, value_1KTD))
-    return torch.cat([_causal(*parts, asked).transpose(1, 2) for parts in zip(queries, keys, values, strict=True)], 1)
+    return torch.cat([_causal(*parts, options).transpose(1, 2) for parts in zip(queries, keys, values, strict=True)], 1)
 
 
-def _causal(query_1HQD, key_1KWD, value_1KWD, asked: Asked) -> torch.Tensor:
+def _causal(query_1HQD, key_1KWD, value_1KWD, options: AttentionOptions) -> torch.Tensor:
     """[1, H, Q, D]: of W tokens the last Q, each of which sees itself and those before it, back to the window's edge."""
     how = {
-        "dropout_p": asked.dropout,
-        "scale": asked.scaling,
+        "dropout_p": options.dropout,
+        "scale": options.scaling,
         "enable_gqa": query_1HQD.shape[1] != key_1KWD.shape[1],
     }
     queries, width = query_1HQD.shape[2], key_1KWD.shape[2]
-    window = min(asked.window or width, width)
+    window = min(options.window or width, width)
     if window == queries == width:
         return F.scaled_dot_product_attention(query_1HQD, key_1KWD, value_1KWD, is_causal=True, **how)
     before, blocks = width - queries, []
@@ -153,23 +153,23 @@ def _causal(query_1HQD, key_1KWD, value_1KWD, asked: Asked) -> torch.Tensor:
     return torch.cat(blocks, dim=2)
 
 
-def _dense(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+def _dense(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:
     visible_TT = segments.mask_TT
-    if asked.window:
-        visible_TT = visible_TT & (segments.positions_T[:, None] - segments.positions_T < asked.window)
+    if options.window:
+        visible_TT = visible_TT & (segments.positions_T[:, None] - segments.positions_T < options.window)
     out_1HTD = F.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=visible_TT,
-        dropout_p=asked.dropout,
-        scale=asked.scaling,
+        dropout_p=options.dropout,
+        scale=options.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out_1HTD.transpose(1, 2)
 
 
-def _end_to_end(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _varlen_inputs(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix; without prefixes U is T.
 
     Values of fewer numbers than keys (DeepSeek's) are filled up with zeros, which the caller cuts off what comes out.
@@ -186,41 +186,41 @@ def _end_to_end(query, key, value, segments: Segments) -> tuple[torch.Tensor, to
     return query_THD.contiguous(), key_UKD.contiguous(), value_UKD.contiguous()
 
 
-def _varlen(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+def _varlen(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:
     return varlen_attn(
-        *_end_to_end(query, key, value, segments),
+        *_varlen_inputs(query, key, value, segments),
         segments.cu_q,
         segments.cu_k,
         segments.longest,
         segments.longest,
-        scale=asked.scaling,
-        window_size=(asked.window - 1 if asked.window else -1, 0),
-        **GROUPED,
+        scale=options.scaling,
+        window_size=(options.window - 1 if options.window else -1, 0),
+        **ENABLE_GQA,
     )[None, ..., : value.shape[-1]]
 
 
-def _flash_2(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+def _flash_2(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:
     from flash_attn import flash_attn_varlen_func
 
     return flash_attn_varlen_func(
-        *_end_to_end(query, key, value, segments),
+        *_varlen_inputs(query, key, value, segments),
         segments.cu_q,
         segments.cu_k,
         segments.longest,
         segments.longest,
-        dropout_p=asked.dropout,
-        softmax_scale=asked.scaling,
+        dropout_p=options.dropout,
+        softmax_scale=options.scaling,
         causal=True,
-        window_size=(asked.window - 1 if asked.window else -1, -1),
-        softcap=asked.softcap or 0.0,
+        window_size=(options.window - 1 if options.window else -1, -1),
+        softcap=options.softcap or 0.0,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )[None, ..., : value.shape[-1]]
 
 
-def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+def _flash_4(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:
     from flash_attn.cute import flash_attn_varlen_func
 
-    query_THD, key_UKD, value_UKD = _end_to_end(query, key, value, segments)
+    query_THD, key_UKD, value_UKD = _varlen_inputs(query, key, value, segments)
     out = flash_attn_varlen_func(
         query_THD,
         key_UKD,
@@ -229,10 +229,10 @@ def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tenso
         cu_seqlens_k=segments.cu_k,
         max_seqlen_q=segments.longest,
         max_seqlen_k=segments.longest,
-        softmax_scale=asked.scaling,
+        softmax_scale=options.scaling,
         causal=True,
-        window_size=(asked.window - 1 if asked.window else None, None),
-        softcap=asked.softcap or 0.0,
+        window_size=(options.window - 1 if options.window else None, None),
+        softcap=options.softcap or 0.0,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return (out[0] if isinstance(out, tuple) else out)[None, ..., : value.shape[-1]]
@@ -246,11 +246,11 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "flash_attention_4": _flash_4,
 }
 # torch 2.13 takes fewer key than query heads by this argument alone; 2.11 lacks it. Read before anything is compiled.
-GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+ENABLE_GQA = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class KernelLimits:
     """What a kernel's own code refuses; sources: torch's flash_api.cpp (2.11), flash-attn 2.8.3, flash-attn-4 4.0.0b36.
 
     Attributes:
@@ -266,30 +266,30 @@ class Limits:
 
 
 LIMITS = {
-    "sdpa": Limits(),
-    "dense": Limits(),
-    "varlen": Limits(head_size=256, multiple=8, dropout=False),
-    "flash_attention_2": Limits(head_size=256, softcap=True),
+    "sdpa": KernelLimits(),
+    "dense": KernelLimits(),
+    "varlen": KernelLimits(head_size=256, multiple=8, dropout=False),
+    "flash_attention_2": KernelLimits(head_size=256, softcap=True),
     # Larger heads depend on the card; the next kernels take them on all.
-    "flash_attention_4": Limits(head_size=128, multiple=8, dropout=False, softcap=True),
+    "flash_attention_4": KernelLimits(head_size=128, multiple=8, dropout=False, softcap=True),
 }
 # Those that cap the logits of attention, as Gemma 2 has it.
-SOFTCAP = {kernel for kernel, limits in LIMITS.items() if limits.softcap}
+SOFTCAP_KERNELS = {kernel for kernel, limits in LIMITS.items() if limits.softcap}
 
 
-def refusal(kernel: str, head_size: int, asked: Asked) -> str:
+def refusal(kernel: str, head_size: int, options: AttentionOptions) -> str:
     """Why a kernel can't compute what a layer asks for; empty if it can.
 
-    >>> refusal("varlen", 80, Asked()), refusal("varlen", 64, Asked(dropout=0.1))
+    >>> refusal("varlen", 80, AttentionOptions()), refusal("varlen", 64, AttentionOptions(dropout=0.1))
     ('', 'kernel varlen has no dropout of attention weights (0.1)')
-    >>> refusal("varlen", 100, Asked())
+    >>> refusal("varlen", 100, AttentionOptions())
     'kernel varlen takes heads of a multiple of 8 up to 256 numbers, and these have 100'
     """
     limits = LIMITS[kernel]
-    if asked.softcap and not limits.softcap:
-        return f"its attention is soft-capped, which kernel {kernel} doesn't do ({' and '.join(sorted(SOFTCAP))} do)"
-    if asked.dropout and not limits.dropout:
-        return f"kernel {kernel} has no dropout of attention weights ({asked.dropout:g})"
+    if options.softcap and not limits.softcap:
+        return f"its attention is soft-capped, which kernel {kernel} doesn't do ({' and '.join(sorted(SOFTCAP_KERNELS))} do)"
+    if options.dropout and not limits.dropout:
+        return f"kernel {kernel} has no dropout of attention weights ({options.dropout:g})"
     if limits.head_size and (head_size > limits.head_size or head_size % limits.multiple):
         multiple = f"a multiple of {limits.multiple} " if limits.multiple > 1 else ""
         return f"kernel {kernel} takes heads of {multiple}up to {limits.head_size} numbers, and these have {head_size}"

@@ -76,7 +76,7 @@ def load_folder(
     return _prepared(model, quantization)
 
 
-def as_loaded(
+def reload_model(
     model: PreTrainedModel, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
     """What `load_folder` would give of the folder that a model is written to."""
@@ -310,9 +310,9 @@ def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
 
 def parameter_count(model: torch.nn.Module) -> int:
     """Parameters, tied ones once; 4-bit ones by the numbers that they stand for."""
-    return sum(map(numbers_in, model.parameters()))
+    return sum(map(parameter_numel, model.parameters()))
 
 
-def numbers_in(parameter: torch.nn.Parameter) -> int:
+def parameter_numel(parameter: torch.nn.Parameter) -> int:
     """How many numbers a parameter stands for: 4-bit ones lie two to a byte."""
     return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.auto_batch import AtOnce
+from snaketune.models.auto_batch import AutoBatch
 from snaketune.models.batches import Batch, collate
-from snaketune.models.device_memory import ran_out, start_again
+from snaketune.models.device_memory import is_out_of_memory, reset_peak_memory
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
 from snaketune.models.kernels import Segments
@@ -78,28 +78,28 @@ def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, 
     Yields:
         Each batch, and its float32[N] losses.
     """
-    done = ((batch, losses_N) for _, batch, losses_N in passes(model, rows, range(len(rows)), compute, what))
-    at_once = AtOnce(rows.row_length, compute.device).rows
+    done = ((batch, losses_N) for _, batch, losses_N in losses_of_rows(model, rows, range(len(rows)), compute, what))
+    at_once = AutoBatch(rows.row_length, compute.device).rows
     yield from progress(done, what, "batches", -(-len(rows) // at_once))
 
 
-def passes(
+def losses_of_rows(
     model: torch.nn.Module, rows: PackedRows, numbers: Sequence[int], compute: Compute, what: str
 ) -> Iterator[tuple[Sequence[int], dict[str, Any], torch.Tensor]]:
     """The same for some of the rows, whose numbers come with each batch."""
     model.eval()
-    at_once, done = AtOnce(rows.row_length, compute.device), 0
+    at_once, done = AutoBatch(rows.row_length, compute.device), 0
     while done < len(numbers):
         some, found, started = numbers[done : done + at_once.rows], None, time.monotonic()
         try:
             found = _forward(model, [rows[row] for row in some], compute)
         except Exception as error:
-            if at_once.rows == 1 or not ran_out(error):
+            if at_once.rows == 1 or not is_out_of_memory(error):
                 raise
         if found is None:
             # Not in the handler, whose traceback holds on to tensors.
-            at_once.ran_out()
-            start_again(compute.device)
+            at_once.is_out_of_memory()
+            reset_peak_memory(compute.device)
             print(f"{what}: out of memory; going on with {at_once.rows} rows at once", flush=True)
             continue
         if at_once.grows and len(some) == at_once.rows:
@@ -118,7 +118,7 @@ def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Comput
         return batch, (separate_token_losses if separate else token_losses)(model, batch)
 
 
-def pair_logprobs_of(
+def all_pair_logprobs(
     model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float64[P, 2] summed log-probabilities and int64[P, 2] token counts of all packed pairs, in the order of the rows."""

@@ -14,10 +14,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 
 from snaketune.models.attention import Unpackable, attend, usable_kernels, use_attention
 from snaketune.models.devices import Compute
-from snaketune.models.kernels import SOFTCAP, Asked, refusal, segments_for
+from snaketune.models.kernels import SOFTCAP_KERNELS, AttentionOptions, refusal, segments_for
 from snaketune.packing.segments import layout
 
-INSTEAD = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
+ALTERNATIVES = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
 # Rotary factors of these types depend on the longest position in the batch.
 BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
@@ -37,14 +37,14 @@ def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel:
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     heard = _dry_run(config) if known else DryRun()
     if reason := _reason(text, known, prefixes, kernel) or heard.trouble or heard.refused_by(kernel):
-        raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
+        raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {ALTERNATIVES}")
     if reason := _too_long(text, longest, heard.windows):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
 def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str) -> str:
-    if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP:
-        return refusal(kernel, 0, Asked(softcap=softcap))
+    if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP_KERNELS:
+        return refusal(kernel, 0, AttentionOptions(softcap=softcap))
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
     if strange:
         return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
@@ -73,7 +73,7 @@ class DryRun:
 
     trouble: str = ""
     windows: set[int] = field(default_factory=set)
-    needs: set[tuple[int, Asked]] = field(default_factory=set)
+    needs: set[tuple[int, AttentionOptions]] = field(default_factory=set)
 
     def refused_by(self, kernel: str) -> str:
         """Why a kernel can't compute it; empty if it can."""
@@ -99,7 +99,7 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
     def listen(module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, **others):
         if sliding_window:
             found.windows.add(sliding_window)
-        found.needs.add((query.shape[-1], Asked(dropout=dropout, softcap=softcap)))
+        found.needs.add((query.shape[-1], AttentionOptions(dropout=dropout, softcap=softcap)))
         return attend(module, query, key, value, mask, dropout=dropout, **others)
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -122,7 +122,7 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
     return found
 
 
-def suited(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
+def with_supported_kernel(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
     """With the fastest kernel that can compute this model's attention: its head sizes, and its dropout of attention weights.
 
     The log says why a faster one isn't taken. What a config doesn't tell is left to the self-test.

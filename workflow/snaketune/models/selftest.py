@@ -28,17 +28,17 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
 from snaketune.models.batches import collate
-from snaketune.models.chunked_head import chunk_head, whole_around_layers
+from snaketune.models.chunked_head import chunk_head, unsharded_root
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
-from snaketune.models.packing_support import INSTEAD, batch_dependent_rope, windows_of
+from snaketune.models.packing_support import ALTERNATIVES, batch_dependent_rope, windows_of
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 from snaketune.packing.shards import IGNORED
 
 # Largest accepted difference, as a share of the scale; and the share of the tokens that have to be within it.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
+REQUIRED_SHARE = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 # The same computation of the same shapes with other tokens elsewhere: 0 but for experts, whose share of the tokens changes.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Logits of so many tokens are held at a time.
@@ -62,8 +62,8 @@ class SelfTest:
     def about(self) -> dict[str, Any]:
         """For the manifest: the same for the same work, whatever the last bits are."""
         within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}"
-        if AGREEING[self.compute.dtype] < 1:
-            within += f" in {AGREEING[self.compute.dtype]:.0%} of the tokens"
+        if REQUIRED_SHARE[self.compute.dtype] < 1:
+            within += f" in {REQUIRED_SHARE[self.compute.dtype]:.0%} of the tokens"
         return self.compute.about() | {"self_test": within}
 
 
@@ -85,7 +85,7 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
             model.eval()
             shares.append(share := _difference_from_separate(model, rows, compute))
             _judge(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones", kernel)
-        for rows in made_rows(model.config, prefixes):
+        for rows in synthetic_rows(model.config, prefixes):
             for mode in (False, True) if training else (False,):
                 model.train(mode)
                 share = _leak(model, rows, compute)
@@ -95,7 +95,7 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
                     share, LEAK_TOLERANCE[dtype], f"what one document says changes the logits of another{how}", kernel
                 )
     except Unpackable as error:
-        raise Unpackable(f"{name} can't see packed rows as single documents: {error}. {INSTEAD}") from error
+        raise Unpackable(f"{name} can't see packed rows as single documents: {error}. {ALTERNATIVES}") from error
     finally:
         model.train(was_training)
     use_segment_attention(model)
@@ -107,10 +107,10 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
 
 
 def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
-    batch = collate(made_rows(model.config, prefixes=False)[0], compute.kernel).to(compute.device)
+    batch = collate(synthetic_rows(model.config, prefixes=False)[0], compute.kernel).to(compute.device)
     was_training = model.training
     model.eval()
-    with compute.autocast(), whole_around_layers(model):
+    with compute.autocast(), unsharded_root(model):
         chunked = chunk_head(model, packed_inputs(batch), torch.arange(8, device=compute.device))
     model.train(was_training)
     if not chunked:
@@ -119,7 +119,7 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
         )
 
 
-def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
+def synthetic_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
     """Batches of two made rows, as `PackedRows` gives them: documents, and pairs if there are `prefixes` in the run."""
     text = config.get_text_config()
     limits = (*windows_of(text), batch_dependent_rope(text), getattr(text, "max_position_embeddings", None))
@@ -169,7 +169,7 @@ def _special_ids(config: PretrainedConfig) -> set[int]:
 def _rows_to_test(
     config: PretrainedConfig, packs: Sequence[PackedRows], prefixes: bool
 ) -> Iterator[tuple[list[dict[str, Any]], str]]:
-    documents, *pairs = made_rows(config, prefixes)
+    documents, *pairs = synthetic_rows(config, prefixes)
     yield documents, "made documents"
     for rows in pairs:
         yield rows, "made pairs with a shared prompt"
@@ -209,7 +209,7 @@ def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]]
         alone_NV = torch.cat(alone)
         differences.append(largest_differences(packed_NV, alone_NV))
         scales.append(scale_of(alone_NV))
-    return difference_that_counts(torch.cat(differences) / torch.stack(scales).max(), compute.dtype)
+    return difference_quantile(torch.cat(differences) / torch.stack(scales).max(), compute.dtype)
 
 
 @torch.no_grad()
@@ -258,18 +258,18 @@ def largest_differences(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.T
     return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().amax(1)
 
 
-def difference_that_counts(shares_N: torch.Tensor, dtype: torch.dtype) -> float:
+def difference_quantile(shares_N: torch.Tensor, dtype: torch.dtype) -> float:
     """Of the differences of tokens the largest, in 16 bits that of nine in ten; not a number if one of them isn't.
 
     >>> shares = torch.tensor([0.01] * 18 + [0.02, 0.9])
-    >>> round(difference_that_counts(shares, torch.bfloat16), 3), round(difference_that_counts(shares, torch.float32), 3)
+    >>> round(difference_quantile(shares, torch.bfloat16), 3), round(difference_quantile(shares, torch.float32), 3)
     (0.01, 0.9)
     """
     # torch.quantile takes 16 million numbers at most.
     ordered_N = shares_N.float().sort().values
     if ordered_N.isnan().any():
         return float("nan")
-    return ordered_N[max(0, math.ceil(AGREEING[dtype] * len(ordered_N)) - 1)].item()
+    return ordered_N[max(0, math.ceil(REQUIRED_SHARE[dtype] * len(ordered_N)) - 1)].item()
 
 
 def scale_of(logits_NV: torch.Tensor) -> torch.Tensor:

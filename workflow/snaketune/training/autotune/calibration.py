@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import host_limit, ran_out, start_again
+from snaketune.models.device_memory import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.models.load_model import load_base, read_config, scratch_config
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
@@ -108,7 +108,7 @@ class _Bench:
             self.device = torch.cuda.get_device_name(device)
             self.memory = torch.cuda.get_device_properties(device).total_memory
         else:
-            self.device, self.memory = device.type, host_limit()
+            self.device, self.memory = device.type, host_memory_limit()
 
     def measure(self, portions: Portions, before: list[Trial]) -> Trial:
         """A trial, made now or known from before. Args: before: those with the same kind of activations."""
@@ -124,12 +124,12 @@ class _Bench:
         # Each looks at its own host, and all have to decide alike.
         if why := next(filter(None, gather_object([self._cannot(portions, before)])), ""):
             return trial | {"why": why}
-        start_again(self.run.compute.device)
+        reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
         try:
             timing = self._time(portions)
         except Exception as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             trial["why"] = str(error).strip().partition("\n")[0]
             if self.spec.processes > 1:
@@ -163,7 +163,7 @@ class _Bench:
     def _cannot(self, portions: Portions, before: list[Trial]) -> str:
         """Why it isn't tried: a host whose memory runs out gets slow, or kills, and raises nothing."""
         fitted = [one for one in before if one["fits"]]
-        limit = None if self.run.compute.device.type == "cuda" else host_limit()
+        limit = None if self.run.compute.device.type == "cuda" else host_memory_limit()
         if limit is None or len(fitted) < 2:
             return ""
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])

@@ -14,9 +14,9 @@ from transformers import PretrainedConfig
 from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.models.devices import Compute
-from snaketune.models.machine import Machine, bitsandbytes_trouble, look, resident_memory
+from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
 from snaketune.models.memory import Estimate, Sharing, estimate
-from snaketune.models.memory_trace import Batch, Planned, plan_model
+from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
 from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.gpu_needs import ALLOW, Finding, needs_of_gpu
@@ -41,7 +41,7 @@ class Fitness:
     """
 
     machine: Machine
-    planned: Planned | None
+    planned: TracedModel | None
     estimate: Estimate | None
     findings: tuple[Finding, ...]
 
@@ -51,7 +51,7 @@ class Fitness:
         if self.estimate is None:
             return "memory unknown (this model's config can't be followed without its weights)"
         if self.estimate.expected is None:
-            return f"at least {_gb(self.estimate.least)}"
+            return f"at least {_gb(self.estimate.minimum)}"
         return f"{_gb(self.estimate.expected)} expected"
 
 
@@ -80,7 +80,7 @@ def examine(
         operation: with numbers in the place of `auto`.
         config: of its model, read or made; None where nobody knows.
         rows: that it trains on; of unpacked ones, neither how many tokens a batch has is known nor how many there are.
-        dropout, summed: see `models.planned.plan_model` and `models.memory.estimate`.
+        dropout, summed: see `models.planned.trace_model` and `models.memory.estimate`.
         processes: that will train together; those that are there now where none are given.
     Raises:
         SnaketuneError: the adapters don't fit the model.
@@ -88,9 +88,9 @@ def examine(
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch = operation.micro_batch_rows
     packed = isinstance(rows, PackedRows)
-    batch = Batch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None
-    planned = config and plan_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
-    machine = look(compute)
+    batch = MicroBatch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None
+    planned = config and trace_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
+    machine = inspect_machine(compute)
     on_cpu = compute.device.type == "cpu"
     estimated = planned and estimate(
         planned,
@@ -103,7 +103,7 @@ def examine(
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
         processes=processes,
         sharing=sharing_of(operation),
-        there=resident_memory() if on_cpu else 0,
+        already_used=resident_memory() if on_cpu else 0,
     )
     findings = _of_training(spec, operation, compute, machine)
     if estimated:
@@ -130,7 +130,7 @@ def of_libraries(spec: Any, compute: Compute, machine: Machine) -> list[Finding]
 
 def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine) -> list[Finding]:
     found = of_libraries(spec, compute, machine)
-    if machine.others:
+    if machine.used_by_others:
         found.append(shared_gpu(machine))
     if compute.device.type != "cuda":
         found += needs_of_gpu(spec, operation)
@@ -151,7 +151,7 @@ def shared_gpu(machine: Machine) -> Finding:
     """A GPU that other processes compute on too."""
     return Finding(
         key="operation.gpus",
-        found=f"other processes hold {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
+        found=f"other processes hold {machine.used_by_others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.gpu}",
         do="speed is shared with them, and memory may run out as theirs grows; `nvidia-smi` lists them, and "
         "CUDA_VISIBLE_DEVICES names another GPU",
         certain=False,
@@ -184,7 +184,7 @@ def unloadable(machine: Machine, compute: Compute) -> list[Finding]:
             ),
             certain=False,
         )
-        for kernel, why in machine.unloadable
+        for kernel, why in machine.broken_kernels
     ]
 
 
@@ -194,7 +194,7 @@ def without_gpu_build(spec: Any, compute: Compute) -> list[Finding]:
     optimizer = training.optimizer if training and OPTIMIZERS[training.optimizer].package == "bitsandbytes" else ""
     if not (spec.quantization or optimizer):
         return []
-    trouble = bitsandbytes_trouble(compute.device)
+    trouble = bitsandbytes_error(compute.device)
     if not trouble:
         return []
     instead = "take quantization out" if spec.quantization else "take optimizer adamw_torch_fused"
@@ -215,8 +215,8 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
         processes: of the training.
         here: of these, those that share this memory.
     """
-    least, whole = here * estimated.least, machine.memory
-    where = machine.card or "this machine"
+    least, whole = here * estimated.minimum, machine.memory
+    where = machine.gpu or "this machine"
     if least > whole:
         return [
             Finding(
@@ -241,7 +241,7 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
 
 
 def _smaller(spec: Any, machine: Machine, processes: int) -> str:
-    if not machine.card:
+    if not machine.gpu:
         return f"run it on a machine with a GPU or with more memory, or train {'a smaller model' if spec.lora else 'by `lora`'}"
     ways = ["`quantization`" if spec.lora else "`lora`, alone or with `quantization`"] * (not spec.quantization)
     if not spec.lora and not OPTIMIZERS[spec.training.optimizer].for_gpus:

@@ -24,11 +24,11 @@ import torch
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
-from snaketune.models.adapter_stack import ADAPTER, Stack, holds_adapter_alone
+from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.logprobs import completion_logprobs, passes
-from snaketune.models.machine import look
-from snaketune.models.packing_support import check_config, suited
+from snaketune.models.logprobs import completion_logprobs, losses_of_rows
+from snaketune.models.machine import inspect_machine
+from snaketune.models.packing_support import check_config, with_supported_kernel
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.stages.cache.work_folders import WorkFolder, sync
@@ -67,7 +67,7 @@ def compute_logps(
     for result in (*results, *tokenizer):
         result.files()
     compute = resolve_compute(spec.precision)
-    tell(of_libraries(spec, compute, look(compute)))
+    tell(of_libraries(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in splits_of(pack)}
     if tokenizer:
@@ -87,7 +87,7 @@ def compute_logps(
             model, _ = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()), merged=True)
         total = sum(len(pairs.ids[row]) for row in rest)
         done = progress(
-            passes(model, rows, rest, tested.compute, f"reference, {split}"),
+            losses_of_rows(model, rows, rest, tested.compute, f"reference, {split}"),
             f"reference, {split}",
             "pairs",
             total,
@@ -137,13 +137,13 @@ class _Wanted:
 
 def stack_of(
     spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
-) -> Stack:
+) -> AdapterStack:
     """The reference, but for an adapter that stays apart. Args: merged: with that adapter, as its run saved it."""
     lying, base = results[1:] if spec.apart and not merged else results, spec.base
-    if merged and not holds_adapter_alone(results[0]):
+    if merged and not is_adapter_only(results[0]):
         # Complete, whatever it was trained upon.
         lying, base = results[:1], None
-    return Stack(
+    return AdapterStack(
         results=lying,
         base=base,
         tokenizer=(*tokenizer, *results)[0].folder,
@@ -162,16 +162,16 @@ def _load(
 ):
     """The reference as its policies are loaded, or `merged` as evaluations load it, and its self-test, which it has passed."""
     stack = stack_of(spec, results, tokenizer, merged=merged)
-    compute = suited(compute, stack.config(), dropout=False)
+    compute = with_supported_kernel(compute, stack.config(), dropout=False)
     check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
     loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
     if not spec.quantization:
         loaded = loaded.to(compute.device)
     tested = self_test(loaded, packs, compute, training=False)
     if spec.apart and not merged:
-        from snaketune.models.adapters import put_adapter
+        from snaketune.models.adapters import load_adapter
 
-        loaded = put_adapter(loaded, results[0].folder / ADAPTER)
+        loaded = load_adapter(loaded, results[0].folder / ADAPTER)
     return loaded, tested
 
 
