@@ -48,4 +48,4 @@ def _short(reason: str) -> str:
     """Without what every row would say again."""
     for repeated in (f". {ALTERNATIVES}", "not made: "):
         reason = reason.replace(repeated, "")
-    return reason.split(" can't see packed rows as single documents: ")[-1]
+    return reason.split(" doesn't support packed rows: ")[-1]

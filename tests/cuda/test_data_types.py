@@ -66,7 +66,7 @@ def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_wh
     )
     assert outcome.about["kernel"] == "sdpa"
     said = capsys.readouterr().out
-    assert "attention: kernel varlen has no dropout of attention weights (0.1); taking kernel sdpa" in said
+    assert "attention: kernel varlen has no dropout of attention weights (0.1); using kernel sdpa" in said
     assert ", sdpa, " in next(line for line in said.splitlines() if line.startswith("model: "))
     # In evaluation nothing is dropped.
     assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
@@ -83,7 +83,7 @@ def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, 
     config = tiny_config(family, **settings)
     assert with_supported_kernel(VARLEN, config, dropout=False).kernel == "sdpa"
     out = capsys.readouterr().out
-    assert said in out and out.endswith("taking kernel sdpa\n")
+    assert said in out and out.endswith("using kernel sdpa\n")
     # Chosen by name, it is refused before weights are loaded, and by the self-test.
     with pytest.raises(Unpackable, match="kernel varlen takes"):
         check_config(config, 20, prefixes=False, kernel="varlen")
@@ -187,7 +187,7 @@ def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls
     tested = self_test(model, [nothing], VARLEN, training=True)
     assert tested.about()["self_test"] == "packed = separate within 5e-02 in 90% of the tokens"
     noisy(slice(0, 26))
-    with pytest.raises(Unpackable, match="packed logits of made documents differ"):
+    with pytest.raises(Unpackable, match="packed logits of synthetic documents differ"):
         self_test(model, [nothing], VARLEN, training=True)
 
 

@@ -121,7 +121,7 @@ def test_each_batch_is_handed_on_when_it_is_written():
 
     how = {"decoding": Decoding(max_new_tokens=12), "batch_size": 2, "compute": CPU}
     with pytest.raises(KeyboardInterrupt):
-        generate(model, Chat(), PROMPTS, **how, keep=killed)
+        generate(model, Chat(), PROMPTS, **how, on_batch=killed)
     whole = written()
     # The shortest prompts come first.
     assert [sorted(batch) for batch in kept] == [[3, 4], [0, 2]]

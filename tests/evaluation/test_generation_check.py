@@ -60,7 +60,7 @@ def sly():
     [
         (usual, True, True, ""),
         (recurrent, False, True, "rwkv can't generate as usual (batches with cache: other logits"),
-        (forgetful, False, False, "It therefore generates one prompt at a time, without cache"),
+        (forgetful, False, False, "it generates one prompt at a time, without cache"),
     ],
 )
 def test_a_model_generates_the_way_that_is_right(make, batched, cached, said, capsys):
@@ -90,5 +90,7 @@ def greedily(model, prompt: np.ndarray, tokens: int) -> str:
 
 
 def test_a_model_that_no_way_is_right_for_is_refused():
-    with pytest.raises(SnaketuneError, match=r"llama doesn't generate what its forward says .*without cache"):
+    with pytest.raises(
+        SnaketuneError, match=r"llama: logits of generation differ from those of its forward .*without cache"
+    ):
         choose_generation_mode(sly(), Chat(), CPU)

@@ -18,6 +18,6 @@ def test_the_others_are_asked(tmp_path, capsys):
     assert [one.id for one in kept] == ["a", "c"]
     assert [ids.tolist() for ids in asked] == [chat.encode_prompt(messages(text)).tolist() for text in ("x", "y")]
     assert (
-        "not asked: prompt b of chat: the chat template refuses a conversation: no system turns"
+        "skipped: prompt b of chat: the chat template refuses a conversation: no system turns"
         in capsys.readouterr().out
     )

@@ -125,7 +125,7 @@ def test_a_reference_over_other_tokens_gives_no_reward(capsys):
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     known = {"whole": reference, "cut": reference, "elsewhere": reference}
     assert with_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
-    assert "1 pairs were truncated otherwise" in capsys.readouterr().out
+    assert "1 pairs were truncated differently" in capsys.readouterr().out
 
 
 def test_pairs_are_told_one_by_one_with_the_reference_where_there_is_one():

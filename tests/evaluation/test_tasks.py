@@ -267,7 +267,7 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(shipped, tokenizer
 )
 def test_shipped_tasks_that_need_code_are_refused(folder, name, said):
     index = MANAGER(include_path=str(SHIPPED / folder), include_defaults=False).task_index
-    with pytest.raises(SnaketuneError, match="leave the task out") as error:
+    with pytest.raises(SnaketuneError, match="remove the task") as error:
         refuse_code(index, (name,))
     assert said in str(error.value)
 

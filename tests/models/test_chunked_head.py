@@ -207,7 +207,7 @@ def test_gradients_of_likely_tokens_do_not_drown_in_bfloat16(monkeypatch):
     for free, passes in (
         (fused_cross_entropy.SAVED_LOGITS, fused_cross_entropy.EAGER),
         (0, fused_cross_entropy.EAGER),
-        (0, fused_cross_entropy.fused()),
+        (0, fused_cross_entropy.fused_passes()),
     ):
         monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", free)
         monkeypatch.setitem(fused_cross_entropy.CHUNK_LOGITS, "cpu", 128 * 512)

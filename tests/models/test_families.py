@@ -39,7 +39,7 @@ def test_the_most_used_families_are_right_in_everything(family):
 )
 def test_the_self_test_stops_a_model_whose_documents_reach_each_other(family):
     """Whatever its config says: state that runs through the row, and attention that never hears of segments."""
-    with pytest.raises(Unpackable, match=f"{family} can't see packed rows as single documents"):
+    with pytest.raises(Unpackable, match=f"{family} doesn't support packed rows"):
         self_test(tiny_model(tiny_config(family)), [Rows(DOCUMENTS)], CPU, training=False)
 
 
@@ -47,11 +47,11 @@ def test_the_self_test_stops_a_model_whose_documents_reach_each_other(family):
     ("family", "reason"),
     [
         *((family, "more than scaled_dot_product_attention") for family in ("gpt_oss", "granite_swa", "mimo_v2_flash")),
-        *((family, "know nothing of where a document ends") for family in ("mamba", "mamba2", "falcon_mamba", "lfm2")),
-        *((family, "know nothing of where a document ends") for family in ("qwen3_next", "qwen3_5", "bamba", "zamba")),
-        *((family, "know nothing of where a document ends") for family in ("falcon_h1", "nemotron_h", "olmo_hybrid")),
-        *((family, "know nothing of where a document ends") for family in ("deepseek_v32", "glm_moe_dsa", "minimax")),
-        *((family, "doesn't hand on the segments") for family in ("nemotron", "stablelm")),
+        *((family, "ignore document boundaries") for family in ("mamba", "mamba2", "falcon_mamba", "lfm2")),
+        *((family, "ignore document boundaries") for family in ("qwen3_next", "qwen3_5", "bamba", "zamba")),
+        *((family, "ignore document boundaries") for family in ("falcon_h1", "nemotron_h", "olmo_hybrid")),
+        *((family, "ignore document boundaries") for family in ("deepseek_v32", "glm_moe_dsa", "minimax")),
+        *((family, "doesn't pass on the segments") for family in ("nemotron", "stablelm")),
         *((family, "soft-capped") for family in ("gemma2", "vaultgemma")),
         *((family, "carry a state") for family in ("rwkv", "xlstm")),
     ],
@@ -60,7 +60,7 @@ def test_what_a_config_tells_is_refused_by_name_before_weights_are_loaded(family
     with pytest.raises(Unpackable) as caught:
         check_config(tiny_config(family), 20, prefixes=False, kernel="sdpa")
     message = str(caught.value)
-    assert message.startswith(f"{family} can't see packed rows")
+    assert message.startswith(f"{family} doesn't support packed rows")
     assert reason in message
     assert "packing.strategy: none" in message
 
@@ -71,7 +71,7 @@ def test_own_attention_that_goes_by_positions_is_right_for_documents_and_refused
     documents, pairs = Rows(DOCUMENTS), Rows(PAIRS)
     check_config(config, documents.longest[0], prefixes=False, kernel="sdpa")
     self_test(tiny_model(config), [documents], CPU, training=True)
-    with pytest.raises(Unpackable, match="knows no shared prompts"):
+    with pytest.raises(Unpackable, match="doesn't support shared prompts"):
         check_config(config, pairs.longest[0], prefixes=True, kernel="sdpa")
     with pytest.raises(Unpackable):
         self_test(tiny_model(config), [pairs], CPU, training=True)
@@ -108,7 +108,7 @@ def test_chunks_of_attention_that_no_kernel_is_told_of_are_refused_at_the_start(
     config = tiny_config("llama4_text", attention_chunk_size=16)
     check_config(config, 16, prefixes=False, kernel="sdpa")
     with pytest.raises(
-        Unpackable, match=r"20 tokens is longer than the 16 that some layers see.*lower packing\.length"
+        Unpackable, match=r"20 tokens is longer than the window of 16 that some layers have.*lower packing\.length"
     ):
         check_config(config, 20, prefixes=False, kernel="sdpa")
 
@@ -136,7 +136,7 @@ def test_an_attention_argument_that_means_something_is_refused_by_name(name):
         attend(module, query, query, query, torch.zeros(1), segments=segments)
     with pytest.raises(Unpackable, match="is_causal"):
         attend(module, query, query, query, None, segments=segments, is_causal=False)
-    with pytest.raises(Unpackable, match="doesn't hand on the segments"):
+    with pytest.raises(Unpackable, match="doesn't pass on the segments"):
         attend(module, query, query, query, None)
 
 
@@ -147,7 +147,7 @@ def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, ca
     compute, about, _ = choose_forward(model, config, [rows], CPU)
     assert compute.kernel == SEPARATE
     assert about == {"kernel": SEPARATE, "dtype": "float32"}
-    assert f"{family} can't see packed rows" in capsys.readouterr().out
+    assert f"{family} doesn't support packed rows" in capsys.readouterr().out
     expected, count = 0.0, 0
     for row in rows:
         at = 0

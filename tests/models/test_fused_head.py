@@ -18,10 +18,10 @@ from .test_attention import packed_rows
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    fused_cross_entropy.fused.cache_clear()
+    fused_cross_entropy.fused_passes.cache_clear()
     yield
     torch._dynamo.reset()
-    fused_cross_entropy.fused.cache_clear()
+    fused_cross_entropy.fused_passes.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [packed_rows(), tree_rows(VOCABULARY, 0)], ids=["documents", "trees"])
@@ -49,7 +49,7 @@ def test_losses_and_gradients_are_those_of_eager_passes(rows, losses, monkeypatc
 
 
 def test_one_compilation_serves_every_number_of_rows():
-    passes, weight_VH = fused_cross_entropy.fused(), torch.randn(64, 8)
+    passes, weight_VH = fused_cross_entropy.fused_passes(), torch.randn(64, 8)
     torch._dynamo.utils.counters.clear()
     for rows in (5, 9, 30, 17):
         logits_CV = torch.randn(rows, 8) @ weight_VH.t()
@@ -61,7 +61,7 @@ def bytes_per_logit(name: str, *per_row: torch.Tensor) -> float:
     """What the compiler counts that a pass over 16-bit logits reads and writes."""
     logits_CV = torch.randn(256, 32000).bfloat16()
     metrics.reset()
-    getattr(fused_cross_entropy.fused(), name)(logits_CV, *per_row)
+    getattr(fused_cross_entropy.fused_passes(), name)(logits_CV, *per_row)
     return metrics.num_bytes_accessed / logits_CV.numel()
 
 

@@ -54,7 +54,7 @@ def test_weights_that_would_be_random_are_refused(folder, change, lacks):
 def test_weights_without_a_place_are_named(folder, capsys):
     rewrite(folder, lambda weights: weights | {"vision.weight": torch.ones(2)})
     load_folder(folder, weights_dtype=torch.float32)
-    assert "has no place for: vision.weight (1 in all)" in capsys.readouterr().out
+    assert "has weights that this model doesn't use: vision.weight (1 in all)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_control_tokens_of_a_base_keep_their_ids(folder, control, refused):
     chat = ChatTokenizer(json.loads(_with_control(own, control).to_str()), config, "")
     model = Pretrained(path=str(folder))
     if refused:
-        with pytest.raises(SnaketuneError, match=f"{refused}; adopt the base's own"):
+        with pytest.raises(SnaketuneError, match=f"{refused}; adopt the base's tokenizer"):
             load_base(model, chat, weights_dtype=torch.float32)
     else:
         load_base(model, chat, weights_dtype=torch.float32)

@@ -47,7 +47,7 @@ def test_a_kernel_that_forgets_the_segments_is_stopped(monkeypatch, real):
         return out.transpose(1, 2)
 
     monkeypatch.setitem(kernels.KERNELS, "sdpa", plain_causal)
-    with pytest.raises(Unpackable, match="llama can't see packed rows as single documents: packed logits of made"):
+    with pytest.raises(Unpackable, match="llama doesn't support packed rows: packed logits of synthetic"):
         run(tiny_model("llama"), real)
 
 
@@ -67,7 +67,7 @@ def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(mo
         return tuple(block for block in attention_blocks(rows) if block.causal)
 
     monkeypatch.setattr(kernels, "attention_blocks", without_prefixes)
-    with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
+    with pytest.raises(Unpackable, match="synthetic pairs with a shared prompt"):
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])
     documents.has_prefixes = False

@@ -102,7 +102,7 @@ def test_without_rows_nothing_is_loaded(tmp_path):
 
 def test_a_config_that_tells_enough_is_refused_before_weights_are_loaded(tmp_path):
     config = AutoConfig.for_model("mamba", num_hidden_layers=1)
-    with pytest.raises(Unpackable, match="mamba can't see packed rows"):
+    with pytest.raises(Unpackable, match="mamba doesn't support packed rows"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(), no_model, config=config)
 
 
@@ -220,7 +220,7 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
     found = all_pair_logprobs(model, rows, CPU, "reference")
     torch.testing.assert_close(found[0], whole)
     assert torch.equal(found[1], counts)
-    assert f"reference: out of memory; going on with {min(holds, 2)} rows at once" in capsys.readouterr().out
+    assert f"reference: out of memory; continuing with {min(holds, 2)} rows per batch" in capsys.readouterr().out
     monkeypatch.setattr(logprobs, "token_losses", lambda *_: limited(None, {"input_ids": torch.empty(1, 999)}))
     with pytest.raises(torch.OutOfMemoryError):
         all_pair_logprobs(model, rows, CPU, "reference")

@@ -1,4 +1,4 @@
-"""Held-out rows through the model: packed where its self-test allows it, else one sequence at a time; loss and perplexity."""
+"""Loss and perplexity on held-out rows, packed if the model passes its self-test, else one sequence at a time."""
 
 import math
 from dataclasses import replace
@@ -21,10 +21,10 @@ from snaketune.packing.reader import PackedRows
 def choose_forward(
     model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
-    """Whether rows can be run as they are packed; else one sequence at a time, by the model's own attention.
+    """Choose between packed rows, and one sequence at a time with the model's own attention.
 
     Returns:
-        What to compute with, and facts for the manifest and for run.json.
+        Device, data type and kernel; entries for the manifest; entries for run.json.
     """
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
@@ -36,7 +36,9 @@ def choose_forward(
         tested = self_test(model, packs, compute, training=False)
     except Unpackable as error:
         use_own_attention(model)
-        print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
+        print(
+            f"{error}. Held-out rows therefore run one sequence at a time, with the model's own attention", flush=True
+        )
         separate = replace(compute, kernel=SEPARATE)
         return separate, separate.about(), {}
     return compute, tested.about(), {"self_test_share": tested.share}
@@ -45,10 +47,10 @@ def choose_forward(
 def held_out_loss(
     model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Mean negative log-probability of the supervised tokens in nats, its 95% interval over documents, and its exponential.
+    """Compute the mean negative log-probability of the supervised tokens in nats, its 95% interval, and perplexity.
 
     Returns:
-        These, and the losses of single documents, as LOSSES.
+        These scores, and the losses of single documents with the schema LOSSES.
     """
     documents = DocumentLosses()
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
@@ -57,10 +59,10 @@ def held_out_loss(
     if not tokens:
         return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}, documents.table(name)
     mean = math.fsum(documents.sums) / tokens
-    found = {
+    losses = {
         "held_out_loss": round(mean, 5),
         "held_out_loss_interval": per_token_interval(documents.sums, documents.tokens),
         "perplexity": round(math.exp(min(mean, 50.0)), 4),
         "supervised_tokens": tokens,
     }
-    return found, documents.table(name)
+    return losses, documents.table(name)

@@ -115,7 +115,7 @@ def _forward(
     head = _active_head(model.get_output_embeddings())
     # The type is checked again, since adapters may have wrapped the head since `chunk_head`.
     plain_linear = model.head_is_linear and type(head) is torch.nn.Linear
-    passes = fused_cross_entropy.fused() if getattr(model, "fused_head", False) else fused_cross_entropy.EAGER
+    passes = fused_cross_entropy.fused_passes() if getattr(model, "fused_head", False) else fused_cross_entropy.EAGER
     if plain_linear and supervised.summed and supervised.rows_N is None:
         return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N, passes)
     # Not under ZeRO 3, which gathers weights for module calls only and releases them before the backward pass.

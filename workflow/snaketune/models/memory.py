@@ -92,7 +92,7 @@ class Estimate:
     overhead: float = 1.0
 
     @property
-    def least(self) -> int:
+    def minimum(self) -> int:
         """Memory in use at the end of every step, however small the micro-batches."""
         return self.already_used + self.weights + self.gradients + self.states - self.paged
 
