@@ -1,4 +1,4 @@
-"""The GPU benchmark on a machine that brings torch and transformers and little else."""
+"""The GPU benchmark runs on a machine with torch and transformers and few other packages."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
-    """A stranger's package of the name `benchmarks` is there too."""
+def test_it_runs_without_this_projects_environment(tmp_path):
+    """An unrelated package named `benchmarks` is installed too."""
     (tmp_path / "strangers/benchmarks").mkdir(parents=True)
     (tmp_path / "strangers/benchmarks/__init__.py").write_text("raise ImportError('a stranger')\n", encoding="utf-8")
     paths = [str(Path(__file__).with_name("bare")), str(tmp_path / "strangers")]

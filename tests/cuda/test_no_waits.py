@@ -1,7 +1,7 @@
-"""Between two lines of the log, the host never waits for its device: nothing asks a tensor for its value.
+"""Between two log lines, the host never synchronizes with its device: no code reads the value of a tensor.
 
-Counted on real tensors on the CPU, where the questions are the same: `bool(tensor)`, `.item()`, `.tolist()`, boolean masks,
-`nonzero` and its kin, and copies to the host.
+Counted on real tensors on the CPU, where the same operations count: `bool(tensor)`, `.item()`, `.tolist()`, boolean masks,
+`nonzero` and similar ones, and copies to the host.
 """
 
 import traceback
@@ -27,7 +27,7 @@ INDEXES = {"index", "index_put", "index_put_"}
 
 
 class Waits(TorchDispatchMode):
-    """Where the host would wait, while it `counts`."""
+    """Records operations that synchronize with the device, while `counts` is true."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,7 @@ class Waits(TorchDispatchMode):
         masks = name in INDEXES and any(one is not None and one.dtype == torch.bool for one in arguments[1])
         if self.counts and (name in ASKS or masks):
             stack = traceback.extract_stack()
-            # What the stand-in asks, the real kernel doesn't; what collates a batch computes on the host anyway.
+            # Excluded: the stand-in, since the real kernel doesn't synchronize; and collation, which runs on the host.
             if not any(frame.filename == standin.__file__ or frame.name == "collate" for frame in stack):
                 own = [
                     f"{frame.filename.split('/')[-1]}:{frame.lineno}"
@@ -51,7 +51,7 @@ class Waits(TorchDispatchMode):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Counts in each step but the first, whose line is logged, and the last."""
+    """Record in each step except the first, which logs a line, and the last."""
     mode, init = Waits(), BaseTrainer.__init__
 
     class Counting(TrainerCallback):

@@ -1,4 +1,4 @@
-"""Generation in batches and with the cache only where that changes nothing; always the greedy continuation of forwards."""
+"""Generation uses batches and the cache only if they don't change logits; results equal greedy decoding by forwards."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def recurrent():
 
 
 def forgetful():
-    """Its cache keeps nothing of what was there."""
+    """A model whose cache loses everything."""
     model = usual()
     forward = model.forward
 
@@ -41,7 +41,7 @@ def forgetful():
 
 
 def sly():
-    """Generation that isn't the forward's: as if something on the way changed it."""
+    """A model whose generation differs from its forward in every mode."""
     model = usual()
     forward = model.forward
 
@@ -63,7 +63,7 @@ def sly():
         (forgetful, False, False, "it generates one prompt at a time, without cache"),
     ],
 )
-def test_a_model_generates_the_way_that_is_right(make, batched, cached, said, capsys):
+def test_a_model_uses_the_first_right_generation_mode(make, batched, cached, said, capsys):
     model = make()
     way = choose_generation_mode(model, Chat(), CPU)
     assert (way.batched, way.cached) == (batched, cached)
@@ -89,7 +89,7 @@ def greedily(model, prompt: np.ndarray, tokens: int) -> str:
     return " ".join(map(str, ids[len(prompt) :]))
 
 
-def test_a_model_that_no_way_is_right_for_is_refused():
+def test_a_model_without_a_right_generation_mode_is_refused():
     with pytest.raises(
         SnaketuneError, match=r"llama: logits of generation differ from those of its forward .*without cache"
     ):

@@ -1,4 +1,4 @@
-"""Responses that were written already are taken, whole and from any job; those of anything else, and damaged ones, never."""
+"""Cached responses are reused by any job; those of other keys, and damaged ones, never."""
 
 import threading
 
@@ -13,7 +13,7 @@ WEIGHTS = {"weights": ["a"], "decoding": {"seed": 0}}
 ODD = GeneratedText('½\u2028\n\x85 {"text"} \ud800', 3)
 
 
-def test_what_one_job_wrote_another_finds(tmp_path):
+def test_responses_of_one_job_are_reused_by_another(tmp_path):
     first = ResponseCache(tmp_path, WEIGHTS)
     assert first.known == {}
     first.add({"p": ODD})
@@ -25,7 +25,7 @@ def test_what_one_job_wrote_another_finds(tmp_path):
     assert ResponseCache(tmp_path, WEIGHTS | {"decoding": {"seed": 1}}).known == {}
 
 
-def test_prompts_are_told_apart_by_their_tokens():
+def test_prompts_are_identified_by_their_tokens():
     assert prompt_digest(np.array([1, 2], np.int32)) == prompt_digest(np.array([1, 2], np.int64))
     assert len({prompt_digest(np.array(ids, np.int32)) for ids in ([], [1], [1, 2], [2, 1], [258])}) == 5
 
@@ -43,7 +43,7 @@ def test_a_damaged_file_is_removed_and_not_read(tmp_path, damage, capsys):
     assert not path.exists()
 
 
-def test_many_jobs_add_at_once(tmp_path):
+def test_concurrent_jobs_can_add_responses(tmp_path):
     jobs = [ResponseCache(tmp_path, WEIGHTS) for _ in range(8)]
     same = [
         threading.Thread(target=job.add, args=({"p": ODD, f"q{n}": GeneratedText("x", n)},))
@@ -57,18 +57,18 @@ def test_many_jobs_add_at_once(tmp_path):
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_folder_that_cannot_be_written_to_loses_nothing(tmp_path):
+def test_an_unwritable_folder_loses_no_responses(tmp_path):
     (tmp_path / ".responses").write_text("in the way")
-    kept = ResponseCache(tmp_path, WEIGHTS)
-    kept.add({"p": ODD})
-    assert kept.known == {"p": ODD}
+    cache = ResponseCache(tmp_path, WEIGHTS)
+    cache.add({"p": ODD})
+    assert cache.known == {"p": ODD}
 
 
-def test_cleaning_keeps_what_a_published_evaluation_has(tmp_path, capsys):
+def test_cleaning_retains_responses_of_published_evaluations(tmp_path, capsys):
     work, published = tmp_path / "results/.work", tmp_path / "results/eval/e/sft-a"
     current, old = ResponseCache(work, WEIGHTS), ResponseCache(work, {})
-    for kept in (current, old):
-        kept.add({"p": ODD})
+    for cache in (current, old):
+        cache.add({"p": ODD})
     published.mkdir(parents=True)
     (published / "manifest.json").write_text(f'{{"fingerprint": "f", "generation": {{"responses": "{current.key}"}}}}')
     clean(work, remove=False)

@@ -1,4 +1,4 @@
-"""Intervals of few values hold the truth as often as they say, or aren't there."""
+"""Intervals of few values have their nominal coverage, or there is none."""
 
 import math
 
@@ -9,7 +9,7 @@ from snaketune.evaluation.score_intervals import MIN_VALUES, mean_interval, per_
 
 
 @pytest.mark.parametrize("size", [5, 6, 8, 12, 30])
-def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says(size):
+def test_the_interval_of_a_mean_has_its_coverage(size):
     random, draws = np.random.default_rng(0), 5000
     held = dict.fromkeys(("mean", "tokens", "stderr"), 0)
     for _ in range(draws):
@@ -25,7 +25,7 @@ def test_the_interval_of_a_mean_holds_the_truth_as_often_as_it_says(size):
 
 
 @pytest.mark.parametrize("size", range(1, MIN_VALUES))
-def test_of_fewer_values_there_is_no_interval(size):
+def test_too_few_values_give_no_interval(size):
     values = [float(number) for number in range(size)]
     assert mean_interval(values) is None
     assert per_token_interval(values, [1] * size) is None
@@ -33,5 +33,5 @@ def test_of_fewer_values_there_is_no_interval(size):
 
 
 @pytest.mark.parametrize(("freedom", "known"), [(4, 2.776), (7, 2.365), (29, 2.045), (999, 1.962)])
-def test_students_t_is_that_of_the_tables(freedom, known):
+def test_students_t_equals_published_tables(freedom, known):
     assert student(freedom) == pytest.approx(known, rel=3e-3)

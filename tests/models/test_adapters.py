@@ -1,4 +1,4 @@
-"""Adapters are put where the config says, learn what they should, and come back from their folder: here, and in plain peft."""
+"""Adapters are added by the config, trained, saved and loaded: by this package and by plain peft."""
 
 import json
 import os
@@ -52,7 +52,7 @@ for folder in sys.argv[1:]:
 assert not [name for name in sys.modules if name.startswith("snaketune")]
 """
 
-# What each is put on, and how.
+# Family, adapter settings and model settings of each case.
 KINDS = {
     "llama": ("llama", {}, Lora(rank=4)),
     "fused qkv": ("phi3", {}, Lora(rank=4)),
@@ -80,7 +80,7 @@ KINDS = {
 
 
 def learned(adapted: torch.nn.Module) -> torch.nn.Module:
-    """As after a training: nothing that trains is what it was."""
+    """Change every trained parameter, as a training does."""
     torch.manual_seed(1)
     with torch.no_grad():
         for tensor in trained_tensors(adapted).values():
@@ -95,7 +95,7 @@ def base_of(family: str, settings: dict) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of each kind the base, the adapter, and the logits of the model that learned it."""
+    """Base, adapter and trained model's logits of each kind."""
     root = tmp_path_factory.mktemp("adapters")
     for kind, (family, settings, lora) in KINDS.items():
         folder, tokens = root / kind, VOCABULARY + (3 if "more tokens" in kind else 0)
@@ -123,7 +123,7 @@ def logits(path: Path, name: str = "logits") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_peft_and_the_merged_model_compute_what_was_learned(folders, kind):
+def test_plain_peft_and_the_merged_model_compute_the_trained_model(folders, kind):
     expected = logits(folders / kind / "expected.safetensors")
     torch.testing.assert_close(logits(folders / kind / "merged.safetensors"), expected, rtol=1e-4, atol=2e-4)
     for plain in load_file(folders / kind / "plain.safetensors").values():
@@ -134,7 +134,7 @@ def test_plain_peft_and_the_merged_model_compute_what_was_learned(folders, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_comes_back_from_its_folder_whole(folders, kind):
+def test_a_saved_adapter_loads_unchanged(folders, kind):
     model = load_folder(folders / kind / "base", weights_dtype=torch.float32)
     grow_vocabulary(model, int((folders / kind / "tokens").read_text()))
     with torch.no_grad():
@@ -145,12 +145,14 @@ def test_an_adapter_comes_back_from_its_folder_whole(folders, kind):
 def test_an_adapter_names_its_base_as_the_config_does_and_is_the_same_in_every_process(tmp_path):
     for name, base in (("hub", Pretrained(path="some/model", revision="f00")), ("result", None)):
         save_adapter(add_lora(model_of("mixtral"), Lora()), tmp_path / name, base=base, grown=False)
-    told, of_result = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("hub", "result"))
-    assert (told["base_model_name_or_path"], told["revision"]) == ("some/model", "f00")
-    assert (of_result["base_model_name_or_path"], of_result["revision"]) == (None, None)
+    config, result_config = (
+        json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("hub", "result")
+    )
+    assert (config["base_model_name_or_path"], config["revision"]) == ("some/model", "f00")
+    assert (result_config["base_model_name_or_path"], result_config["revision"]) == (None, None)
     for key in ("target_modules", "target_parameters"):
-        assert told[key] == sorted(told[key])
-        assert len(told[key]) > 1
+        assert config[key] == sorted(config[key])
+        assert len(config[key]) > 1
 
 
 def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
@@ -166,7 +168,7 @@ def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lora", "told"),
+    ("lora", "message"),
     [
         ({"target_modules": ("q_prj",)}, r"target_modules: the model has no module 'q_prj'; did you mean 'q_proj'"),
         ({"target_modules": ("q_proj", "w3")}, r"target_modules: the model has no module 'w3'; known: .*down_proj"),
@@ -174,24 +176,24 @@ def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
         ({"target_modules": ("mlp",)}, r": Target module LlamaMLP.* are supported"),
         ({"target_modules": r"(.|..)+q_prox|.*"}, r"target_modules: the pattern .* takes more than"),
         ({"modules_to_save": ("lm_hed",)}, r"modules_to_save: the model has no module 'lm_hed'; did you mean 'lm_head'"),
-        # peft would take whatever ends so.
+        # peft compares the ends of names as text.
         ({"modules_to_save": ("proj",)}, r"modules_to_save: the model has no module 'proj'"),
         ({"modules_to_save": ("mlp", "up_proj")}, r"model\.layers\.0\.mlp\.up_proj is a part of model\.layers\.0\.mlp"),
     ],
 )  # fmt: skip
-def test_names_that_no_module_has_are_refused_with_some_that_are_there(lora, told, monkeypatch):
+def test_unknown_module_names_are_refused_with_examples(lora, message, monkeypatch):
     monkeypatch.setattr("snaketune.patterns.SECONDS", 0.05)
-    with pytest.raises(SnaketuneError, match=f"lora.*{told}"):
+    with pytest.raises(SnaketuneError, match=f"lora.*{message}"):
         add_lora(tiny_model("llama"), Lora(rank=2, **lora))
 
 
-def test_a_name_means_whole_parts_of_names():
+def test_a_name_matches_full_components_only():
     adapted = add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("q_proj",), modules_to_save=("norm",)))
     whole = {name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name}
     assert whole == {"base_model.model.model.norm.modules_to_save.default.weight"}
 
 
-def test_of_tied_embeddings_one_name_trains_both_as_one():
+def test_one_name_trains_both_tied_embeddings_as_one_tensor():
     for name in ("embed_tokens", "lm_head"):
         adapted = add_lora(tiny_model("llama", tie_word_embeddings=True), Lora(rank=2, modules_to_save=(name,)))
         trained = [name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name]
@@ -202,7 +204,7 @@ def test_of_tied_embeddings_one_name_trains_both_as_one():
         assert type(merged.lm_head) is torch.nn.Linear
 
 
-def test_what_is_trained_whole_is_trained_in_float32_and_begins_as_the_same_model():
+def test_modules_to_save_are_trained_in_float32_and_start_as_the_same_model():
     model = tiny_model("llama").to(torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         before = model(IDS).logits
@@ -213,7 +215,7 @@ def test_what_is_trained_whole_is_trained_in_float32_and_begins_as_the_same_mode
     assert trained == {torch.float32}
 
 
-def test_modules_that_are_trained_whole_are_in_checkpoints(tmp_path):
+def test_modules_to_save_are_in_checkpoints(tmp_path):
     lora = Lora(rank=2, dora=True, modules_to_save=("embed_tokens", "norm"))
     first, second = (add_lora(tiny_model("llama", tie_word_embeddings=True), lora).eval() for _ in range(2))
     learned(first)
@@ -227,7 +229,7 @@ def test_modules_that_are_trained_whole_are_in_checkpoints(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_in_memory_is_taken_as_one_that_was_written_and_read(tmp_path, family, dtype):
+def test_reload_model_equals_save_and_load(tmp_path, family, dtype):
     model = base_of(family, {"tie_word_embeddings": True}).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     wanted = load_folder(tmp_path, weights_dtype=dtype).state_dict()
@@ -240,7 +242,7 @@ def test_a_model_in_memory_is_taken_as_one_that_was_written_and_read(tmp_path, f
 
 @pytest.fixture
 def in_4_bits(tmp_path, monkeypatch):
-    """Weights really in 4 bits, their constants too, on the CPU; a run takes them on CUDA alone."""
+    """Weights in real 4 bits with double quantization on the CPU; runs use them on CUDA alone."""
     monkeypatch.setattr(load_model, "_device_for_4_bits", lambda: "cpu")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 4}
     model = tiny_model("llama", **sizes)
@@ -249,7 +251,7 @@ def in_4_bits(tmp_path, monkeypatch):
 
 
 def dequantized(model: torch.nn.Module, like: torch.nn.Module) -> torch.nn.Module:
-    """The same weights in float32."""
+    """Return the model with its weights dequantized to float32."""
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
 
@@ -263,8 +265,8 @@ def dequantized(model: torch.nn.Module, like: torch.nn.Module) -> torch.nn.Modul
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_on_4_bits_adapters_learn_by_the_gradients_of_the_weights_that_these_stand_for(in_4_bits, dora):
-    """After an evaluation too: there bitsandbytes may lay the weights out anew."""
+def test_gradients_of_adapters_on_4_bit_weights_equal_those_on_dequantized_ones(in_4_bits, dora):
+    """Also after an evaluation, in which bitsandbytes may repack the weights."""
     model, original = in_4_bits
     gradients = []
     for one in (model, dequantized(model, original)):
@@ -280,12 +282,12 @@ def test_on_4_bits_adapters_learn_by_the_gradients_of_the_weights_that_these_sta
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-3)
 
 
-def test_weights_in_4_bits_are_not_trained_whole(in_4_bits):
+def test_4_bit_weights_cannot_be_modules_to_save(in_4_bits):
     with pytest.raises(SnaketuneError, match=r"modules_to_save: .*down_proj is in 4 bits"):
         add_lora(in_4_bits[0], Lora(rank=2, modules_to_save=("down_proj",)))
 
 
-def test_layers_of_gpt2_are_no_linear_ones_and_get_adapters():
+def test_gpt2_conv1d_layers_get_adapters():
     adapted = add_lora(tiny_model("gpt2"), Lora(rank=2, dora=True))
     layers = [m for m in adapted.modules() if hasattr(m, "base_layer") and isinstance(m.base_layer, Conv1D)]
     assert len(layers) == 2 * 4
@@ -311,8 +313,8 @@ class Casts(TorchDispatchMode):
     ("lora", "casts"),
     [(Lora(rank=4), False), (Lora(rank=4, dropout=0.2), False), (Lora(rank=4, dora=True), True)],
 )
-def test_under_autocast_adapters_take_their_inputs_as_they_are(lora, casts):
-    """The same numbers, but for dropout's scaling, without two passes over the inputs of each adapter."""
+def test_under_autocast_adapter_inputs_are_not_cast_to_float32(lora, casts):
+    """Logits are equal up to dropout's scaling, without two casts of each adapter's inputs."""
     found = []
     for left_to_autocast in (False, True):
         model = add_lora(tiny_model("llama").bfloat16(), lora).train()

@@ -69,9 +69,9 @@ def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made):
     found = attention_blocks(placed)
     seen = np.zeros((placed.tokens, placed.tokens), int)
     for piece in found:
-        queries, keys = piece.stop - piece.start, piece.last - piece.first
+        queries, keys = piece.stop - piece.start, piece.key_stop - piece.key_start
         block = np.tri(queries) if piece.causal else np.ones((queries, keys))
-        seen[piece.start : piece.stop, piece.first : piece.last] += block.astype(int)
+        seen[piece.start : piece.stop, piece.key_start : piece.key_stop] += block.astype(int)
     assert (seen == mask(placed)).all()
     # Sums begin with a token's own piece.
     assert sorted(token for p in found if p.causal for token in range(p.start, p.stop)) == list(range(placed.tokens))

@@ -140,7 +140,7 @@ def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fre
 
 
 def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
-    monkeypatch.setattr(compiling, "_trouble", lambda device: "")
+    monkeypatch.setattr(compiling, "_compile_error", lambda device: "")
     short, long = choose_compilation("auto", 1e12, CPU), choose_compilation("auto", 1e14, CPU)
     assert (short.compiled, long.compiled) == (False, True)
     assert "too few to earn it back (2e+13 on cpu)" in short.reason
