@@ -29,15 +29,15 @@ class Copies(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.copied: list[str] = []
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
         name = function.overloadpacket.__name__
         if name == "_to_copy" and keywords.get("device") not in (None, arguments[0].device):
-            self.found.append(f"{arguments[0].device} to {keywords['device']}")
+            self.copied.append(f"{arguments[0].device} to {keywords['device']}")
         if name == "copy_" and arguments[0].device != arguments[1].device:
-            self.found.append(f"{arguments[1].device} to {arguments[0].device}")
+            self.copied.append(f"{arguments[1].device} to {arguments[0].device}")
         return function(*arguments, **keywords)
 
 
@@ -87,9 +87,7 @@ def test_sft_forwards_in_the_loop_and_in_compile(trainers, fake_cuda, monkeypatc
     trainer = trainers("sft", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(
-        packed_trainer, "choose_compilation", lambda *_: CompileChoice(compiled=True, reason="asked for")
-    )
+    monkeypatch.setattr(packed_trainer, "choose_compilation", lambda *_: CompileChoice(compiled=True, reason="test"))
     monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
     monkeypatch.setattr(packed_trainer, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
     with fake_cuda:
@@ -103,7 +101,7 @@ def test_dpo_forwards_in_the_loop_and_its_check(trainers, fake_cuda, monkeypatch
     trainer = trainers("dpo", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(dpo_trainer, "check_policy_is_reference", lambda *found, **_: seen.extend(found[:3]))
+    monkeypatch.setattr(dpo_trainer, "check_policy_is_reference", lambda *losses, **_: seen.extend(losses[:3]))
     with fake_cuda:
         trainer.check_start()
         assert [tensor.device for tensor in seen] == [GPU] * 3
@@ -121,7 +119,7 @@ def in_loop(trainer: PackedTrainer) -> None:
     with Copies() as copies, trainer.as_in_training():
         loss = trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=totals)
     assert loss.device == GPU
-    assert copies.found == []
+    assert copies.copied == []
 
 
 def test_transformers_own_prepare_inputs_does_not_move_segments(fake_cuda, tmp_path, calls):

@@ -47,7 +47,7 @@ def test_responses_are_in_the_order_of_their_prompts_for_any_batch_size():
     model = tiny_model("llama")
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5, 1, 9, 2)]
 
-    def ask(batch_size: int, cached: bool = True) -> list[tuple[str, int]]:
+    def texts(batch_size: int, cached: bool = True) -> list[tuple[str, int]]:
         return generate(
             model,
             Chat(),
@@ -58,9 +58,9 @@ def test_responses_are_in_the_order_of_their_prompts_for_any_batch_size():
             cached=cached,
         )
 
-    alone = ask(1)
+    alone = texts(1)
     assert len({text for text, _ in alone}) > 1
-    assert alone == ask(2) == ask(4) == ask(99) == ask(1, cached=False)
+    assert alone == texts(2) == texts(4) == texts(99) == texts(1, cached=False)
     assert alone[1] == alone[4]
 
 

@@ -16,7 +16,7 @@ PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "cont
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "same"),
+    ("answer", "expected", "same"),
     [("4", "4", True), ("4.0", "4", True), ("$1,200", "1200", True), ("4", "5", False), ("NaN", "NaN", True),
      ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False),
      # Commas are thousands separators only; underscores are Python's.
@@ -24,8 +24,8 @@ PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "cont
      ("3,5", "35", False), ("1,2,3", "123", False), ("1,2345", "12345", False), ("1234,567", "1234567", False),
      ("1,000.5,0", "1000.50", False), (",123", "123", False), ("1_000", "1000", False), ("3,5", "3,5", True)],
 )  # fmt: skip
-def test_answers_are_compared_as_text_and_as_numbers(found, expected, same):
-    assert same_answer(found, expected) is same
+def test_answers_are_compared_as_text_and_as_numbers(answer, expected, same):
+    assert same_answer(answer, expected) is same
 
 
 def test_an_answer_counts_only_where_the_pattern_matches():
@@ -111,8 +111,8 @@ def test_preference_scores_by_source_equal_those_of_its_pairs_alone():
     sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
     counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
     known = {"b": Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)}
-    found = by_source(["a", "b", "c"], [2, 0, 2], sums, counts, known)["by_source"]
-    assert found == {
+    scores = by_source(["a", "b", "c"], [2, 0, 2], sums, counts, known)["by_source"]
+    assert scores == {
         "0": preference_scores(["b"], sums[1:2], counts[1:2], known),
         "2": preference_scores(["a", "c"], sums[[0, 2]], counts[[0, 2]], {}),
     }

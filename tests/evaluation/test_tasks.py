@@ -254,10 +254,10 @@ def test_an_unknown_name_is_refused_with_the_nearest(shipped, tokenizer, tmp_pat
 @pytest.mark.parametrize(
     ("folder", "name", "said"),
     [
-        ("humaneval", "humaneval", "humaneval runs what the model writes (unsafe_code)"),
-        ("humaneval", "humaneval_instruct", "runs what the model writes (unsafe_code)"),
-        ("mbpp", "mbpp_instruct", "runs what the model writes"),
-        ("cruxeval", "cruxeval_input_cot", "runs what the model writes"),
+        ("humaneval", "humaneval", "humaneval runs code that the model writes (unsafe_code)"),
+        ("humaneval", "humaneval_instruct", "runs code that the model writes (unsafe_code)"),
+        ("mbpp", "mbpp_instruct", "runs code that the model writes"),
+        ("cruxeval", "cruxeval_input_cot", "runs code that the model writes"),
         (
             "mmlu-redux-spanish",
             "mmlu_redux_spanish_generative",

@@ -138,8 +138,8 @@ def test_a_saved_adapter_loads_unchanged(folders, kind):
     model = load_folder(folders / kind / "base", weights_dtype=torch.float32)
     grow_vocabulary(model, int((folders / kind / "tokens").read_text()))
     with torch.no_grad():
-        found = load_adapter(model, folders / kind / "adapter").eval()(IDS).logits
-    assert torch.equal(found, logits(folders / kind / "expected.safetensors"))
+        loaded = load_adapter(model, folders / kind / "adapter").eval()(IDS).logits
+    assert torch.equal(loaded, logits(folders / kind / "expected.safetensors"))
 
 
 def test_an_adapter_names_its_base_as_the_config_does_and_is_the_same_in_every_process(tmp_path):
@@ -232,12 +232,12 @@ def test_modules_to_save_are_in_checkpoints(tmp_path):
 def test_reload_model_equals_save_and_load(tmp_path, family, dtype):
     model = base_of(family, {"tie_word_embeddings": True}).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    wanted = load_folder(tmp_path, weights_dtype=dtype).state_dict()
-    found = reload_model(model, weights_dtype=dtype)
-    assert found.state_dict().keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
-    assert {p.dtype for p in found.parameters()} == {dtype}
-    assert (found.lm_head.weight is found.get_input_embeddings().weight) == (family != "mixtral")
+    expected = load_folder(tmp_path, weights_dtype=dtype).state_dict()
+    loaded = reload_model(model, weights_dtype=dtype)
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    assert {p.dtype for p in loaded.parameters()} == {dtype}
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == (family != "mixtral")
 
 
 @pytest.fixture
@@ -276,10 +276,10 @@ def test_gradients_of_adapters_on_4_bit_weights_equal_those_on_dequantized_ones(
         adapted = learned(add_lora(one, Lora(rank=2, dora=dora, modules_to_save=("lm_head",)))).train()
         adapted(IDS).logits.logsumexp(-1).sum().backward()
         gradients.append({name: p.grad for name, p in adapted.named_parameters() if p.requires_grad})
-    found, wanted = gradients
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-3)
+    quantized, expected = gradients
+    assert quantized.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(quantized[name], gradient, rtol=1e-3, atol=1e-3)
 
 
 def test_4_bit_weights_cannot_be_modules_to_save(in_4_bits):
@@ -294,18 +294,18 @@ def test_gpt2_conv1d_layers_get_adapters():
 
 
 class Casts(TorchDispatchMode):
-    """Counts tensors of 16 bits that are lifted to float32 inside peft's layers."""
+    """Counts casts of 16-bit tensors to float32 inside peft's layers."""
 
     def __init__(self):
         super().__init__()
-        self.found = 0
+        self.lifted_count = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         lifts = function.overloadpacket.__name__ == "_to_copy" and keywords.get("dtype") == torch.float32
         callers = (
             frame.filename for frame in reversed(traceback.extract_stack()[:-1]) if "/torch/" not in frame.filename
         )
-        self.found += lifts and "/peft/" in next(callers)
+        self.lifted_count += lifts and "/peft/" in next(callers)
         return function(*arguments, **keywords or {})
 
 
@@ -315,15 +315,15 @@ class Casts(TorchDispatchMode):
 )
 def test_under_autocast_adapter_inputs_are_not_cast_to_float32(lora, casts):
     """Logits are equal up to dropout's scaling, without two casts of each adapter's inputs."""
-    found = []
-    for left_to_autocast in (False, True):
+    results = []
+    for without_casts in (False, True):
         model = add_lora(tiny_model("llama").bfloat16(), lora).train()
-        if left_to_autocast:
+        if without_casts:
             leave_casts_to_autocast(model)
         torch.manual_seed(0)
         with torch.autocast("cpu", dtype=torch.bfloat16), Casts() as counted:
             logits = model(IDS).logits
-        found.append((logits, counted.found > 0))
-    (before, lifted), (after, still) = found
+        results.append((logits, counted.lifted_count > 0))
+    (before, lifted), (after, still) = results
     assert (lifted, still) == (True, casts)
     torch.testing.assert_close(after, before, rtol=0.02 if lora.dropout else 0, atol=0.02 if lora.dropout else 0)

@@ -130,7 +130,7 @@ def test_an_unsupported_attention_argument_is_refused_by_name(name):
     query = torch.randn(1, 2, len(segments.positions_T), 4)
     module = torch.nn.Linear(1, 1)
     attend(module, query, query, query, None, segments=segments, output_router_logits=True, **{name: None})
-    with pytest.raises(Unpackable, match=f"Linear asks for {name}"):
+    with pytest.raises(Unpackable, match=f"Linear needs {name}"):
         attend(module, query, query, query, None, segments=segments, **{name: torch.ones(2)})
     with pytest.raises(Unpackable, match="attention_mask"):
         attend(module, query, query, query, torch.zeros(1), segments=segments)

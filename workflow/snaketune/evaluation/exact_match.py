@@ -78,8 +78,8 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
         match = search(spec.answer_pattern, response)
     except TooSlow as error:
         raise SnaketuneError(f"exact_match.answer_pattern, prompt {prompt.id} of {prompt.corpus}: {error}") from None
-    found = match.group(1).strip() if match and match.group(1) is not None else None
-    correct = None if prompt.answer is None else found is not None and same_answer(found, prompt.answer)
+    extracted = match.group(1).strip() if match and match.group(1) is not None else None
+    correct = None if prompt.answer is None else extracted is not None and same_answer(extracted, prompt.answer)
     return Response(
         id=prompt.id,
         corpus=prompt.corpus,
@@ -91,20 +91,20 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
         response=response,
         tokens=tokens,
         answer=prompt.answer,
-        found=found,
+        found=extracted,
         correct=correct,
     )
 
 
-def same_answer(found: str, expected: str) -> bool:
+def same_answer(extracted: str, expected: str) -> bool:
     """Return True if answers are equal as text or as numbers; commas count as thousands separators only.
 
     >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 "), same_answer("3,5", "35")
     (True, False, True, False)
     """
-    if found.strip() == expected.strip():
+    if extracted.strip() == expected.strip():
         return True
-    numbers = [_number(found), _number(expected)]
+    numbers = [_number(extracted), _number(expected)]
     return None not in numbers and numbers[0] == numbers[1]
 
 

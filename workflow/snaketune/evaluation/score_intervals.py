@@ -71,12 +71,12 @@ def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, floa
 
     The mean is a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6); the interval is by Student's t.
     """
-    size, whole = len(sums), math.fsum(tokens)
-    mean = math.fsum(sums) / whole
+    size, total_tokens = len(sums), math.fsum(tokens)
+    mean = math.fsum(sums) / total_tokens
     if size < MIN_VALUES:
         return mean, None
-    squares = math.fsum((own - mean * count) ** 2 for own, count in zip(sums, tokens, strict=True))
-    return mean, student(size - 1) * math.sqrt(squares * size / (size - 1)) / whole
+    squares = math.fsum((value - mean * count) ** 2 for value, count in zip(sums, tokens, strict=True))
+    return mean, student(size - 1) * math.sqrt(squares * size / (size - 1)) / total_tokens
 
 
 def student(freedom: int) -> float:
