@@ -116,7 +116,7 @@ def test_attention_chunks_that_layers_do_not_pass_to_kernels_are_refused():
 @pytest.mark.parametrize("family", ["gemma2", "vaultgemma"])
 def test_soft_capped_attention_is_accepted_where_the_kernel_supports_it(family):
     check_config(tiny_config(family), 20, prefixes=True, kernel="flash_attention_2")
-    with pytest.raises(Unpackable, match="which kernel varlen doesn't do"):
+    with pytest.raises(Unpackable, match="which kernel varlen doesn't support"):
         check_config(tiny_config(family), 20, prefixes=True, kernel="varlen")
 
 

@@ -86,10 +86,10 @@ def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute:
 def _synthetic_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
     text = model.config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
-    limit_tokens = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
+    longest = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
     allowed = np.setdiff1d(ordinary_ids(model.config), [chat.pad_id, *chat.stop_ids])
     generator = np.random.default_rng(0)
-    return [generator.choice(allowed, min(length, limit_tokens)).astype(np.int32) for length in LENGTHS]
+    return [generator.choice(allowed, min(length, longest)).astype(np.int32) for length in LENGTHS]
 
 
 def _greedy_tokens(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
@@ -114,7 +114,7 @@ def _fault(
     scale: float,
 ) -> str:
     """Return what is wrong with a mode; empty if it is right."""
-    shares, steps = [], []
+    shares, labels = [], []
     numbers = list(range(len(prompts)))
     for chunk in [numbers] if mode.batched else [[number] for number in numbers]:
         ids_BW, mask_BW = left_padded([prompts[number] for number in chunk], chat.pad_id)
@@ -133,15 +133,15 @@ def _fault(
             return f"{type(error).__name__}, {(str(error).strip().splitlines() or [''])[0]}"
         for row, number in enumerate(chunk):
             tokens, logits_NV = expected[number]
-            written = out.sequences[row, ids_BW.shape[1] :].tolist()
+            generated = out.sequences[row, ids_BW.shape[1] :].tolist()
             for step, token in enumerate(tokens):
                 shares.append(largest_differences(out.logits[step][row][None], logits_NV[step][None]) / scale)
-                steps.append(f"token {step + 1} after {len(prompts[number])}")
+                labels.append(f"token {step + 1} after a prompt of {len(prompts[number])} tokens")
                 # Two tokens equally likely within rounding: later logits differ rightly.
-                if written[step] != token:
+                if generated[step] != token:
                     break
     # NaN fails too.
     if difference_quantile(torch.cat(shares), dtype) <= TOLERANCE[dtype]:
         return ""
-    first = next(step_name for share, step_name in zip(shares, steps) if not share.item() <= TOLERANCE[dtype])
+    first = next(label for share, label in zip(shares, labels) if not share.item() <= TOLERANCE[dtype])
     return f"other logits for {first}"

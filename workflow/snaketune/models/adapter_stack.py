@@ -104,7 +104,8 @@ class AdapterStack:
             chat = ChatTokenizer.load(self.tokenizer)
             return load_base(self.base, chat, weights_dtype=weights_dtype, quantization=quantization)
         if is_adapter_only(self.results[0]):
-            # Adapters draw random initial values that are then replaced; the fork keeps random numbers as with merged weights.
+            # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
+            # merged weights.
             with torch.random.fork_rng([]):
                 merged = self._merged()
             return reload_model(merged, weights_dtype=weights_dtype, quantization=quantization)

@@ -10,7 +10,7 @@ import torch
 # Tokens of the first batches, by device: enough to keep a GPU busy.
 FORWARD_TOKENS = {"cuda": 32768}
 FORWARD_TOKENS_ELSEWHERE = 8192
-# Least relative gain in throughput for which a doubled batch size is retained.
+# Minimum relative gain in throughput for a doubled batch size to be retained.
 GAIN = 0.02
 # Timed passes of each size; the first of them allocates memory and isn't counted.
 PASSES = 3

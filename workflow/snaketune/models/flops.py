@@ -145,9 +145,9 @@ class FlopCount:
         4 x 7.07G frozen + 6 x 80.7M parameters + attention
         """
         kinds = ((4, self.frozen, " frozen"), (6, self.trained, ""))
-        products = " + ".join(f"{k} x {_short(count)}{what}" for k, count, what in kinds if count)
+        terms = " + ".join(f"{k} x {_short(count)}{what}" for k, count, what in kinds if count)
         experts = " (with {} of {} experts)".format(*self.experts) if self.experts else ""
-        return f"{products} parameters{experts} + attention"
+        return f"{terms} parameters{experts} + attention"
 
     def about(self) -> dict[str, Any]:
         """Return the count for run.json."""

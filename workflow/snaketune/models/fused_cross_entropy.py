@@ -19,9 +19,9 @@ import torch
 # passes have no temporaries, so the same memory holds more rows; used where the head is trained, since each chunk then adds a
 # gradient [V, H].
 CHUNK_LOGITS = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
-# Most logits (or their exponentials) that are saved for the backward pass.
+# Maximum number of logits (or their exponentials) saved for the backward pass.
 SAVED_LOGITS = 2**25
-# Fewer rows make slow matrix products.
+# Minimum rows per chunk: matmuls with fewer rows are slow.
 MIN_CHUNK_ROWS = 128
 
 

@@ -304,8 +304,8 @@ def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     model.config.pad_token_id = chat.pad_id
     model.generation_config.pad_token_id = chat.pad_id
     model.generation_config.eos_token_id = list(chat.stop_ids)
-    # Some bases have contradictory sampling settings, which transformers loads, but refuses to save once the config was edited.
-    # Without this hash, saving would fail at the end of the training.
+    # Some bases have contradictory sampling settings, which transformers loads, but refuses to save if the config was edited.
+    # The hash marks it as unedited; otherwise saving would fail at the end of the training.
     model.generation_config._original_object_hash = hash(model.generation_config)
 
 
