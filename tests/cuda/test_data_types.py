@@ -75,8 +75,8 @@ def test_sft_with_dropout_of_attention_weights_uses_the_next_kernel_and_logs_why
 @pytest.mark.parametrize(
     ("family", "settings", "said"),
     [
-        ("llama", {"head_dim": 12}, "heads of a multiple of 8 up to 256 numbers, and these have 12"),
-        ("qwen3", {"head_dim": 264}, "up to 256 numbers, and these have 264"),
+        ("llama", {"head_dim": 12}, "head sizes that are a multiple of 8 up to 256, not 12"),
+        ("qwen3", {"head_dim": 264}, "up to 256, not 264"),
     ],
 )
 def test_an_unsupported_head_size_uses_the_next_kernel_and_logs_why(capsys, calls, family, settings, said):
