@@ -151,7 +151,7 @@ def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
 
 
 def test_without_layers_auto_goes_on_and_true_ends(tmp_path, fresh, monkeypatch, capsys):
-    monkeypatch.setattr(compiling, "PAYS", {"cpu": 0.0})
+    monkeypatch.setattr(compiling, "MIN_FLOPS", {"cpu": 0.0})
     # As of a model whose code comes with it.
     monkeypatch.setattr(compiling, "GradientCheckpointingLayer", type("Unknown", (), {}))
     rows = pack(tmp_path / "pack", rows=4)
