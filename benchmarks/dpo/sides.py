@@ -67,14 +67,14 @@ def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
     """Time the `ref_logps` stage from the loaded and tested model to the written table."""
     from snaketune.training.reference import compute
 
-    begins, passes = [], compute.passes
+    begins, passes = [], compute.losses_of_rows
 
     def timed(*arguments):
         begins.append(time.perf_counter())
         return passes(*arguments)
 
     job = material.graph.job("dpo", run).artifacts["ref_logps"][0]
-    with patch.object(compute, "passes", timed):
+    with patch.object(compute, "losses_of_rows", timed):
         outcome = _built(job)
     seconds = time.perf_counter() - begins[0]
     pairs = sum(outcome.counts["pairs"].values())

@@ -2,7 +2,7 @@
 
 from benchmarks.families.examine import ROUNDING, Outcome
 
-from snaketune.models.packing_support import INSTEAD
+from snaketune.models.packing_support import ALTERNATIVES
 
 HEAD = """# Models
 
@@ -33,7 +33,7 @@ def as_markdown(outcomes: list[Outcome], versions: dict[str, str]) -> str:
         f"{len(outcomes)} families: {both} right in both, {sft_only} right in sft alone, "
         f"{sum(found.sft == 'refused' for found in made)} refused, {len(outcomes) - len(made)} not examined."
     )
-    head = HEAD.format(**versions, rounding=ROUNDING, instead=INSTEAD, counts=counts)
+    head = HEAD.format(**versions, rounding=ROUNDING, instead=ALTERNATIVES, counts=counts)
     lines = [_line(found) for found in sorted(made, key=lambda found: found.family)]
     missing = [f"- {found.family}: {_short(found.reason)}" for found in outcomes if not found.sft]
     tail = "\nNot examined, because no tiny model could be made from the default config:\n\n" if missing else ""
@@ -47,6 +47,6 @@ def _line(found: Outcome) -> str:
 
 def _short(reason: str) -> str:
     """Shorten a message by what all rows have in common."""
-    for repeated in (f". {INSTEAD}", "not made: "):
+    for repeated in (f". {ALTERNATIVES}", "not made: "):
         reason = reason.replace(repeated, "")
-    return reason.split(" can't see packed rows as single documents: ")[-1]
+    return reason.split(" doesn't support packed rows: ")[-1]

@@ -1,4 +1,4 @@
-"""CUDA played on the CPU: tensors that say they are on a GPU and hold nothing, and a stand-in for torch's kernel."""
+"""CUDA without a GPU: fake tensors on a CUDA device, and a CPU stand-in for torch's varlen kernel."""
 
 import ctypes
 import shutil
@@ -15,15 +15,15 @@ from snaketune.models.devices import Compute
 from tests.cuda import standin
 
 GPU = torch.device("cuda", 0)
-# As a GPU computes, on the CPU by the stand-in.
+# A GPU's data type and kernel, computed on the CPU by the stand-in.
 VARLEN = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varlen")
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The stand-in in the place of torch's kernel; what each call of it was given."""
+    """Replace torch's kernel by the stand-in; return the recorded arguments of its calls."""
     monkeypatch.setattr(kernels, "varlen_attn", standin.varlen_attn)
-    monkeypatch.setattr(kernels, "GROUPED", {"enable_gqa": True})
+    monkeypatch.setattr(kernels, "ENABLE_GQA", {"enable_gqa": True})
     monkeypatch.setattr(packing_support, "usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
     standin.CALLS.clear()
     return standin.CALLS
@@ -31,7 +31,7 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def fresh():
-    """Nothing is compiled yet, and what a test compiles is forgotten."""
+    """Reset torch.compile before and after a test."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield
@@ -40,7 +40,7 @@ def fresh():
 
 @pytest.fixture(scope="session")
 def guard(tmp_path_factory) -> None:
-    """What lets FakeTensorMode have tensors on a GPU that isn't there; compiled once, by g++."""
+    """A library that makes torch accept fake CUDA tensors without a GPU; compiled once with g++."""
     if torch.cuda.is_available():
         return
     compiler = shutil.which("g++")
@@ -57,7 +57,7 @@ def guard(tmp_path_factory) -> None:
 
 @pytest.fixture
 def fake_cuda(guard, monkeypatch):
-    """A FakeTensorMode to enter, with autocast to bfloat16 and random states that a CPU build doesn't have for CUDA."""
+    """A FakeTensorMode, with CUDA's autocast to bfloat16 and random states, which a CPU build of torch lacks."""
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: nullcontext())
@@ -65,7 +65,7 @@ def fake_cuda(guard, monkeypatch):
 
 
 def to_fake_cuda(model: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Put parameters and buffers on the GPU that isn't there, tied ones once."""
+    """Replace parameters and buffers by fake ones on a CUDA device; tied ones stay tied."""
     moved: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for own in (module._parameters, module._buffers):

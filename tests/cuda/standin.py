@@ -1,14 +1,14 @@
 """A CPU stand-in for torch's varlen attention: one opaque operator with a backward, as strict as the CUDA kernel.
 
-The real one has no CPU implementation. Like it, this one takes 16 bits alone, contiguous tensors of one head size, and
-aligns the last query of a segment with its last key; like it, `torch.compile` sees a single node and no Python.
+The real kernel has no CPU implementation. Like it, the stand-in takes 16-bit, contiguous tensors of one head size, and aligns
+the last query of a segment with its last key; in `torch.compile` it is a single node without Python code.
 """
 
 from itertools import pairwise
 
 import torch
 
-# What a call was given, newest last.
+# Recorded arguments of the calls, newest last.
 CALLS: list[dict] = []
 
 
@@ -17,7 +17,7 @@ def _segments(cu_q: torch.Tensor, cu_k: torch.Tensor):
 
 
 def _weights(query_QHD, key_WHD, scale: float, window: int) -> torch.Tensor:
-    """[H, Q, W]: softmax over what each query sees."""
+    """Return attention weights [H, Q, W], a softmax over the visible keys of each query."""
     queries, width = len(query_QHD), len(key_WHD)
     back = torch.arange(width - queries, width)[:, None] - torch.arange(width)
     hidden = (back < 0) | ((back > window) if window >= 0 else False)
@@ -34,7 +34,7 @@ def varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
     longest: int, scale: float, window: int,
 ) -> torch.Tensor:  # fmt: skip
-    """[T, H, D] of queries [T, H, D], keys and values [U, K, D]."""
+    """Return [T, H, D] for queries [T, H, D] and keys and values [U, K, D]."""
     CALLS.append({
         "dtypes": {query.dtype, key.dtype, value.dtype}, "head_sizes": (key.shape[-1], value.shape[-1]),
         "segments": len(cu_q) - 1, "longest": longest, "window": window,
@@ -66,8 +66,8 @@ def varlen_backward(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_q: torch.Tensor,
     cu_k: torch.Tensor, scale: float, window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values."""
-    found = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (query, key, value)]
+    """Return gradients of queries, keys and values."""
+    gradients = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (query, key, value)]
     heads, groups = query.shape[1], key.shape[1]
     for own, seen in _segments(cu_q, cu_k):
         query_QHD, grad_QHD = query[own].float(), grad[own].float()
@@ -75,13 +75,13 @@ def varlen_backward(
         weights_HQW = _weights(query_QHD, keys, scale, window)
         of_weights_HQW = torch.einsum("qhd,whd->hqw", grad_QHD, values)
         of_scores_HQW = weights_HQW * (of_weights_HQW - (of_weights_HQW * weights_HQW).sum(-1, keepdim=True)) * scale
-        found[0][own] += torch.einsum("hqw,whd->qhd", of_scores_HQW, keys)
+        gradients[0][own] += torch.einsum("hqw,whd->qhd", of_scores_HQW, keys)
         for total, grad_WHD in (
-            (found[1], torch.einsum("hqw,qhd->whd", of_scores_HQW, query_QHD)),
-            (found[2], torch.einsum("hqw,qhd->whd", weights_HQW, grad_QHD)),
+            (gradients[1], torch.einsum("hqw,qhd->whd", of_scores_HQW, query_QHD)),
+            (gradients[2], torch.einsum("hqw,qhd->whd", weights_HQW, grad_QHD)),
         ):
             total[seen] += grad_WHD.unflatten(1, (groups, heads // groups)).sum(2)
-    return tuple(total.to(tensor.dtype) for total, tensor in zip(found, (query, key, value)))
+    return tuple(total.to(tensor.dtype) for total, tensor in zip(gradients, (query, key, value)))
 
 
 @varlen_backward.register_fake
@@ -102,7 +102,7 @@ varlen.register_autograd(_backward, setup_context=_setup)
 
 
 def varlen_attn(query, key, value, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False):
-    """As `torch.nn.attention.varlen.varlen_attn` is called."""
+    """Stand-in with the signature of `torch.nn.attention.varlen.varlen_attn`."""
     assert window_size[1] == 0 and max_q == max_k
     assert enable_gqa or query.shape[1] == key.shape[1]
     scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -1,4 +1,4 @@
-"""The GPU benchmark on a machine that brings torch and transformers and little else."""
+"""The GPU benchmark runs on a machine with torch and transformers and few other packages."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
-    """A stranger's package of the name `benchmarks` is there too."""
+def test_it_runs_without_this_projects_environment(tmp_path):
+    """An unrelated package named `benchmarks` is installed too."""
     (tmp_path / "strangers/benchmarks").mkdir(parents=True)
     (tmp_path / "strangers/benchmarks/__init__.py").write_text("raise ImportError('a stranger')\n", encoding="utf-8")
     paths = [str(Path(__file__).with_name("bare")), str(tmp_path / "strangers")]
@@ -22,9 +22,9 @@ def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         check=True,
     )
-    found = json.loads(out.read_text(encoding="utf-8"))["results"]
-    assert [entry["status"] for entry in found["measure 23m"]] == ["measured"]
-    assert found["measure 23m"][0]["graphs_compiled_after_warm_up"] == 0
-    assert found["measure 23m"][0]["driven_by"] == "a plain loop (no pydantic for the trainer)"
+    results = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert [entry["status"] for entry in results["measure 23m"]] == ["measured"]
+    assert results["measure 23m"][0]["graphs_compiled_after_warm_up"] == 0
+    assert results["measure 23m"][0]["driven_by"] == "a plain loop (no pydantic for the trainer)"
     assert "| measure 23m, compiled, chunked loss" in out.with_suffix(".md").read_text(encoding="utf-8")
-    assert found["demo"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa"}]
+    assert results["demo"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa"}]

@@ -1,4 +1,4 @@
-"""Compiled with a varlen kernel, layers are compiled for the first batch and never again, whatever the next ones hold."""
+"""With a varlen kernel, layers are compiled for the first batch and never recompiled, whatever the segments of later ones."""
 
 import numpy as np
 import pytest
@@ -24,34 +24,34 @@ STEPS = 6
 
 @pytest.fixture
 def graphs(fresh, monkeypatch):
-    """Graphs that were compiled by the end of each step; nothing is generated from them, only what torch traces counts."""
-    compiled, found, ended = torch.nn.Module.compile, [], Watch.on_step_end
+    """Count the graphs compiled by the end of each step; graphs are traced only, no code is generated."""
+    compiled, counted, ended = torch.nn.Module.compile, [], Watch.on_step_end
 
     def compile_without_code(self, *arguments, **keywords):
         return compiled(self, *arguments, **keywords | {"backend": "aot_eager"})
 
     def on_step_end(self, *arguments, **keywords):
         ended(self, *arguments, **keywords)
-        found.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        counted.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_without_code)
     monkeypatch.setattr(Watch, "on_step_end", on_step_end)
-    return found
+    return counted
 
 
 @pytest.fixture
 def segments(monkeypatch):
-    """How many segments, and keys of them, each batch of a training hands to its kernel."""
-    found = []
+    """Record the numbers of segments and gathered keys of each training batch."""
+    counted = []
     for trainer in (SftTrainer, DpoTrainer):
-        monkeypatch.setattr(trainer, "training_step", _noted(trainer.training_step, found))
-    return found
+        monkeypatch.setattr(trainer, "training_step", _noted(trainer.training_step, counted))
+    return counted
 
 
-def _noted(step, found):
+def _noted(step, counted):
     def training_step(self, model, inputs, *others):
         given = inputs["segments"]
-        found.append((len(given.cu_q), None if given.keys_U is None else len(given.keys_U)))
+        counted.append((len(given.cu_q), None if given.keys_U is None else len(given.keys_U)))
         return step(self, model, inputs, *others)
 
     return training_step
@@ -70,7 +70,7 @@ def test_sft(tmp_path, calls, graphs, segments, family, lora, checkpointing):
     train(tmp_path / "work", rows, made, lambda: tiny_model(config), compute=VARLEN, every=100)
     assert len(graphs) >= STEPS
     assert set(graphs) == {graphs[0]} and graphs[0] > 0
-    # It is the batches' own segments that the kernel gets, and these differ.
+    # The kernel gets the batches' own segments, and these differ.
     assert len(set(segments)) > 2
     assert {count - 1 for count, _ in segments} <= {call["segments"] for call in calls}
     assert {call["longest"] for call in calls[-10:]} == {max(128, rows.longest[0])}
@@ -88,20 +88,20 @@ def test_dpo(tmp_path, calls, graphs, segments, lora):
     assert len({keys for _, keys in segments}) > 2
 
 
-def test_single_completions_of_which_some_share_no_prompt(tmp_path, calls, graphs, segments, monkeypatch):
-    """A batch without shared prompts gathers keys too, so that layers aren't compiled for both."""
+def test_single_completions_some_without_a_shared_prompt(tmp_path, calls, graphs, segments, monkeypatch):
+    """Batches without shared prompts gather keys too, so that layers are compiled once."""
     pairs = Trained(tmp_path, kind="unpaired", rows=12, family="qwen2", compute=VARLEN)
     row_of = PairRows.__getitem__
 
     def apart(self, row):
-        found = row_of(self, row)
-        alone = {"prefix_lengths": np.zeros_like(found["prefix_lengths"])}
-        labels = found["labels"].copy()
-        labels[np.cumsum([0, *found["segment_lengths"][:-1]])] = IGNORED
-        return found | alone | {"labels": labels} if row < 6 else found
+        row_tensors = row_of(self, row)
+        alone = {"prefix_lengths": np.zeros_like(row_tensors["prefix_lengths"])}
+        labels = row_tensors["labels"].copy()
+        labels[np.cumsum([0, *row_tensors["segment_lengths"][:-1]])] = IGNORED
+        return row_tensors | alone | {"labels": labels} if row < 6 else row_tensors
 
     monkeypatch.setattr(PairRows, "__getitem__", apart)
-    # The reference saw the prompts.
+    # The reference pass used rows with shared prompts.
     monkeypatch.setattr(dpo_trainer, "check_policy_is_reference", lambda *_, **__: None)
     pairs.train("work", {"loss": "kto"}, compile=True, batch_rows=2, micro_batch_rows=1, epochs=2)
     assert set(graphs) == {graphs[0]} and graphs[0] > 0

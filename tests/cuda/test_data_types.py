@@ -1,4 +1,4 @@
-"""What a kernel that takes 16 bits alone is handed, in each kind of training and in the passes before its loop."""
+"""Kernels that take 16 bits alone get 16 bits, in each kind of training and in the passes before its loop."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from benchmarks.families.tiny import tiny_model as family_model
 from snaketune.config.training_runs import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
-from snaketune.models.packing_support import check_config, suited
+from snaketune.models.packing_support import check_config, with_supported_kernel
 from snaketune.models.selftest import self_test
 from tests.cuda import standin
 from tests.models.conftest import tiny_model
@@ -26,7 +26,7 @@ from .conftest import VARLEN
 )
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sft_hands_16_bits_to_the_kernel(tmp_path, calls, lora, quantization, checkpointing):
-    """The stand-in refuses float32, as the kernel does; under QLoRA the residual stream is of float32."""
+    """The stand-in refuses float32, as the kernel does; under QLoRA the residual stream is in float32."""
     made = spec(lora, epochs=1, gradient_checkpointing=checkpointing)
     made = made.model_copy(update={"quantization": quantization})
     outcome = train(tmp_path / "work", pack(tmp_path / "pack", rows=8), made, "qwen2", compute=VARLEN)
@@ -36,7 +36,7 @@ def test_sft_hands_16_bits_to_the_kernel(tmp_path, calls, lora, quantization, ch
 
 @pytest.mark.parametrize("loss", ["sigmoid", "aot"])
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)])
-def test_dpo_too_in_its_check_and_where_a_step_is_weighed_first(tmp_path, calls, lora, loss):
+def test_dpo_hands_16_bits_to_the_kernel_in_its_check_and_two_pass_step(tmp_path, calls, lora, loss):
     pairs = Trained(tmp_path, family="qwen2", compute=VARLEN, frozen=bool(lora))
     calls.clear()
     outcome, _ = pairs.train("work", {"loss": loss}, lora=lora, epochs=1, micro_batch_rows=2)
@@ -46,16 +46,16 @@ def test_dpo_too_in_its_check_and_where_a_step_is_weighed_first(tmp_path, calls,
 
 @pytest.fixture
 def with_dropout(monkeypatch):
-    """Preference trainings and their references of a model whose config drops attention weights."""
+    """Make preference trainings and references use a model whose config has attention dropout."""
     monkeypatch.setattr(
         "tests.training.preference_runs.tiny_model", lambda family: tiny_model(family, attention_dropout=0.1)
     )
 
 
-def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_why(tmp_path, calls, capsys):
+def test_sft_with_dropout_of_attention_weights_uses_the_next_kernel_and_logs_why(tmp_path, calls, capsys):
     config = tiny_model("qwen2", attention_dropout=0.1).config
     made, rows = spec(epochs=1), pack(tmp_path / "pack", rows=8)
-    compute = suited(VARLEN, config, dropout=True)
+    compute = with_supported_kernel(VARLEN, config, dropout=True)
     outcome = train(
         tmp_path / "work",
         rows,
@@ -66,25 +66,25 @@ def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_wh
     )
     assert outcome.about["kernel"] == "sdpa"
     said = capsys.readouterr().out
-    assert "attention: kernel varlen has no dropout of attention weights (0.1); taking kernel sdpa" in said
+    assert "attention: kernel varlen has no dropout of attention weights (0.1); using kernel sdpa" in said
     assert ", sdpa, " in next(line for line in said.splitlines() if line.startswith("model: "))
-    # In evaluation nothing is dropped.
-    assert suited(VARLEN, config, dropout=False) == VARLEN
+    # Evaluation has no dropout.
+    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
 
 
 @pytest.mark.parametrize(
     ("family", "settings", "said"),
     [
-        ("llama", {"head_dim": 12}, "heads of a multiple of 8 up to 256 numbers, and these have 12"),
-        ("qwen3", {"head_dim": 264}, "up to 256 numbers, and these have 264"),
+        ("llama", {"head_dim": 12}, "head sizes that are a multiple of 8 up to 256, not 12"),
+        ("qwen3", {"head_dim": 264}, "up to 256, not 264"),
     ],
 )
-def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, settings, said):
+def test_an_unsupported_head_size_uses_the_next_kernel_and_logs_why(capsys, calls, family, settings, said):
     config = tiny_config(family, **settings)
-    assert suited(VARLEN, config, dropout=False).kernel == "sdpa"
+    assert with_supported_kernel(VARLEN, config, dropout=False).kernel == "sdpa"
     out = capsys.readouterr().out
-    assert said in out and out.endswith("taking kernel sdpa\n")
-    # Chosen by name, it is refused before weights are loaded, and by the self-test.
+    assert said in out and out.endswith("using kernel sdpa\n")
+    # If the kernel is chosen by name, the model is refused before weights are loaded, and by the self-test.
     with pytest.raises(Unpackable, match="kernel varlen takes"):
         check_config(config, 20, prefixes=False, kernel="varlen")
     with pytest.raises(Unpackable, match="kernel varlen takes"):
@@ -92,15 +92,15 @@ def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, 
     assert not calls
 
 
-def test_values_of_fewer_numbers_than_keys_are_computed_too(calls):
+def test_values_with_smaller_heads_than_keys_are_supported(calls):
     config = tiny_config("deepseek_v3", qk_rope_head_dim=8, head_dim=8, initializer_range=0.05)
-    assert suited(VARLEN, config, dropout=False) == VARLEN
+    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
     model = family_model(config).train()
     self_test(model, [], VARLEN, training=True)
     assert calls[-1]["head_sizes"] == (16, 16)
 
 
-def test_kernels_are_tried_from_the_fastest_on(monkeypatch, capsys):
+def test_kernels_are_tried_from_the_fastest(monkeypatch, capsys):
     everything = ["flash_attention_4", "flash_attention_2", "varlen", "sdpa"]
     monkeypatch.setattr("snaketune.models.packing_support.usable_kernels", lambda device, dtype: everything)
     four = replace(VARLEN, kernel="flash_attention_4")
@@ -112,19 +112,19 @@ def test_kernels_are_tried_from_the_fastest_on(monkeypatch, capsys):
         (tiny_config("llama", head_dim=264), False, "sdpa"),
         (tiny_config("gemma2"), False, "flash_attention_4"),
     ):
-        assert suited(four, config, dropout=dropout).kernel == kernel
+        assert with_supported_kernel(four, config, dropout=dropout).kernel == kernel
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_what_no_kernel_computes_is_left_to_its_own_refusal(calls):
+def test_attention_that_no_kernel_supports_does_not_change_the_kernel(calls):
     config = tiny_config("gemma2")
-    assert suited(VARLEN, config, dropout=False) == VARLEN
+    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
     with pytest.raises(Unpackable, match="soft-capped"):
         check_config(config, 20, prefixes=False, kernel="varlen")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError, ImportError, Exception])
-def test_a_kernel_that_raises_is_named(monkeypatch, calls, error):
+def test_a_kernel_that_raises_is_reported(monkeypatch, calls, error):
     def broken(*_, **__):
         raise error("no such instruction")
 
@@ -133,7 +133,7 @@ def test_a_kernel_that_raises_is_named(monkeypatch, calls, error):
         self_test(tiny_model("llama"), [], VARLEN, training=False)
 
 
-def test_an_operation_without_a_deterministic_kernel_is_no_fault_of_packing(tmp_path, calls, monkeypatch):
+def test_an_operation_without_a_deterministic_kernel_is_not_reported_as_unpackable(tmp_path, calls, monkeypatch):
     def adding(query, *_, **__):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
         return query
@@ -143,16 +143,16 @@ def test_an_operation_without_a_deterministic_kernel_is_no_fault_of_packing(tmp_
         train(tmp_path / "work", pack(tmp_path / "pack", rows=8), spec(deterministic=True), compute=VARLEN)
 
 
-def test_dpo_of_such_a_model_keeps_the_kernel(tmp_path, calls, with_dropout):
-    """A policy's dropout is off, so its attention's too."""
+def test_dpo_of_a_model_with_attention_dropout_uses_the_same_kernel(tmp_path, calls, with_dropout):
+    """The policy's dropout is off, including that of attention weights."""
     pairs = Trained(tmp_path, family="qwen2", compute=VARLEN)
     outcome, _ = pairs.train("work", {"loss": "sigmoid"}, epochs=1)
     assert outcome.about["kernel"] == "varlen"
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_a_deterministic_training_asks_every_kernel_for_it_and_learns_the_same(tmp_path, calls, kind):
-    """The CPU adds up in one order anyway, so nothing changes there; on a card it does."""
+def test_a_deterministic_training_uses_deterministic_kernels_and_gives_the_same_results(tmp_path, calls, kind):
+    """On the CPU the order of sums is fixed anyway, so nothing changes; on a GPU it does."""
     losses = []
     for deterministic in (False, True):
         folder = tmp_path / str(deterministic)
@@ -170,7 +170,7 @@ def test_a_deterministic_training_asks_every_kernel_for_it_and_learns_the_same(t
 
 
 def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls):
-    """As rounding may have it in a pretrained model."""
+    """Rounding has this effect in pretrained models."""
     model, nothing = tiny_model("qwen2"), Rows([])
     nothing.has_prefixes = False
 
@@ -187,7 +187,7 @@ def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls
     tested = self_test(model, [nothing], VARLEN, training=True)
     assert tested.about()["self_test"] == "packed = separate within 5e-02 in 90% of the tokens"
     noisy(slice(0, 26))
-    with pytest.raises(Unpackable, match="packed logits of made documents differ"):
+    with pytest.raises(Unpackable, match="packed logits of synthetic documents differ"):
         self_test(model, [nothing], VARLEN, training=True)
 
 

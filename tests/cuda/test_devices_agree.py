@@ -1,4 +1,4 @@
-"""Every forward pass of a training, on tensors that pretend to be on a GPU: nothing of a batch is left on the host."""
+"""Every forward pass of a training on fake CUDA tensors: no tensor of a batch stays on the host."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
 from snaketune.config.training_runs import Lora
-from snaketune.models.compiling import Choice
+from snaketune.models.compiling import CompileChoice
 from snaketune.models.devices import Compute
 from snaketune.packing.reader import EqualTokens
 from snaketune.training.loop import packed_trainer
@@ -25,25 +25,25 @@ ON_GPU = Compute(device=GPU, dtype=torch.bfloat16, kernel="varlen")
 
 
 class Copies(TorchDispatchMode):
-    """Counts copies from one device to another, which a forward pass on a GPU should have none of."""
+    """Records copies between devices; a forward pass on a GPU should have none."""
 
     def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.copied: list[str] = []
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
         name = function.overloadpacket.__name__
         if name == "_to_copy" and keywords.get("device") not in (None, arguments[0].device):
-            self.found.append(f"{arguments[0].device} to {keywords['device']}")
+            self.copied.append(f"{arguments[0].device} to {keywords['device']}")
         if name == "copy_" and arguments[0].device != arguments[1].device:
-            self.found.append(f"{arguments[1].device} to {arguments[0].device}")
+            self.copied.append(f"{arguments[1].device} to {arguments[0].device}")
         return function(*arguments, **keywords)
 
 
 @pytest.fixture
 def trainers(tmp_path, monkeypatch, calls):
-    """Real trainers of a llama, made and self-tested on the CPU by the stand-in."""
+    """Real trainers of a llama, built and self-tested on the CPU with the stand-in."""
     made = []
 
     def caught(trainer, *_):
@@ -65,11 +65,11 @@ def trainers(tmp_path, monkeypatch, calls):
 
 
 class Made(Exception):
-    """The trainer is all that is wanted."""
+    """Raised once the trainer is built, to stop the stage."""
 
 
 def on_gpu(trainer: PackedTrainer, mode, monkeypatch) -> None:
-    """As if the process had a GPU and the model were there. Batches are made of real numbers, on the host."""
+    """Pretend that the process has a GPU and the model is on it. Batches are made of real tensors, on the host."""
     collate_items = trainer._collate_items
 
     def on_host(items):
@@ -83,11 +83,11 @@ def on_gpu(trainer: PackedTrainer, mode, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)])
-def test_sft_as_the_loop_and_compile_make_it(trainers, fake_cuda, monkeypatch, lora):
+def test_sft_forwards_in_the_loop_and_in_compile(trainers, fake_cuda, monkeypatch, lora):
     trainer = trainers("sft", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(packed_trainer, "choose", lambda *_: Choice(compiled=True, why="asked for"))
+    monkeypatch.setattr(packed_trainer, "choose_compilation", lambda *_: CompileChoice(compiled=True, reason="test"))
     monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
     monkeypatch.setattr(packed_trainer, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
     with fake_cuda:
@@ -97,11 +97,11 @@ def test_sft_as_the_loop_and_compile_make_it(trainers, fake_cuda, monkeypatch, l
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)])
-def test_dpo_as_the_loop_and_its_check_make_it(trainers, fake_cuda, monkeypatch, lora):
+def test_dpo_forwards_in_the_loop_and_its_check(trainers, fake_cuda, monkeypatch, lora):
     trainer = trainers("dpo", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(dpo_trainer, "check_policy_is_reference", lambda *found, **_: seen.extend(found[:3]))
+    monkeypatch.setattr(dpo_trainer, "check_policy_is_reference", lambda *losses, **_: seen.extend(losses[:3]))
     with fake_cuda:
         trainer.check_start()
         assert [tensor.device for tensor in seen] == [GPU] * 3
@@ -109,7 +109,7 @@ def test_dpo_as_the_loop_and_its_check_make_it(trainers, fake_cuda, monkeypatch,
 
 
 def in_loop(trainer: PackedTrainer) -> None:
-    """A micro-batch, moved once, and nothing copied between devices after that."""
+    """Check that a micro-batch is moved once, and nothing is copied between devices after that."""
     batch = trainer._prepare_inputs(trainer._collate_items([trainer.train_dataset[0], trainer.train_dataset[1]]))
     on_devices = {value.device for value in batch.values() if isinstance(value, torch.Tensor)}
     segments = [value for value in vars(batch["segments"]).values() if isinstance(value, torch.Tensor)]
@@ -119,28 +119,28 @@ def in_loop(trainer: PackedTrainer) -> None:
     with Copies() as copies, trainer.as_in_training():
         loss = trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=totals)
     assert loss.device == GPU
-    assert copies.found == []
+    assert copies.copied == []
 
 
-def test_what_transformers_moves_by_itself_leaves_segments_behind(fake_cuda, tmp_path, calls):
-    """What these tests would show without `PackedTrainer._prepare_inputs`."""
+def test_transformers_own_prepare_inputs_does_not_move_segments(fake_cuda, tmp_path, calls):
+    """Without `PackedTrainer._prepare_inputs` these tests would fail."""
     rows = pack(tmp_path)
     batch = SftTrainer.collate(EqualTokens(rows)[0], "varlen")
     trainer = SimpleNamespace(args=SimpleNamespace(device=GPU), is_deepspeed_enabled=False)
     trainer._prepare_input = lambda data: Trainer._prepare_input(trainer, data)
     with fake_cuda:
-        left = Trainer._prepare_inputs(trainer, batch)
-    assert (left["input_ids"].device, left["segments"].positions_T.device.type) == (GPU, "cpu")
+        moved = Trainer._prepare_inputs(trainer, batch)
+    assert (moved["input_ids"].device, moved["segments"].positions_T.device.type) == (GPU, "cpu")
 
 
-def test_under_deepspeed_in_bfloat16_a_batch_keeps_its_numbers(trainers, monkeypatch):
+def test_deepspeed_in_bfloat16_does_not_cast_a_batch(trainers, monkeypatch):
     trainer = trainers("dpo")
     batch = trainer._collate_items([trainer.train_dataset[0]])
     batch["reference"] = torch.full_like(batch["reference"], -351.37)
     trainer.is_deepspeed_enabled = True
     plugin = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
     monkeypatch.setattr(type(trainer.accelerator.state), "deepspeed_plugin", plugin)
-    # What transformers makes of it by itself.
+    # transformers' own `_prepare_inputs` casts it.
     assert Trainer._prepare_input(trainer, batch["reference"])[0, 0].item() == -352
     moved = trainer._prepare_inputs(batch)
     assert moved["reference"].dtype == torch.float32

@@ -1,7 +1,7 @@
-"""Between two lines of the log, the host never waits for its device: nothing asks a tensor for its value.
+"""Between two log lines, the host never synchronizes with its device: no code reads the value of a tensor.
 
-Counted on real tensors on the CPU, where the questions are the same: `bool(tensor)`, `.item()`, `.tolist()`, boolean masks,
-`nonzero` and its kin, and copies to the host.
+Counted on real tensors on the CPU, where the same operations count: `bool(tensor)`, `.item()`, `.tolist()`, boolean masks,
+`nonzero` and similar ones, and copies to the host.
 """
 
 import traceback
@@ -19,7 +19,7 @@ from tests.training.preference_runs import Trained
 
 from .conftest import VARLEN
 
-ASKS = {
+SYNCHRONIZING = {
     "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
     "bincount", "repeat_interleave", "argwhere", "nonzero_static",
 }  # fmt: skip
@@ -27,31 +27,31 @@ INDEXES = {"index", "index_put", "index_put_"}
 
 
 class Waits(TorchDispatchMode):
-    """Where the host would wait, while it `counts`."""
+    """Records operations that synchronize with the device, while `counts` is true."""
 
     def __init__(self):
         super().__init__()
-        self.counts, self.found = False, []
+        self.counts, self.records = False, []
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         name = function.overloadpacket.__name__
         masks = name in INDEXES and any(one is not None and one.dtype == torch.bool for one in arguments[1])
-        if self.counts and (name in ASKS or masks):
+        if self.counts and (name in SYNCHRONIZING or masks):
             stack = traceback.extract_stack()
-            # What the stand-in asks, the real kernel doesn't; what collates a batch computes on the host anyway.
+            # Excluded: the stand-in, since the real kernel doesn't synchronize; and collation, which runs on the host.
             if not any(frame.filename == standin.__file__ or frame.name == "collate" for frame in stack):
                 own = [
                     f"{frame.filename.split('/')[-1]}:{frame.lineno}"
                     for frame in stack
                     if "/torch/" not in frame.filename
                 ]
-                self.found.append((name, own[-3:]))
+                self.records.append((name, own[-3:]))
         return function(*arguments, **keywords or {})
 
 
 @pytest.fixture
 def waits(monkeypatch):
-    """Counts in each step but the first, whose line is logged, and the last."""
+    """Record in each step except the first, which logs a line, and the last."""
     mode, init = Waits(), BaseTrainer.__init__
 
     class Counting(TrainerCallback):
@@ -66,11 +66,11 @@ def waits(monkeypatch):
 
     counting = Counting()
 
-    def made(self, **arguments):
+    def build(self, **arguments):
         init(self, **arguments)
         self.add_callback(counting)
 
-    monkeypatch.setattr(BaseTrainer, "__init__", made)
+    monkeypatch.setattr(BaseTrainer, "__init__", build)
     yield mode
     assert counting.steps >= 3
 
@@ -81,10 +81,10 @@ LORA = Lora(rank=2, dropout=0.1)
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_sft(tmp_path, calls, waits, lora, checkpointing):
-    made = spec(lora, epochs=1, gradient_checkpointing=checkpointing)
+    training = spec(lora, epochs=1, gradient_checkpointing=checkpointing)
     with waits:
-        train(tmp_path / "work", pack(tmp_path / "pack"), made, "qwen2", compute=VARLEN, every=1000, log_steps=1000)
-    assert waits.found == []
+        train(tmp_path / "work", pack(tmp_path / "pack"), training, "qwen2", compute=VARLEN, every=1000, log_steps=1000)
+    assert waits.records == []
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
@@ -95,4 +95,4 @@ def test_dpo(tmp_path, calls, waits, lora, loss):
     pairs = Trained(tmp_path, rows=24, family="qwen2", compute=VARLEN, frozen=bool(lora))
     with waits:
         pairs.train("work", loss, lora=lora, micro_batch_rows=2, every=1000, log_steps=1000, epochs=1)
-    assert waits.found == []
+    assert waits.records == []

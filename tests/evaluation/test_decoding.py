@@ -1,4 +1,4 @@
-"""Drawn tokens, penalties and stop texts: by their definitions, and the same in whatever batch a prompt is."""
+"""Sampling, penalties and stop texts: by their definitions, and the same in any batch."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_a_response_is_the_same_in_any_batch_and_any_order(settings):
     assert together != written(**({"max_new_tokens": 12} if settings.get("temperature") else {"temperature": 1.0}))
 
 
-def test_another_seed_draws_otherwise_and_longer_responses_begin_alike():
+def test_other_seeds_differ_and_longer_responses_extend_shorter_ones():
     assert written(temperature=1.0) != written(temperature=1.0, seed=1)
     short, long = written(temperature=1.0, max_new_tokens=4), written(temperature=1.0)
     assert all(more.text.startswith(less.text) for less, more in zip(short, long, strict=True))
@@ -55,21 +55,21 @@ def test_a_low_temperature_or_one_token_to_choose_from_is_greedy():
     )
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely():
+def test_tokens_are_sampled_by_their_probabilities():
     logits_V = torch.tensor([0.0, 1.0, -torch.inf, 2.0, -1.0])
     numbers_BN = torch.rand(20_000, 1, generator=torch.Generator().manual_seed(0))
     drawn = Draw(numbers_BN, 2)(torch.zeros(20_000, 2), logits_V.expand(20_000, -1))
     assert (drawn > -torch.inf).sum(1).eq(1).all()
     shares_V = drawn.argmax(1).bincount(minlength=5) / 20_000
     assert torch.allclose(shares_V, logits_V.softmax(0), atol=0.012)
-    # What can't be drawn never is, at neither end.
+    # Tokens with probability 0 are never sampled, at neither end.
     ends = Draw(torch.tensor([[0.0], [1.0]]), 2)(
         torch.zeros(2, 2), torch.tensor([-torch.inf, 1.0, 1.0, -torch.inf]).expand(2, -1)
     )
     assert ends.argmax(1).tolist() == [1, 2]
 
 
-def test_the_penalty_is_that_of_transformers_and_counts_no_padding():
+def test_the_penalty_equals_that_of_transformers_without_padding():
     ids_BW, mask_BW = left_padded(PROMPTS, pad_id=0)
     ids_BL = torch.cat([ids_BW, torch.tensor([[50], [51], [50], [52], [50]])], 1)
     scores_BV = torch.randn(5, 97, generator=torch.Generator().manual_seed(0))
@@ -80,16 +80,16 @@ def test_the_penalty_is_that_of_transformers_and_counts_no_padding():
         assert torch.equal(found_BV[row], expected_1V[0])
 
 
-def test_a_response_ends_before_the_first_stop_text_and_counts_what_was_written():
+def test_a_response_ends_before_the_first_stop_text_and_counts_its_tokens():
     plain = [response.text.split() for response in written(stops=(2,))]
     stop = f" {plain[0][4]} "
     stopped = written(stops=(2,), stop=[stop, "no such text"])
     for words, response in zip(plain, stopped, strict=True):
         whole = " ".join(words)
-        place = whole.find(stop)
-        assert response.text == (whole if place < 0 else whole[:place])
-        # The stop text ends with a blank, which only the next token brings.
-        assert response.tokens == (12 if place < 0 else len((whole[: place + len(stop)] + "x").split()))
+        position = whole.find(stop)
+        assert response.text == (whole if position < 0 else whole[:position])
+        # The stop text ends with a space, which only the next token adds.
+        assert response.tokens == (12 if position < 0 else len((whole[: position + len(stop)] + "x").split()))
     assert stopped[0].text and stopped[0].tokens < 12
 
 
@@ -110,25 +110,25 @@ def test_a_batch_ends_when_all_of_its_rows_have_stopped():
     assert max(response.tokens for response in responses) == len(widths) <= 3
 
 
-def test_each_batch_is_handed_on_when_it_is_written():
-    """So that an evaluation that is killed has lost no more than one."""
-    model, kept = tiny_model("llama"), []
+def test_on_batch_is_called_after_each_batch():
+    """An evaluation that is killed loses one batch at most."""
+    model, batches = tiny_model("llama"), []
 
     def killed(batch):
-        kept.append(batch)
-        if len(kept) == 2:
+        batches.append(batch)
+        if len(batches) == 2:
             raise KeyboardInterrupt
 
     how = {"decoding": Decoding(max_new_tokens=12), "batch_size": 2, "compute": CPU}
     with pytest.raises(KeyboardInterrupt):
-        generate(model, Chat(), PROMPTS, **how, keep=killed)
+        generate(model, Chat(), PROMPTS, **how, on_batch=killed)
     whole = written()
-    # The shortest prompts come first.
-    assert [sorted(batch) for batch in kept] == [[3, 4], [0, 2]]
-    assert all(whole[number] == response for batch in kept for number, response in batch.items())
+    # The shortest prompts are first.
+    assert [sorted(batch) for batch in batches] == [[3, 4], [0, 2]]
+    assert all(whole[number] == response for batch in batches for number, response in batch.items())
 
 
-def test_a_stop_text_is_complete_after_the_fewest_tokens_that_hold_it():
+def test_a_stop_text_ends_with_the_fewest_tokens_that_contain_it():
     def decode(ids):
         return "".join("abc\n"[id] for id in ids)
 

@@ -1,19 +1,19 @@
-"""Losses of single documents: summed where they belong, and intervals that hold the truth as often as they say."""
+"""Losses of single documents: sums by document, and coverage of intervals."""
 
 import random
 
 import torch
 
-from snaketune.evaluation.document_losses import LOSSES, Documents, loss_table
+from snaketune.evaluation.document_losses import LOSSES, DocumentLosses, loss_table
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
 from snaketune.report.judge.difference_intervals import paired_per_token
 
 LOSS_N = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
 
 
-def test_documents_have_the_same_numbers_however_many_rows_run_at_once():
-    whole, halves = Documents(), Documents()
-    # Of five documents the second has nothing supervised.
+def test_documents_have_the_same_numbers_for_any_batch_size():
+    whole, halves = DocumentLosses(), DocumentLosses()
+    # The second of five documents has no supervised tokens.
     whole.add(LOSS_N, torch.tensor([0, 0, 2, 3, 4]), 5)
     halves.add(LOSS_N[:2], torch.tensor([0, 0]), 2)
     halves.add(LOSS_N[2:], torch.tensor([0, 1, 2]), 3)
@@ -23,11 +23,11 @@ def test_documents_have_the_same_numbers_however_many_rows_run_at_once():
         {"corpus": "chat", "document": number, "loss_nats": loss, "tokens": tokens}
         for number, loss, tokens in ((0, 3.0, 2), (2, 4.0, 1), (3, 8.0, 1), (4, 16.0, 1))
     ]
-    assert loss_table([]).schema == LOSSES and len(loss_table([table, Documents().table("empty")])) == 4
+    assert loss_table([]).schema == LOSSES and len(loss_table([table, DocumentLosses().table("empty")])) == 4
 
 
 def drawn(draw: random.Random, documents: int, gain: float) -> tuple[dict, dict]:
-    """Two models on documents of their own lengths and difficulties; the second is better by `gain` a token on average."""
+    """Losses of two models on documents of random lengths and difficulties; the second is better by `gain` per token."""
     before, after = {}, {}
     for number in range(documents):
         tokens = draw.randint(5, 200)
@@ -37,7 +37,7 @@ def drawn(draw: random.Random, documents: int, gain: float) -> tuple[dict, dict]
     return before, after
 
 
-def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says_and_is_narrower_than_that_of_a_loss():
+def test_the_interval_of_a_difference_has_its_coverage_and_is_narrower_than_that_of_a_loss():
     draw, held, narrower = random.Random(0), 0, 0
     for _ in range(1000):
         before, after = drawn(draw, 30, 0.05)
@@ -49,12 +49,12 @@ def test_the_interval_of_a_difference_holds_the_truth_as_often_as_it_says_and_is
     assert narrower > 990
 
 
-def test_of_documents_that_arent_the_same_nothing_is_said():
+def test_different_documents_give_no_difference():
     before, after = drawn(random.Random(0), 30, 0.05)
     assert paired_per_token(before, {("others", number): value for (_, number), value in after.items()}) is None
-    longer = {place: (loss, tokens + 1) for place, (loss, tokens) in after.items()}
+    longer = {position: (loss, tokens + 1) for position, (loss, tokens) in after.items()}
     assert paired_per_token(before, longer) is None
-    few = {place: before[place] for place in list(before)[:4]}
+    few = {position: before[position] for position in list(before)[:4]}
     assert paired_per_token(few, after) is None and per_token(*zip(*few.values()))[1] is None
-    # The same model twice can't be told from itself.
+    # A model's difference from itself is 0, and so is the width of its interval.
     assert paired_per_token(before, before) == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Evaluation asks every model in the same way, whatever settings of its own it brings."""
+"""Generation uses the same settings for every model, whatever its own generation_config."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.models.conftest import CPU, tiny_model
 
 
 class Chat:
-    """As much of a tokenizer as generation needs: texts are token numbers."""
+    """The part of a tokenizer that generation needs; texts are token ids."""
 
     pad_id, stop_ids = 0, (1,)
 
@@ -37,17 +37,17 @@ def written(settings: dict) -> list[tuple[str, int]]:
         {"min_new_tokens": 12, "max_length": 10},
     ],
 )
-def test_a_base_with_settings_of_its_own_is_asked_like_any_other(settings):
+def test_a_base_with_its_own_generation_settings_generates_greedily(settings):
     plain = written({})
     assert len(set(" ".join(text for text, _ in plain).split())) > 1
     assert written(settings) == plain
 
 
-def test_responses_come_in_the_order_of_their_prompts_whatever_the_batches():
+def test_responses_are_in_the_order_of_their_prompts_for_any_batch_size():
     model = tiny_model("llama")
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5, 1, 9, 2)]
 
-    def ask(batch_size: int, cached: bool = True) -> list[tuple[str, int]]:
+    def texts(batch_size: int, cached: bool = True) -> list[tuple[str, int]]:
         return generate(
             model,
             Chat(),
@@ -58,23 +58,23 @@ def test_responses_come_in_the_order_of_their_prompts_whatever_the_batches():
             cached=cached,
         )
 
-    alone = ask(1)
+    alone = texts(1)
     assert len({text for text, _ in alone}) > 1
-    assert alone == ask(2) == ask(4) == ask(99) == ask(1, cached=False)
+    assert alone == texts(2) == texts(4) == texts(99) == texts(1, cached=False)
     assert alone[1] == alone[4]
 
 
-def test_a_response_ends_at_a_stop_token_or_at_its_longest():
+def test_a_response_ends_at_a_stop_token_or_the_length_limit():
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9)]
     (longest, tokens), _ = written_by(prompts, stops=())
     assert tokens == len(longest.split()) == 12
-    # What it would have written at some place, it stops at.
+    # One of its generated tokens becomes the stop token.
     stop = int(longest.split()[5])
     (stopped, tokens), _ = written_by(prompts, stops=(stop,))
-    place = longest.split().index(str(stop))
-    # The stop token is counted; a real tokenizer doesn't spell it.
-    assert stopped.split() == longest.split()[: place + 1]
-    assert tokens == place + 1
+    position = longest.split().index(str(stop))
+    # The stop token is counted; a real tokenizer doesn't decode it.
+    assert stopped.split() == longest.split()[: position + 1]
+    assert tokens == position + 1
 
 
 def written_by(prompts: list[np.ndarray], stops: tuple[int, ...]) -> list[tuple[str, int]]:

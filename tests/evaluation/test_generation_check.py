@@ -1,4 +1,4 @@
-"""Generation in batches and with the cache only where that changes nothing; always the greedy continuation of forwards."""
+"""Generation uses batches and the cache only if they don't change logits; results equal greedy decoding by forwards."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.generation import generate
-from snaketune.evaluation.generation_check import how_to_continue
+from snaketune.evaluation.generation_check import choose_generation_mode
 from tests.evaluation.test_generation import Chat
 from tests.models.conftest import CPU, tiny_model
 
@@ -29,7 +29,7 @@ def recurrent():
 
 
 def forgetful():
-    """Its cache keeps nothing of what was there."""
+    """A model whose cache loses everything."""
     model = usual()
     forward = model.forward
 
@@ -41,7 +41,7 @@ def forgetful():
 
 
 def sly():
-    """Generation that isn't the forward's: as if something on the way changed it."""
+    """A model whose generation differs from its forward in every mode."""
     model = usual()
     forward = model.forward
 
@@ -60,12 +60,12 @@ def sly():
     [
         (usual, True, True, ""),
         (recurrent, False, True, "rwkv can't generate as usual (batches with cache: other logits"),
-        (forgetful, False, False, "It therefore generates one prompt at a time, without cache"),
+        (forgetful, False, False, "it generates one prompt at a time, without cache"),
     ],
 )
-def test_a_model_generates_the_way_that_is_right(make, batched, cached, said, capsys):
+def test_a_model_uses_the_first_right_generation_mode(make, batched, cached, said, capsys):
     model = make()
-    way = how_to_continue(model, Chat(), CPU)
+    way = choose_generation_mode(model, Chat(), CPU)
     assert (way.batched, way.cached) == (batched, cached)
     assert said in capsys.readouterr().out if said else not capsys.readouterr().out
     prompts = [np.random.default_rng(n).integers(4, 97, n).astype(np.int32) for n in (3, 17, 9)]
@@ -89,6 +89,8 @@ def greedily(model, prompt: np.ndarray, tokens: int) -> str:
     return " ".join(map(str, ids[len(prompt) :]))
 
 
-def test_a_model_that_no_way_is_right_for_is_refused():
-    with pytest.raises(SnaketuneError, match=r"llama doesn't generate what its forward says .*without cache"):
-        how_to_continue(sly(), Chat(), CPU)
+def test_a_model_without_a_right_generation_mode_is_refused():
+    with pytest.raises(
+        SnaketuneError, match=r"llama: logits of generation differ from those of its forward .*without cache"
+    ):
+        choose_generation_mode(sly(), Chat(), CPU)

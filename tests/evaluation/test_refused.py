@@ -1,7 +1,7 @@
-"""A prompt that the chat template can't write is left out of what is asked, and said."""
+"""Prompts that the chat template refuses are skipped and reported."""
 
 from snaketune.evaluation.exact_match import Prompt
-from snaketune.evaluation.model_scores import _written
+from snaketune.evaluation.model_scores import _encode_prompts
 from tests.tokenization.small_tokenizers import LLAMA3, chat_of, families, messages
 
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turns') }}{% endif %}" + LLAMA3
@@ -11,13 +11,13 @@ def prompt(id: str, turns: list[dict[str, str]]) -> Prompt:
     return Prompt(id=id, corpus="chat", task=None, messages=turns, tools=None, answer=None)
 
 
-def test_the_others_are_asked(tmp_path, capsys):
+def test_a_refused_prompt_is_skipped_and_reported(tmp_path, capsys):
     chat = chat_of(tmp_path / "tokenizer", families()["gpt2"], REFUSES)
     prompts = [prompt("a", messages("x")), prompt("b", messages("x", system="s")), prompt("c", messages("y"))]
-    kept, asked = _written(chat, prompts)
-    assert [one.id for one in kept] == ["a", "c"]
-    assert [ids.tolist() for ids in asked] == [chat.encode_prompt(messages(text)).tolist() for text in ("x", "y")]
+    accepted, tokens = _encode_prompts(chat, prompts)
+    assert [one.id for one in accepted] == ["a", "c"]
+    assert [ids.tolist() for ids in tokens] == [chat.encode_prompt(messages(text)).tolist() for text in ("x", "y")]
     assert (
-        "not asked: prompt b of chat: the chat template refuses a conversation: no system turns"
+        "skipped: prompt b of chat: the chat template refuses a conversation: no system turns"
         in capsys.readouterr().out
     )

@@ -1,4 +1,4 @@
-"""Exact match and preference accuracy on hand-made answers and log-probabilities."""
+"""Exact match and preference accuracy on given answers and log-probabilities."""
 
 import pyarrow as pa
 import pytest
@@ -8,7 +8,7 @@ from snaketune.config.evaluations import ExactMatch
 from snaketune.config.score_names import SCORES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
 from snaketune.evaluation.pair_logps import PAIRS, pair_table
-from snaketune.evaluation.preference_accuracy import by_source, of_same_tokens, preference_scores
+from snaketune.evaluation.preference_accuracy import by_source, preference_scores, with_same_tokens
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.training.reference.logps_table import Reference
 
@@ -16,19 +16,19 @@ PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "cont
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "same"),
+    ("answer", "expected", "same"),
     [("4", "4", True), ("4.0", "4", True), ("$1,200", "1200", True), ("4", "5", False), ("NaN", "NaN", True),
      ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False),
-     # Commas set thousands apart, and nothing else; underscores are Python's.
+     # Commas are thousands separators only; underscores are Python's.
      ("12,345,678.50", "12345678.5", True), ("-1,234", "-1234.0", True), ("1,234.", "1234", True), ("72,", "72", True),
      ("3,5", "35", False), ("1,2,3", "123", False), ("1,2345", "12345", False), ("1234,567", "1234567", False),
      ("1,000.5,0", "1000.50", False), (",123", "123", False), ("1_000", "1000", False), ("3,5", "3,5", True)],
 )  # fmt: skip
-def test_answers_are_compared_as_text_and_as_numbers(found, expected, same):
-    assert same_answer(found, expected) is same
+def test_answers_are_compared_as_text_and_as_numbers(answer, expected, same):
+    assert same_answer(answer, expected) is same
 
 
-def test_an_answer_counts_only_where_the_pattern_finds_it():
+def test_an_answer_counts_only_where_the_pattern_matches():
     spec = ExactMatch(answer_pattern=r"Answer: (.*)")
     assert judge(PROMPT, "Sure!\nAnswer: 4 \nBye", 9, spec).correct is True
     assert judge(PROMPT, "Answer: 44", 3, spec).correct is False
@@ -36,7 +36,7 @@ def test_an_answer_counts_only_where_the_pattern_finds_it():
     assert (missed.found, missed.correct) == (None, False)
 
 
-def test_summary_counts_by_task_and_leaves_the_uncheckable_out():
+def test_summary_counts_by_task_and_excludes_uncheckable_prompts():
     spec = ExactMatch()
     free = Prompt(id="2", corpus="c", task=None, messages=[], answer=None)
     summary = summarize([judge(PROMPT, "4", 2, spec), judge(PROMPT, "5", 4, spec), judge(free, "hi", 6, spec)])
@@ -48,7 +48,7 @@ def test_summary_counts_by_task_and_leaves_the_uncheckable_out():
     assert (summarize([])["share"], summarize([])["share_interval"]) == (None, None)
 
 
-def test_every_model_gets_the_same_prompts_the_first_by_id():
+def test_every_model_gets_the_same_first_prompts_by_id():
     user, assistant = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     rows = [
         {"id": str(n), "messages": [user, assistant], "answer": "a" if n % 2 else None, "task": None, "tools": None}
@@ -66,19 +66,19 @@ def test_preference_scores_with_and_without_a_reference():
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     scores = preference_scores(["a", "b", "c"], sums, counts, {"b": reference})
     assert scores["logp_accuracy"] == pytest.approx(2 / 3, abs=1e-4)
-    # Of b both are equally likely.
+    # b: both completions are equally likely.
     assert scores["logp_accuracy_per_token"] == pytest.approx(1 / 6, abs=1e-4)
-    # b: its chosen completion is the less likely one, but has gained 2 nats on the reference, and the rejected none.
+    # b: the chosen completion is less likely, but gained 2 nats on the reference, and the rejected one none.
     assert (scores["reward_accuracy"], scores["reward_margin_nats"], scores["pairs_with_reference"]) == (1.0, 2.0, 1)
     assert (scores["chosen_reward_nats"], scores["rejected_reward_nats"]) == (2.0, 0.0)
     assert scores["chosen_logp_nats"] == pytest.approx(-10 / 3, abs=1e-4)
     assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None
-    # Besides how many there were, all that the report may be asked to sort by, each with an interval, and nothing else.
+    # Besides the counts: exactly the scores that the report can sort by, each with an interval.
     named = set(SCORES["preferences"])
     assert scores.keys() - {"pairs", "pairs_with_reference"} == named | {f"{name}_interval" for name in named}
 
 
-def test_figures_of_pairs_have_intervals_around_them():
+def test_scores_of_pairs_have_intervals():
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(50, 2, generator=generator, dtype=torch.float64) + torch.tensor([-3.0, -3.5])
     scores = preference_scores([str(n) for n in range(50)], sums, torch.ones(50, 2, dtype=torch.long), {})
@@ -87,15 +87,15 @@ def test_figures_of_pairs_have_intervals_around_them():
     mean, half = margins.mean().item(), 2.0096 * margins.std().item() / 50**0.5
     assert scores["logp_margin_nats_interval"] == pytest.approx([mean - half, mean + half], abs=1e-4)
     assert scores["logp_accuracy_interval"] == pytest.approx(wilson((margins > 0).double().mean().item(), 50), abs=1e-4)
-    # Of no pairs there is none, and of few none of a mean, but of a share.
+    # No pairs give no interval; a few give one of a share, but not of a mean.
     assert (scores["reward_accuracy_interval"], scores["reward_margin_nats_interval"]) == (None, None)
     few = preference_scores(list("0123"), sums[:4], torch.ones(4, 2, dtype=torch.long), {})
     assert few["logp_margin_nats_interval"] is None and few["logp_margin_nats"] is not None
     assert few["logp_accuracy_interval"][1] - few["logp_accuracy_interval"][0] > 0.5
 
 
-def test_a_pair_that_neither_completion_wins_counts_half():
-    """So a model that didn't move from its reference has half of the rewards right, and not none."""
+def test_a_tie_counts_half():
+    """So a model equal to its reference has a reward accuracy of one half."""
     sums, counts = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]], dtype=torch.float64), torch.tensor([[4, 4], [5, 5]])
     same = {
         pair: Reference(chosen_logp=chosen, rejected_logp=rejected, chosen_tokens=4, rejected_tokens=4)
@@ -107,28 +107,28 @@ def test_a_pair_that_neither_completion_wins_counts_half():
     assert scores["reward_accuracy_interval"] == pytest.approx(wilson(0.5, 2), abs=1e-4)
 
 
-def test_preference_scores_of_each_source_are_those_of_its_pairs_alone():
+def test_preference_scores_by_source_equal_those_of_its_pairs_alone():
     sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
     counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
     known = {"b": Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)}
-    found = by_source(["a", "b", "c"], [2, 0, 2], sums, counts, known)["by_source"]
-    assert found == {
+    scores = by_source(["a", "b", "c"], [2, 0, 2], sums, counts, known)["by_source"]
+    assert scores == {
         "0": preference_scores(["b"], sums[1:2], counts[1:2], known),
         "2": preference_scores(["a", "c"], sums[[0, 2]], counts[[0, 2]], {}),
     }
     assert by_source(["a", "b", "c"], [1, 1, 1], sums, counts, known) == {}
 
 
-def test_a_reference_over_other_tokens_gives_no_reward(capsys):
-    """As where training truncated the pair and the evaluation doesn't."""
+def test_a_reference_over_different_tokens_gives_no_reward(capsys):
+    """For instance, training truncated the pair and the evaluation doesn't."""
     counts = torch.tensor([[5, 3], [9, 3]])
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     known = {"whole": reference, "cut": reference, "elsewhere": reference}
-    assert of_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
-    assert "1 pairs were truncated otherwise" in capsys.readouterr().out
+    assert with_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
+    assert "1 pairs were truncated differently" in capsys.readouterr().out
 
 
-def test_pairs_are_told_one_by_one_with_the_reference_where_there_is_one():
+def test_the_pair_table_has_the_reference_where_there_is_one():
     table = pair_table("c", ["a", "b"], [0, 2], [[-1.0, -2.0], [-5.0, -3.0]], [[1, 4], [5, 3]], {"b": (-7.0, -3.0)})
     assert table.schema == PAIRS
     assert table.to_pylist()[1] == {

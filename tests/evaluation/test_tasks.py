@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: local rows as they are now, shipped tasks from the cache, every score with its interval."""
+"""Tasks of lm-evaluation-harness: local rows are read again, shipped tasks come from the cache, scores have intervals."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ COMMIT = "210d026faf9955653af8916fad021475a3f00453"
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    """A folder with one that has no chat template."""
+    """A folder with a tokenizer without a chat template."""
     words = {f"w{n}": n for n in range(97)}
     made = Tokenizer(models.WordLevel(words, unk_token="w2"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -58,7 +58,7 @@ def tokenizer(tmp_path):
 
 @pytest.fixture
 def local(tmp_path, tokenizer, monkeypatch):
-    """Scores of a task with these lines, asked about rows with these answers in a file of always the same time."""
+    """Scores a task with these YAML lines on rows with these answers, in a file whose time is always the same."""
     shared = tmp_path / "shared"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", shared)
     (tmp_path / "tasks").mkdir()
@@ -72,53 +72,53 @@ def local(tmp_path, tokenizer, monkeypatch):
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
         os.utime(path, (1e9, 1e9))
         (tmp_path / "tasks/t.yaml").write_text(f"task: t\n{DATA.format(path=path)}{lines}")
-        asked = TaskSettings(**({"names": ["t"]} | questions))
-        with prepared_tasks(asked, tmp_path / "tasks", tokenizer, tmp_path / "state") as prepared:
-            found = run_tasks(model, prepared, asked, 1)
+        config = TaskSettings(**({"names": ["t"]} | questions))
+        with prepared_tasks(config, tmp_path / "tasks", tokenizer, tmp_path / "state") as prepared:
+            results = run_tasks(model, prepared, config, 1)
         assert not list((tmp_path / "state").iterdir())
         assert datasets.config.HF_DATASETS_CACHE is shared
-        return found
+        return results
 
     return asking
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_file_replaced_by_another_of_the_same_time_is_read_again(local, name):
+def test_a_replaced_file_with_the_same_time_is_read_again(local, name):
     both = [local(CHOICE, answer, answer, name=name).scores["t"]["acc"] for answer in ("w5", "w6")]
     assert sum(both) == 1.0
 
 
-def test_scores_under_a_filter_keep_its_name(local):
-    found = local(FILTERED, *["w5"] * 5)
+def test_scores_with_a_filter_include_its_name(local):
+    results = local(FILTERED, *["w5"] * 5)
     assert (
-        list(found.scores["t"])
-        == list(found.stderrs["t"])
-        == list(found.intervals["t"])
+        list(results.scores["t"])
+        == list(results.stderrs["t"])
+        == list(results.intervals["t"])
         == ["exact_match,strict-match"]
     )
 
 
-def test_a_task_without_a_number_is_refused(local):
-    with pytest.raises(SnaketuneError, match=r"eval\.tasks\.names: t in .* gives no score"):
+def test_a_task_without_a_numeric_score_is_refused(local):
+    with pytest.raises(SnaketuneError, match=r"eval\.tasks\.names: t in .* gives no numeric score"):
         local("output_type: multiple_choice\ndoc_to_choice: [w5, w6]\nmetric_list: []\n", "w5")
 
 
-def test_an_interval_is_lm_evals_standard_error_on_both_sides(local):
-    found = local(CHOICE, *["w5", "w6"] * 5, "w5")
-    share, stderr = found.scores["t"]["acc"], found.stderrs["t"]["acc"]
+def test_intervals_use_lm_evals_standard_error(local):
+    results = local(CHOICE, *["w5", "w6"] * 5, "w5")
+    share, stderr = results.scores["t"]["acc"], results.stderrs["t"]["acc"]
     assert 0 < share < 1 and stderr == pytest.approx((share * (1 - share) / 10) ** 0.5, abs=1e-4)
-    assert found.intervals["t"]["acc"] == pytest.approx(
+    assert results.intervals["t"]["acc"] == pytest.approx(
         # Student's t with ten degrees of freedom.
         [max(0, share - 2.228 * stderr), min(1, share + 2.228 * stderr)],
         abs=4e-4,
     )
-    # Of one document there is no standard error, and of few one that says little.
+    # One document has no standard error, and that of a few is unreliable.
     assert local(CHOICE, "w5").intervals["t"] == {}
     few = local(CHOICE, "w5", "w6", "w5", "w6")
     assert few.stderrs["t"] and few.intervals["t"] == {}
 
 
-def test_metrics_without_a_formula_have_the_same_interval_every_time(local, monkeypatch):
+def test_bootstrapped_intervals_are_reproducible(local, monkeypatch):
     monkeypatch.setattr("snaketune.evaluation.tasks.BOOTSTRAP", 50)
     lines = CHOICE.replace("metric: acc, aggregation: mean", "metric: mcc, aggregation: matthews_corrcoef")
     both = [local(lines, *["w5", "w6"] * 4).intervals for _ in range(2)]
@@ -126,18 +126,18 @@ def test_metrics_without_a_formula_have_the_same_interval_every_time(local, monk
     assert len(both[0]["t"]["mcc"]) == 2
 
 
-def test_lm_evals_own_json_is_the_same_every_time_and_its_own_tools_read_it(local, tmp_path):
-    found, again = (json.dumps(local(CHOICE, "w5", "w6", limit=2).harness, sort_keys=True) for _ in range(2))
-    assert found == again
-    assert str(tmp_path) not in found and str(SHIPPED) not in found
-    read = json.loads(found)
+def test_lm_evals_json_is_reproducible_and_its_own_tools_read_it(local, tmp_path):
+    written, again = (json.dumps(local(CHOICE, "w5", "w6", limit=2).harness, sort_keys=True) for _ in range(2))
+    assert written == again
+    assert str(tmp_path) not in written and str(SHIPPED) not in written
+    read = json.loads(written)
     assert "|t    |Yaml" in make_table(read) or "acc" in make_table(read)
     assert read["results"]["t"]["acc_stderr,none"] >= 0
     assert (read["n-shot"]["t"], read["n-samples"]["t"]["effective"], read["config"]["limit"]) == (0, 2, 2)
     assert read["lm_eval_version"] == lm_eval.__version__
 
 
-def test_a_function_in_a_task_leaves_no_address_in_the_json(local, tmp_path):
+def test_the_json_contains_no_addresses_of_functions(local, tmp_path):
     (tmp_path / "tasks/utils.py").write_text(
         "import functools\nask = functools.partial(lambda doc, x: doc['q'], x=1)\n"
     )
@@ -147,33 +147,33 @@ def test_a_function_in_a_task_leaves_no_address_in_the_json(local, tmp_path):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What the model is asked, the first request of each time."""
+    """Texts of the first request of each call of the model."""
     texts = []
     loglikelihood = HFLM.loglikelihood
     monkeypatch.setattr(
-        HFLM, "loglikelihood", lambda self, asked: texts.append(asked[0].args[0]) or loglikelihood(self, asked)
+        HFLM, "loglikelihood", lambda self, requests: texts.append(requests[0].args[0]) or loglikelihood(self, requests)
     )
     return texts
 
 
-def test_solved_examples_and_instructions_stand_before_the_question(local, seen):
+def test_few_shot_examples_and_instructions_precede_the_question(local, seen):
     examples = f"{CHOICE}fewshot_split: test\nfewshot_config: {{sampler: first_n}}\n"
-    found = local(examples, "w5", "w6", "w5", few_shot=1, system_instruction="w40 ")
+    results = local(examples, "w5", "w6", "w5", few_shot=1, system_instruction="w40 ")
     assert seen[0].startswith("w40 ") and seen[0].count("w7") == 2
-    assert found.harness["n-shot"] == {"t": 1}
-    assert found.harness["system_instruction"] == "w40 "
+    assert results.harness["n-shot"] == {"t": 1}
+    assert results.harness["system_instruction"] == "w40 "
     local(examples, "w5", "w6", "w5")
     assert seen[1].count("w7") == 1
 
 
-def test_the_chat_template_is_applied_where_there_is_one_or_as_told(local, tokenizer, seen):
+def test_the_chat_template_is_applied_where_there_is_one_or_as_configured(local, tokenizer, seen):
     with pytest.raises(SnaketuneError, match=r"chat_template is true, but the tokenizer has none"):
         local(CHOICE, "w5", "w6", chat_template=True)
     assert local(CHOICE, "w5", "w6").harness["chat_template"] is None
     (tokenizer / "chat_template.jinja").write_text("{% for m in messages %}w30 {{ m.content }} w31 {% endfor %}")
     assert local(CHOICE, "w5", "w6").harness["chat_template"].startswith("{% for m")
-    told = local(CHOICE, "w5", "w6", chat_template=False).harness
-    assert (told["chat_template"], told["fewshot_as_multiturn"]) == (None, False)
+    harness = local(CHOICE, "w5", "w6", chat_template=False).harness
+    assert (harness["chat_template"], harness["fewshot_as_multiturn"]) == (None, False)
     assert [text.split() for text in seen] == [["w7", "w8"], ["w30", "w7", "w8", "w31"], ["w7", "w8"]]
     examples = f"{CHOICE}fewshot_split: test\nfewshot_config: {{sampler: first_n}}\n"
     for turns in (True, False):
@@ -183,7 +183,7 @@ def test_the_chat_template_is_applied_where_there_is_one_or_as_told(local, token
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
-    """`arc` alone of what is shipped, since the index of all takes 15 s; its data in the cache of `datasets`, no network."""
+    """Shipped tasks reduced to `arc`, since indexing all takes 15 s; its data in the cache of `datasets`, no network."""
     arc = {"include_path": str(SHIPPED / "arc"), "include_defaults": False}
     monkeypatch.setattr(lm_eval_tasks, "TaskManager", lambda: MANAGER(**arc))
     for module in (datasets.config, huggingface_hub.constants):
@@ -197,7 +197,7 @@ MANAGER = lm_eval_tasks.TaskManager
 
 
 def cached(folder: Path, name: str) -> None:
-    """As `datasets` keeps what it fetched of a repository."""
+    """Write a repository's data as `datasets` caches it."""
     rows = [
         {
             "id": str(n), "question": f"w7 w{8 + n}", "answerKey": "AB"[n % 2],
@@ -222,19 +222,19 @@ def cached(folder: Path, name: str) -> None:
     ).write_to_directory(str(folder))  # fmt: skip
 
 
-def test_what_is_shipped_is_asked_by_name_without_a_network(shipped, tokenizer, tmp_path):
-    asked = TaskSettings(names=["ai2_arc"], few_shot=2, limit=5)
-    with prepared_tasks(asked, None, tokenizer, tmp_path / "state") as prepared:
+def test_shipped_tasks_run_by_name_without_a_network(shipped, tokenizer, tmp_path):
+    questions = TaskSettings(names=["ai2_arc"], few_shot=2, limit=5)
+    with prepared_tasks(questions, None, tokenizer, tmp_path / "state") as prepared:
         assert prepared.data == {"allenai/ai2_arc": [COMMIT]}
-        found = run_tasks(tiny_model("llama"), prepared, asked, 4)
-    assert set(found.scores) == {"arc_easy", "arc_challenge"}
-    assert set(found.scores["arc_easy"]) == set(found.intervals["arc_easy"]) == {"acc", "acc_norm"}
-    assert found.harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
-    assert found.harness["n-samples"]["arc_easy"]["effective"] == 5
-    assert found.harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
+        results = run_tasks(tiny_model("llama"), prepared, questions, 4)
+    assert set(results.scores) == {"arc_easy", "arc_challenge"}
+    assert set(results.scores["arc_easy"]) == set(results.intervals["arc_easy"]) == {"acc", "acc_norm"}
+    assert results.harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
+    assert results.harness["n-samples"]["arc_easy"]["effective"] == 5
+    assert results.harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
 
 
-def test_what_is_not_cached_is_refused_without_a_network(shipped, tokenizer, tmp_path, monkeypatch):
+def test_uncached_data_are_refused_without_a_network(shipped, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "empty")
     with (
         pytest.raises(SnaketuneError, match=r"arc_easy of lm-evaluation-harness can't be loaded"),
@@ -243,7 +243,7 @@ def test_what_is_not_cached_is_refused_without_a_network(shipped, tokenizer, tmp
         pass
 
 
-def test_a_name_that_is_not_there_is_refused_with_the_nearest(shipped, tokenizer, tmp_path):
+def test_an_unknown_name_is_refused_with_the_nearest(shipped, tokenizer, tmp_path):
     with (
         pytest.raises(SnaketuneError, match=r"lm-evaluation-harness has no 'arc_eazy'; did you mean 'arc_easy'\?"),
         prepared_tasks(TaskSettings(names=["arc_eazy"]), None, tokenizer, tmp_path / "state"),
@@ -254,10 +254,10 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(shipped, tokenizer
 @pytest.mark.parametrize(
     ("folder", "name", "said"),
     [
-        ("humaneval", "humaneval", "humaneval runs what the model writes (unsafe_code)"),
-        ("humaneval", "humaneval_instruct", "runs what the model writes (unsafe_code)"),
-        ("mbpp", "mbpp_instruct", "runs what the model writes"),
-        ("cruxeval", "cruxeval_input_cot", "runs what the model writes"),
+        ("humaneval", "humaneval", "humaneval runs code that the model writes (unsafe_code)"),
+        ("humaneval", "humaneval_instruct", "runs code that the model writes (unsafe_code)"),
+        ("mbpp", "mbpp_instruct", "runs code that the model writes"),
+        ("cruxeval", "cruxeval_input_cot", "runs code that the model writes"),
         (
             "mmlu-redux-spanish",
             "mmlu_redux_spanish_generative",
@@ -265,9 +265,9 @@ def test_a_name_that_is_not_there_is_refused_with_the_nearest(shipped, tokenizer
         ),
     ],
 )
-def test_shipped_tasks_that_need_code_are_refused(folder, name, said):
+def test_shipped_tasks_that_run_code_are_refused(folder, name, said):
     index = MANAGER(include_path=str(SHIPPED / folder), include_defaults=False).task_index
-    with pytest.raises(SnaketuneError, match="leave the task out") as error:
+    with pytest.raises(SnaketuneError, match="remove the task") as error:
         refuse_code(index, (name,))
     assert said in str(error.value)
 
@@ -282,8 +282,8 @@ def test_shipped_tasks_that_need_code_are_refused(folder, name, said):
         ("include: base", "unsafe_code"),
     ],
 )
-@pytest.mark.parametrize("asked", ["t", "some", "all", "deep", "inline"])
-def test_code_is_refused_wherever_it_is_asked_for(tmp_path, lines, said, asked):
+@pytest.mark.parametrize("selected", ["t", "some", "all", "deep", "inline"])
+def test_code_is_refused_in_tasks_tags_and_groups(tmp_path, lines, said, selected):
     (tmp_path / "own.py").write_text("raise SystemExit('it ran')\nmetric = load('code_eval')\n")
     (tmp_path / "base").write_text("unsafe_code: true\n")
     (tmp_path / "t.yaml").write_text(f"task: t\ntag: some\ndataset_path: x/y\n{lines}\n")
@@ -294,5 +294,5 @@ def test_code_is_refused_wherever_it_is_asked_for(tmp_path, lines, said, asked):
     index = MANAGER(include_path=str(tmp_path), include_defaults=False).task_index
     refuse_code(index, ("fine",))
     with pytest.raises(SnaketuneError) as error:
-        refuse_code(index, ("fine", asked))
-    assert said in str(error.value) or asked == "inline"
+        refuse_code(index, ("fine", selected))
+    assert said in str(error.value) or selected == "inline"

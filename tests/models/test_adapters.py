@@ -1,4 +1,4 @@
-"""Adapters are put where the config says, learn what they should, and come back from their folder: here, and in plain peft."""
+"""Adapters are added by the config, trained, saved and loaded: by this package and by plain peft."""
 
 import json
 import os
@@ -17,8 +17,15 @@ from transformers.pytorch_utils import Conv1D
 from snaketune.config.training_runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models import load_model
-from snaketune.models.adapters import add_lora, leave_casts_to_autocast, merge, put_adapter, round_weights, save_adapter
-from snaketune.models.load_model import as_loaded, grow_vocabulary, load_folder
+from snaketune.models.adapters import (
+    add_lora,
+    cast_parameters,
+    leave_casts_to_autocast,
+    load_adapter,
+    merge,
+    save_adapter,
+)
+from snaketune.models.load_model import grow_vocabulary, load_folder, reload_model
 from snaketune.training.checkpoint.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
 from tests.training.test_resume import model_of
 
@@ -45,7 +52,7 @@ for folder in sys.argv[1:]:
 assert not [name for name in sys.modules if name.startswith("snaketune")]
 """
 
-# What each is put on, and how.
+# Family, adapter settings and model settings of each case.
 KINDS = {
     "llama": ("llama", {}, Lora(rank=4)),
     "fused qkv": ("phi3", {}, Lora(rank=4)),
@@ -73,7 +80,7 @@ KINDS = {
 
 
 def learned(adapted: torch.nn.Module) -> torch.nn.Module:
-    """As after a training: nothing that trains is what it was."""
+    """Change every trained parameter, as a training does."""
     torch.manual_seed(1)
     with torch.no_grad():
         for tensor in trained_tensors(adapted).values():
@@ -88,7 +95,7 @@ def base_of(family: str, settings: dict) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of each kind the base, the adapter, and the logits of the model that learned it."""
+    """Base, adapter and trained model's logits of each kind."""
     root = tmp_path_factory.mktemp("adapters")
     for kind, (family, settings, lora) in KINDS.items():
         folder, tokens = root / kind, VOCABULARY + (3 if "more tokens" in kind else 0)
@@ -116,7 +123,7 @@ def logits(path: Path, name: str = "logits") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_peft_and_the_merged_model_compute_what_was_learned(folders, kind):
+def test_plain_peft_and_the_merged_model_compute_the_trained_model(folders, kind):
     expected = logits(folders / kind / "expected.safetensors")
     torch.testing.assert_close(logits(folders / kind / "merged.safetensors"), expected, rtol=1e-4, atol=2e-4)
     for plain in load_file(folders / kind / "plain.safetensors").values():
@@ -127,75 +134,77 @@ def test_plain_peft_and_the_merged_model_compute_what_was_learned(folders, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_comes_back_from_its_folder_whole(folders, kind):
+def test_a_saved_adapter_loads_unchanged(folders, kind):
     model = load_folder(folders / kind / "base", weights_dtype=torch.float32)
     grow_vocabulary(model, int((folders / kind / "tokens").read_text()))
     with torch.no_grad():
-        found = put_adapter(model, folders / kind / "adapter").eval()(IDS).logits
-    assert torch.equal(found, logits(folders / kind / "expected.safetensors"))
+        loaded = load_adapter(model, folders / kind / "adapter").eval()(IDS).logits
+    assert torch.equal(loaded, logits(folders / kind / "expected.safetensors"))
 
 
 def test_an_adapter_names_its_base_as_the_config_does_and_is_the_same_in_every_process(tmp_path):
     for name, base in (("hub", Pretrained(path="some/model", revision="f00")), ("result", None)):
         save_adapter(add_lora(model_of("mixtral"), Lora()), tmp_path / name, base=base, grown=False)
-    told, of_result = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("hub", "result"))
-    assert (told["base_model_name_or_path"], told["revision"]) == ("some/model", "f00")
-    assert (of_result["base_model_name_or_path"], of_result["revision"]) == (None, None)
+    config, result_config = (
+        json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("hub", "result")
+    )
+    assert (config["base_model_name_or_path"], config["revision"]) == ("some/model", "f00")
+    assert (result_config["base_model_name_or_path"], result_config["revision"]) == (None, None)
     for key in ("target_modules", "target_parameters"):
-        assert told[key] == sorted(told[key])
-        assert len(told[key]) > 1
+        assert config[key] == sorted(config[key])
+        assert len(config[key]) > 1
 
 
 def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
     with pytest.raises(SnaketuneError, match=r"does not fit its base model: .*size mismatch"):
-        put_adapter(tiny_model("llama", hidden_size=64), folders / "llama/adapter")
+        load_adapter(tiny_model("llama", hidden_size=64), folders / "llama/adapter")
     adapter = tmp_path / "adapter"
     save_adapter(add_lora(tiny_model("llama"), Lora(rank=2)), adapter, base=None, grown=False)
     tensors = load_file(adapter / "adapter_model.safetensors")
     gone = sorted(tensors)[3]
     save_file({name: tensor for name, tensor in tensors.items() if name != gone}, adapter / "adapter_model.safetensors")
     with pytest.raises(SnaketuneError, match=r"does not fit its base model: it has no .*lora_"):
-        put_adapter(tiny_model("llama"), adapter)
+        load_adapter(tiny_model("llama"), adapter)
 
 
 @pytest.mark.parametrize(
-    ("lora", "told"),
+    ("lora", "message"),
     [
         ({"target_modules": ("q_prj",)}, r"target_modules: the model has no module 'q_prj'; did you mean 'q_proj'"),
         ({"target_modules": ("q_proj", "w3")}, r"target_modules: the model has no module 'w3'; known: .*down_proj"),
-        ({"target_modules": "q_proj"}, r"'q_proj' fits no whole name of a module; such are model\.layers\.0"),
+        ({"target_modules": "q_proj"}, r"'q_proj' matches no full module name; examples of names: model\.layers\.0"),
         ({"target_modules": ("mlp",)}, r": Target module LlamaMLP.* are supported"),
         ({"target_modules": r"(.|..)+q_prox|.*"}, r"target_modules: the pattern .* takes more than"),
         ({"modules_to_save": ("lm_hed",)}, r"modules_to_save: the model has no module 'lm_hed'; did you mean 'lm_head'"),
-        # peft would take whatever ends so.
+        # peft compares the ends of names as text.
         ({"modules_to_save": ("proj",)}, r"modules_to_save: the model has no module 'proj'"),
         ({"modules_to_save": ("mlp", "up_proj")}, r"model\.layers\.0\.mlp\.up_proj is a part of model\.layers\.0\.mlp"),
     ],
 )  # fmt: skip
-def test_names_that_no_module_has_are_refused_with_some_that_are_there(lora, told, monkeypatch):
+def test_unknown_module_names_are_refused_with_examples(lora, message, monkeypatch):
     monkeypatch.setattr("snaketune.patterns.SECONDS", 0.05)
-    with pytest.raises(SnaketuneError, match=f"lora.*{told}"):
+    with pytest.raises(SnaketuneError, match=f"lora.*{message}"):
         add_lora(tiny_model("llama"), Lora(rank=2, **lora))
 
 
-def test_a_name_means_whole_parts_of_names():
+def test_a_name_matches_full_components_only():
     adapted = add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("q_proj",), modules_to_save=("norm",)))
     whole = {name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name}
     assert whole == {"base_model.model.model.norm.modules_to_save.default.weight"}
 
 
-def test_of_tied_embeddings_one_name_trains_both_as_one():
+def test_one_name_trains_both_tied_embeddings_as_one_tensor():
     for name in ("embed_tokens", "lm_head"):
         adapted = add_lora(tiny_model("llama", tie_word_embeddings=True), Lora(rank=2, modules_to_save=(name,)))
         trained = [name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name]
         assert trained == ["base_model.model.model.embed_tokens.modules_to_save.default.weight"]
         merged = merge(learned(adapted), torch.bfloat16)
-        round_weights(merged, torch.bfloat16)
+        cast_parameters(merged, torch.bfloat16)
         assert merged.lm_head.weight is merged.model.embed_tokens.weight
         assert type(merged.lm_head) is torch.nn.Linear
 
 
-def test_what_is_trained_whole_is_trained_in_float32_and_begins_as_the_same_model():
+def test_modules_to_save_are_trained_in_float32_and_start_as_the_same_model():
     model = tiny_model("llama").to(torch.bfloat16)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         before = model(IDS).logits
@@ -206,7 +215,7 @@ def test_what_is_trained_whole_is_trained_in_float32_and_begins_as_the_same_mode
     assert trained == {torch.float32}
 
 
-def test_modules_that_are_trained_whole_are_in_checkpoints(tmp_path):
+def test_modules_to_save_are_in_checkpoints(tmp_path):
     lora = Lora(rank=2, dora=True, modules_to_save=("embed_tokens", "norm"))
     first, second = (add_lora(tiny_model("llama", tie_word_embeddings=True), lora).eval() for _ in range(2))
     learned(first)
@@ -220,20 +229,20 @@ def test_modules_that_are_trained_whole_are_in_checkpoints(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_in_memory_is_taken_as_one_that_was_written_and_read(tmp_path, family, dtype):
+def test_reload_model_equals_save_and_load(tmp_path, family, dtype):
     model = base_of(family, {"tie_word_embeddings": True}).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    wanted = load_folder(tmp_path, weights_dtype=dtype).state_dict()
-    found = as_loaded(model, weights_dtype=dtype)
-    assert found.state_dict().keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
-    assert {p.dtype for p in found.parameters()} == {dtype}
-    assert (found.lm_head.weight is found.get_input_embeddings().weight) == (family != "mixtral")
+    expected = load_folder(tmp_path, weights_dtype=dtype).state_dict()
+    loaded = reload_model(model, weights_dtype=dtype)
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    assert {p.dtype for p in loaded.parameters()} == {dtype}
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == (family != "mixtral")
 
 
 @pytest.fixture
 def in_4_bits(tmp_path, monkeypatch):
-    """Weights really in 4 bits, their constants too, on the CPU; a run takes them on CUDA alone."""
+    """Weights in real 4 bits with double quantization on the CPU; runs use them on CUDA alone."""
     monkeypatch.setattr(load_model, "_device_for_4_bits", lambda: "cpu")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 4}
     model = tiny_model("llama", **sizes)
@@ -242,7 +251,7 @@ def in_4_bits(tmp_path, monkeypatch):
 
 
 def dequantized(model: torch.nn.Module, like: torch.nn.Module) -> torch.nn.Module:
-    """The same weights in float32."""
+    """Return the model with its weights dequantized to float32."""
     from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
 
@@ -256,8 +265,8 @@ def dequantized(model: torch.nn.Module, like: torch.nn.Module) -> torch.nn.Modul
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_on_4_bits_adapters_learn_by_the_gradients_of_the_weights_that_these_stand_for(in_4_bits, dora):
-    """After an evaluation too: there bitsandbytes may lay the weights out anew."""
+def test_gradients_of_adapters_on_4_bit_weights_equal_those_on_dequantized_ones(in_4_bits, dora):
+    """Also after an evaluation, in which bitsandbytes may repack the weights."""
     model, original = in_4_bits
     gradients = []
     for one in (model, dequantized(model, original)):
@@ -267,36 +276,36 @@ def test_on_4_bits_adapters_learn_by_the_gradients_of_the_weights_that_these_sta
         adapted = learned(add_lora(one, Lora(rank=2, dora=dora, modules_to_save=("lm_head",)))).train()
         adapted(IDS).logits.logsumexp(-1).sum().backward()
         gradients.append({name: p.grad for name, p in adapted.named_parameters() if p.requires_grad})
-    found, wanted = gradients
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-3)
+    quantized, expected = gradients
+    assert quantized.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(quantized[name], gradient, rtol=1e-3, atol=1e-3)
 
 
-def test_weights_in_4_bits_are_not_trained_whole(in_4_bits):
+def test_4_bit_weights_cannot_be_modules_to_save(in_4_bits):
     with pytest.raises(SnaketuneError, match=r"modules_to_save: .*down_proj is in 4 bits"):
         add_lora(in_4_bits[0], Lora(rank=2, modules_to_save=("down_proj",)))
 
 
-def test_layers_of_gpt2_are_no_linear_ones_and_get_adapters():
+def test_gpt2_conv1d_layers_get_adapters():
     adapted = add_lora(tiny_model("gpt2"), Lora(rank=2, dora=True))
     layers = [m for m in adapted.modules() if hasattr(m, "base_layer") and isinstance(m.base_layer, Conv1D)]
     assert len(layers) == 2 * 4
 
 
 class Casts(TorchDispatchMode):
-    """Counts tensors of 16 bits that are lifted to float32 inside peft's layers."""
+    """Counts casts of 16-bit tensors to float32 inside peft's layers."""
 
     def __init__(self):
         super().__init__()
-        self.found = 0
+        self.lifted_count = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         lifts = function.overloadpacket.__name__ == "_to_copy" and keywords.get("dtype") == torch.float32
         callers = (
             frame.filename for frame in reversed(traceback.extract_stack()[:-1]) if "/torch/" not in frame.filename
         )
-        self.found += lifts and "/peft/" in next(callers)
+        self.lifted_count += lifts and "/peft/" in next(callers)
         return function(*arguments, **keywords or {})
 
 
@@ -304,17 +313,17 @@ class Casts(TorchDispatchMode):
     ("lora", "casts"),
     [(Lora(rank=4), False), (Lora(rank=4, dropout=0.2), False), (Lora(rank=4, dora=True), True)],
 )
-def test_under_autocast_adapters_take_their_inputs_as_they_are(lora, casts):
-    """The same numbers, but for dropout's scaling, without two passes over the inputs of each adapter."""
-    found = []
-    for left_to_autocast in (False, True):
+def test_under_autocast_adapter_inputs_are_not_cast_to_float32(lora, casts):
+    """Logits are equal up to dropout's scaling, without two casts of each adapter's inputs."""
+    results = []
+    for without_casts in (False, True):
         model = add_lora(tiny_model("llama").bfloat16(), lora).train()
-        if left_to_autocast:
+        if without_casts:
             leave_casts_to_autocast(model)
         torch.manual_seed(0)
         with torch.autocast("cpu", dtype=torch.bfloat16), Casts() as counted:
             logits = model(IDS).logits
-        found.append((logits, counted.found > 0))
-    (before, lifted), (after, still) = found
+        results.append((logits, counted.lifted_count > 0))
+    (before, lifted), (after, still) = results
     assert (lifted, still) == (True, casts)
     torch.testing.assert_close(after, before, rtol=0.02 if lora.dropout else 0, atol=0.02 if lora.dropout else 0)

@@ -20,7 +20,7 @@ from snaketune.packing.segments import PADDING_SEGMENT
 from .conftest import CPU, VOCABULARY, tiny_model
 
 LENGTH = 40
-# Two documents and free tokens; a pair with a shared prompt of 7; and a full row.
+# Two documents and padding; a pair with a shared prompt of 7; and a full row.
 WINDOWED = (([11, 23, 5], [0, 0, 0], 48), ([17, 8, 12], [0, 5, 17], 45))
 ROWS = [([13, 9], [0, 0]), ([15, 6], [0, 7]), ([4, 9, 20, 7], [0, 2, 0, 11])]
 
@@ -33,13 +33,13 @@ def packed_rows(seed: int = 0) -> list[dict]:
         ids = np.zeros(LENGTH, np.int32)
         ids[:used] = generator.integers(2, VOCABULARY, used)
         labels = np.where((generator.random(LENGTH) < 0.6) & (np.arange(LENGTH) < used), ids, -100).astype(np.int32)
-        at = base = 0
+        at = offset = 0
         for length, prefix in zip(lengths, prefixes):
             if not prefix:
                 labels[at] = -100
-                base = at
+                offset = at
             at += length
-        assert base < LENGTH
+        assert offset < LENGTH
         rows.append(
             {
                 "input_ids": ids,
@@ -52,18 +52,18 @@ def packed_rows(seed: int = 0) -> list[dict]:
 
 
 def separate_losses(model, rows) -> torch.Tensor:
-    """Every sequence alone through the model's own attention, losses in the order of the packed targets."""
+    """Return losses of every sequence alone with the model's own attention, in the order of the packed targets."""
     losses = []
     for row in rows:
-        at = base = 0
+        at = offset = 0
         for length, prefix in zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()):
             if not prefix:
-                base = at
-            places = [*range(base, base + prefix), *range(at, at + length)]
-            ids = torch.from_numpy(row["input_ids"][places].astype(np.int64))
+                offset = at
+            positions = [*range(offset, offset + prefix), *range(at, at + length)]
+            ids = torch.from_numpy(row["input_ids"][positions].astype(np.int64))
             log_probs = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
-            for column in range(prefix, len(places)):
-                if row["labels"][places[column]] != -100:
+            for column in range(prefix, len(positions)):
+                if row["labels"][positions[column]] != -100:
                     losses.append(-log_probs[column - 1, ids[column]])
             at += length
     return torch.stack(losses)
@@ -79,14 +79,14 @@ def test_packed_losses_and_gradients_equal_separate_ones(model, kernel):
 
     use_segment_attention(model)
     allow_packed(model, kernel, prefixes=True)
-    found = token_losses(model, collate(rows, kernel))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    found.sum().backward()
+    actual = token_losses(model, collate(rows, kernel))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    actual.sum().backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_what_one_document_says_never_reaches_another():
+def test_tokens_of_one_document_never_change_another():
     model = tiny_model("llama")
     use_segment_attention(model)
     rows = packed_rows()
@@ -101,7 +101,7 @@ def test_what_one_document_says_never_reaches_another():
 @pytest.mark.parametrize("kernel", ["sdpa", "dense"])
 @pytest.mark.parametrize("window", [1, 5, 8, 16])
 @pytest.mark.parametrize("family", ["mistral", "gemma3_text", "phi3"])
-def test_sequences_beyond_the_sliding_window_see_what_they_see_alone(family, window, kernel):
+def test_sequences_longer_than_the_sliding_window_equal_separate_ones(family, window, kernel):
     rows = Rows(WINDOWED)
     for row in rows:
         row["labels"][np.cumsum([0, *row["segment_lengths"][:-1]])[row["prefix_lengths"] == 0]] = -100
@@ -112,9 +112,9 @@ def test_sequences_beyond_the_sliding_window_see_what_they_see_alone(family, win
     expected = separate_losses(alone, rows)
     assert not torch.allclose(wide, expected, rtol=1e-2), "the window makes no difference here"
     self_test(packed, [rows], replace(CPU, kernel=kernel), training=True)
-    found = token_losses(packed, collate(rows, kernel))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    found.sum().backward()
+    actual = token_losses(packed, collate(rows, kernel))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    actual.sum().backward()
     expected.sum().backward()
     for (name, one), other in zip(packed.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3, msg=name)
@@ -122,7 +122,7 @@ def test_sequences_beyond_the_sliding_window_see_what_they_see_alone(family, win
 
 @pytest.mark.parametrize("prefixes", [False, True])
 def test_varlen_kernels_get_the_segments_of_the_batch_and_a_length_that_all_batches_share(prefixes):
-    found = []
+    actual = []
     for lengths in ([13, 9], [5, 4, 20, 7], [40]):
         row = {
             "input_ids": np.arange(400, dtype=np.int32),
@@ -130,15 +130,15 @@ def test_varlen_kernels_get_the_segments_of_the_batch_and_a_length_that_all_batc
             "segment_lengths": np.array(lengths),
             "prefix_lengths": np.array([0, *[2] * (len(lengths) - 1)]) * prefixes,
         }
-        found.append(collate([row, row], "varlen", longest=200)["segments"])
-    assert {(some.longest, len(some.positions_T)) for some in found} == {(200, 800)}
-    for some in found:
+        actual.append(collate([row, row], "varlen", longest=200)["segments"])
+    assert {(some.longest, len(some.positions_T)) for some in actual} == {(200, 800)}
+    for some in actual:
         own, seen = np.diff(some.cu_q), np.diff(some.cu_k)
-        # Documents as they are, padding in pieces, and nothing empty.
+        # Documents unchanged, padding in segments of PADDING_SEGMENT, and no empty segments.
         documents = some.layout.lengths[some.layout.documents]
         padding = 400 - sum(documents) // 2
-        pieces = -(-padding // PADDING_SEGMENT)
-        assert len(own) == len(seen) == len(documents) + 2 * pieces
+        padding_segments = -(-padding // PADDING_SEGMENT)
+        assert len(own) == len(seen) == len(documents) + 2 * padding_segments
         assert min(own) > 0 and max(own) <= PADDING_SEGMENT
         assert own.sum() == 800
         assert (some.keys_U is None) == (not some.layout.prefixed)

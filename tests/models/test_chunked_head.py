@@ -1,4 +1,4 @@
-"""The head in chunks: the same losses and gradients as with all logits at once, and never as many of them."""
+"""The chunked head gives the losses and gradients of the whole head, and never has all logits in memory."""
 
 import copy
 import inspect
@@ -22,7 +22,7 @@ from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.models.selftest import self_test
 
 ROWS = Rows((*DOCUMENTS, *PAIRS))
-# What a head does besides a product: nothing (tied or not), scaling, a soft cap with it, a bias.
+# Heads: plain linear (tied or not), with scaling, with scaling and a soft cap, with a bias.
 HEADS = {
     "llama": {"tie_word_embeddings": False},
     "qwen2": {"tie_word_embeddings": True},
@@ -40,21 +40,21 @@ PRODUCTS = {"llama", "qwen2", "gpt2", "opt", "mixtral", "llama4_text"}
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Of seven rows each, the last one smaller."""
-    monkeypatch.setattr(fused_cross_entropy, "AT_ONCE", {"cpu": 7 * VOCABULARY, "other": 0})
-    monkeypatch.setattr(fused_cross_entropy, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 1)
+    """Chunks of seven rows; the last one is smaller."""
+    monkeypatch.setattr(fused_cross_entropy, "CHUNK_LOGITS", {"cpu": 7 * VOCABULARY, "other": 0})
+    monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", 7 * VOCABULARY)
+    monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 1)
 
 
 class MostLogits(TorchDispatchMode):
-    """Counts the rows of the largest tensor of logits that any operation makes."""
+    """Records the number of rows of the largest tensor of logits that any operation returns."""
 
     rows = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple) else (made,):
-            # The transposed weight is none.
+            # The transposed weight isn't a tensor of logits.
             if (
                 isinstance(tensor, torch.Tensor)
                 and tensor.shape[-1:] == (VOCABULARY,)
@@ -81,21 +81,21 @@ def with_chunked_head(family, **settings):
     return model
 
 
-def assert_close(found, expected):
-    assert found.keys() == expected.keys()
+def assert_close(actual, expected):
+    assert actual.keys() == expected.keys()
     largest = max(gradient.abs().max().item() for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=name)
 
 
 @pytest.mark.parametrize("family", HEADS)
-def test_losses_and_gradients_are_those_of_all_logits_at_once(family):
+def test_losses_and_gradients_equal_those_without_chunks(family):
     model, batch = with_chunked_head(family, **HEADS[family]), collate(ROWS, "sdpa")
-    assert model.head_is_product == (family in PRODUCTS)
+    assert model.head_is_linear == (family in PRODUCTS)
     expected_N = all_at_once(model, batch)
     torch.testing.assert_close(token_losses(model, batch), expected_N, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(summed_losses(model, batch), expected_N.sum())
-    # Weighted, as DPO weighs them; and a mean, as SFT takes it.
+    # A weighted sum, as in DPO; and a mean, as in SFT.
     weights_N = torch.linspace(-1, 2, len(expected_N))
     expected = gradients(model, (expected_N * weights_N).sum())
     assert_close(gradients(model, (token_losses(model, batch) * weights_N).sum()), expected)
@@ -103,8 +103,8 @@ def test_losses_and_gradients_are_those_of_all_logits_at_once(family):
     assert_close(gradients(model, summed_losses(model, batch) / len(weights_N)), expected)
 
 
-def test_generation_of_a_padded_batch_stays_as_it_was():
-    # Positions are learned, and generation counts them for a model only if its forward says that it takes them.
+def test_generation_of_a_padded_batch_is_unchanged():
+    # Learned positions: generation passes them only if the forward's signature has `position_ids`.
     model, ids_2L = tiny_model(tiny_config("gpt2")), torch.randint(3, VOCABULARY, (2, 12))
     mask_2L = torch.ones_like(ids_2L)
     mask_2L[0, :7] = 0
@@ -112,13 +112,13 @@ def test_generation_of_a_padded_batch_stays_as_it_was():
     before, signature = model.generate(ids_2L, **how), inspect.signature(model.forward)
     self_test(model, [ROWS], CPU, training=False)
     use_own_attention(model)
-    assert hasattr(model, "whole_forward")
+    assert hasattr(model, "original_forward")
     assert inspect.signature(model.forward) == signature
     assert torch.equal(model.generate(ids_2L, **how), before)
 
 
 @pytest.mark.parametrize("family", ["llama", "granite"])
-def test_no_operation_makes_the_logits_of_more_than_a_chunk(family):
+def test_no_operation_has_logits_of_more_than_one_chunk(family):
     model, batch = with_chunked_head(family, hidden_size=48, intermediate_size=80), collate(ROWS, "sdpa")
     for losses in (token_losses, summed_losses):
         with MostLogits() as seen:
@@ -138,7 +138,7 @@ def test_no_operation_makes_the_logits_of_more_than_a_chunk(family):
         {"target_modules": ("lm_head",), "dora": True},
     ],
 )
-def test_adapters_on_the_head_count(lora):
+def test_adapters_on_the_head_are_applied(lora):
     model, batch = with_chunked_head("llama", tie_word_embeddings=False), collate(ROWS, "sdpa")
     adapted = add_lora(model, Lora(rank=2, **lora))
     with torch.no_grad():
@@ -149,15 +149,15 @@ def test_adapters_on_the_head_count(lora):
                 parameter.add_(0.1 * torch.randn(parameter.shape))
     expected = all_at_once(adapted, batch).sum()
     torch.testing.assert_close(summed_losses(adapted, batch), expected)
-    found, wanted = (
+    actual, wanted = (
         gradients(adapted, summed_losses(adapted, batch)),
         gradients(adapted, all_at_once(adapted, batch).sum()),
     )
-    assert all("lora" in name or "modules_to_save" in name for name in found)
-    assert_close(found, wanted)
+    assert all("lora" in name or "modules_to_save" in name for name in actual)
+    assert_close(actual, wanted)
 
 
-def test_a_head_that_is_trained_whole_never_gives_the_logits_of_more_than_a_chunk():
+def test_a_head_in_modules_to_save_runs_in_chunks():
     model, batch = with_chunked_head("llama", hidden_size=48, intermediate_size=80), collate(ROWS, "sdpa")
     adapted = add_lora(model, Lora(rank=2, modules_to_save=("lm_head",)))
     with MostLogits() as seen:
@@ -166,23 +166,23 @@ def test_a_head_that_is_trained_whole_never_gives_the_logits_of_more_than_a_chun
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
-def test_bfloat16_autocast_rounds_no_more_than_with_all_logits_at_once(family):
+def test_bfloat16_autocast_rounds_no_more_than_without_chunks(family):
     model, batch = with_chunked_head(family, **HEADS[family]), collate(ROWS, "sdpa")
     exact = gradients(model, all_at_once(model, batch).sum())
     with torch.autocast("cpu", torch.bfloat16):
-        found, whole = (
+        actual, whole = (
             gradients(model, loss) for loss in (summed_losses(model, batch), all_at_once(model, batch).sum())
         )
         assert summed_losses(model, batch).dtype == token_losses(model, batch).dtype == torch.float32
     for name, gradient in exact.items():
         scale = gradient.abs().max().clamp(min=1e-6)
-        assert (found[name] - gradient).abs().max() / scale < 1.5 * (
+        assert (actual[name] - gradient).abs().max() / scale < 1.5 * (
             whole[name] - gradient
         ).abs().max() / scale + 1e-2, name
 
 
-def test_gradients_of_likely_tokens_do_not_drown_in_bfloat16(monkeypatch):
-    """Where p is nearly 1, what is left of p - 1 is smaller than the rounding of p."""
+def test_gradients_of_likely_tokens_are_not_lost_in_bfloat16(monkeypatch):
+    """Where p is nearly 1, p - 1 is smaller than the rounding of p."""
     torch.manual_seed(0)
     weight_VH, targets_N = (torch.randn(512, 64) / 8).bfloat16().float(), torch.randint(0, 512, (600,))
     likely_NH = weight_VH[targets_N] / weight_VH[targets_N].norm(dim=1, keepdim=True) ** 2
@@ -205,15 +205,15 @@ def test_gradients_of_likely_tokens_do_not_drown_in_bfloat16(monkeypatch):
 
     exact, rounded = gradients(plainly, False), gradients(plainly, True)
     for free, passes in (
-        (fused_cross_entropy.FREE, fused_cross_entropy.EAGER),
+        (fused_cross_entropy.SAVED_LOGITS, fused_cross_entropy.EAGER),
         (0, fused_cross_entropy.EAGER),
-        (0, fused_cross_entropy.fused()),
+        (0, fused_cross_entropy.fused_passes()),
     ):
-        monkeypatch.setattr(fused_cross_entropy, "FREE", free)
-        monkeypatch.setitem(fused_cross_entropy.AT_ONCE, "cpu", 128 * 512)
-        monkeypatch.setitem(fused_cross_entropy.AT_ONCE, "fused", 128 * 512)
-        for found, theirs, right in zip(gradients(in_chunks(passes), True), rounded, exact, strict=True):
-            assert (found - right).norm() < 1.5 * (theirs - right).norm() < 0.05 * right.norm()
+        monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", free)
+        monkeypatch.setitem(fused_cross_entropy.CHUNK_LOGITS, "cpu", 128 * 512)
+        monkeypatch.setitem(fused_cross_entropy.CHUNK_LOGITS, "fused", 128 * 512)
+        for actual, theirs, right in zip(gradients(in_chunks(passes), True), rounded, exact, strict=True):
+            assert (actual - right).norm() < 1.5 * (theirs - right).norm() < 0.05 * right.norm()
 
 
 def test_a_copy_of_a_model_computes_with_its_own_weights():
@@ -227,7 +227,7 @@ def test_a_copy_of_a_model_computes_with_its_own_weights():
     assert abs(summed_losses(other, batch).item() - before) > 1e-3
 
 
-def test_the_forward_still_gives_logits_to_whoever_asks_for_them():
+def test_the_forward_still_returns_logits_without_supervised():
     model = tiny_model(tiny_config("llama"))
     ids_1T = torch.full((1, 4), 9)
     expected = model(input_ids=ids_1T).logits
@@ -237,7 +237,7 @@ def test_the_forward_still_gives_logits_to_whoever_asks_for_them():
     assert torch.equal(model.generate(ids_1T, max_new_tokens=3, do_sample=False)[:, :4], ids_1T)
 
 
-def test_under_ddp_and_fsdp_gradients_are_those_of_all_logits_at_once():
+def test_under_ddp_and_fsdp_gradients_equal_those_without_chunks():
     done = subprocess.run(
         [sys.executable, "-m", "tests.models.wrapped_heads"], capture_output=True, text=True, timeout=300
     )

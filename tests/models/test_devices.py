@@ -1,4 +1,4 @@
-"""What a process computes with."""
+"""Device, data type and kernel of a process."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import torch
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
 from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
-from snaketune.models.machine import look
+from snaketune.models.machine import inspect_machine
 
 from .conftest import CPU
 
@@ -17,7 +17,7 @@ from .conftest import CPU
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
 )
-def test_a_cpu_computes_in_float32_unless_asked(monkeypatch, precision, dtype):
+def test_a_cpu_computes_in_float32_by_default(monkeypatch, precision, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     compute = resolve_compute(precision)
@@ -43,13 +43,11 @@ def gpu(monkeypatch, capability: int, *, has_bf16: bool) -> None:
         (9, {"2", "4"}, "float32", "sdpa"),
     ],
 )
-def test_the_kernel_is_the_fastest_that_device_type_and_installation_have(
-    monkeypatch, capability, installed, precision, kernel
-):
+def test_the_fastest_usable_kernel_is_chosen(monkeypatch, capability, installed, precision, kernel):
     gpu(monkeypatch, capability, has_bf16=True)
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: "2" in installed)
     monkeypatch.setattr(attention, "is_flash_attn_4_available", lambda: "4" in installed)
-    monkeypatch.setattr(attention, "load_trouble", lambda kernel: "")
+    monkeypatch.setattr(attention, "load_error", lambda kernel: "")
     compute = resolve_compute(precision)
     assert (compute.device, compute.kernel) == (torch.device("cuda", 0), kernel)
     assert compute.dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
@@ -57,7 +55,7 @@ def test_the_kernel_is_the_fastest_that_device_type_and_installation_have(
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """flash-attn as it is installed: what its module does when it is imported."""
+    """Install fake flash-attn packages with these module contents."""
 
     def install(code: str, cute: str | None = None) -> None:
         folder = tmp_path / "flash_attn"
@@ -67,9 +65,9 @@ def packages(tmp_path, monkeypatch):
             (folder / "cute.py").write_text(cute)
         monkeypatch.syspath_prepend(tmp_path)
 
-    attention.load_trouble.cache_clear()
+    attention.load_error.cache_clear()
     yield install
-    attention.load_trouble.cache_clear()
+    attention.load_error.cache_clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "flash_attn"]:
         del sys.modules[name]
 
@@ -91,8 +89,8 @@ WHOLE = "flash_attn_varlen_func = print"
         (WHOLE, WHOLE, "flash_attention_4", []),
     ],
 )
-def test_a_kernel_that_does_not_load_is_told_and_the_next_one_is_taken(
-    monkeypatch, packages, code, cute, kernel, troubled
+def test_a_kernel_that_fails_to_load_is_reported_and_the_next_one_is_used(
+    monkeypatch, packages, code, cute, kernel, broken_names
 ):
     packages(code, cute)
     gpu(monkeypatch, 9, has_bf16=True)
@@ -101,13 +99,13 @@ def test_a_kernel_that_does_not_load_is_told_and_the_next_one_is_taken(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 85 * 10**9))
     compute = resolve_compute("auto")
     assert compute.kernel == kernel
-    found = look(compute).unloadable
-    assert [name for name, _ in found] == troubled
+    broken = inspect_machine(compute).broken_kernels
+    assert [name for name, _ in broken] == broken_names
     if UNDEFINED in (code, cute):
-        assert found[0][1].startswith("ImportError: flash_attn_2_cuda") and found[0][1].endswith("LocationE")
+        assert broken[0][1].startswith("ImportError: flash_attn_2_cuda") and broken[0][1].endswith("LocationE")
 
 
-def test_a_gpu_without_bfloat16_takes_float32_and_refuses_the_other(monkeypatch):
+def test_a_gpu_without_bfloat16_uses_float32_and_refuses_bfloat16(monkeypatch):
     gpu(monkeypatch, 7, has_bf16=False)
     assert resolve_compute("auto").about() == {"dtype": "float32", "kernel": "sdpa"}
     with pytest.raises(
@@ -118,13 +116,13 @@ def test_a_gpu_without_bfloat16_takes_float32_and_refuses_the_other(monkeypatch)
         resolve_compute("bfloat16")
 
 
-def test_frozen_weights_are_kept_as_they_are_computed_with_and_trained_ones_in_float32():
+def test_frozen_weights_are_in_the_compute_data_type_and_trained_ones_in_float32():
     half = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="sdpa")
     assert half.weights_dtype(frozen=True) == torch.bfloat16
     assert half.weights_dtype(frozen=False) == CPU.weights_dtype(frozen=True) == torch.float32
 
 
-def test_inside_autocast_products_are_of_the_data_type():
+def test_autocast_runs_matmuls_in_the_compute_data_type():
     weights = torch.ones(2, 2)
     with Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="sdpa").autocast():
         assert (weights @ weights).dtype == torch.bfloat16
@@ -132,7 +130,7 @@ def test_inside_autocast_products_are_of_the_data_type():
         assert (weights @ weights).dtype == torch.float32
 
 
-def test_small_products_are_not_shared_among_threads():
+def test_small_matmuls_use_one_thread():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -144,7 +142,7 @@ def test_small_products_are_not_shared_among_threads():
         torch.set_num_threads(threads)
 
 
-def test_deterministic_kernels_are_asked_for_inside_and_only_there(monkeypatch):
+def test_deterministic_algorithms_are_on_inside_the_context_only(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     with deterministic_algorithms(False):
         assert not torch.are_deterministic_algorithms_enabled()
@@ -156,7 +154,7 @@ def test_deterministic_kernels_are_asked_for_inside_and_only_there(monkeypatch):
     assert torch.utils.deterministic.fill_uninitialized_memory
 
 
-def test_an_operation_without_a_deterministic_kernel_is_named_with_the_key():
+def test_an_operation_without_a_deterministic_kernel_is_reported_with_the_key():
     with (
         pytest.raises(
             SnaketuneError,

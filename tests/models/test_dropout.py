@@ -1,4 +1,4 @@
-"""A model's own randomness is off inside, and back outside."""
+"""A model's own dropout is off inside the context, and restored after it."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ def test_dropout_is_off_inside_and_back_outside(family):
         assert not torch.equal(model(input_ids=ids).logits, expected)
 
 
-def test_a_threshold_of_routers_is_no_dropout():
-    """phimoe's, which counts in evaluation as well."""
+def test_a_router_threshold_is_not_dropout():
+    """phimoe's threshold, which is used in evaluation too."""
     model = tiny_model("llama")
     model.model.layers[0].router_jitter_noise, model.model.layers[0].input_jitter_noise = 0.01, 0.02
     with without_dropout(model):

@@ -1,4 +1,4 @@
-"""The FLOPs that are counted are those that torch counts of the same passes, and the pairs those of the mask."""
+"""Counted FLOPs equal those that torch counts in the same passes, and pairs equal those of the mask."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ EXPERTS = {
 
 
 def counted_by_torch(model: torch.nn.Module) -> int:
-    """Of one sequence, forward and backward. Its attention goes over all pairs and masks half of them afterwards."""
+    """Return torch's count for one sequence, forward and backward. It includes masked pairs."""
     model.train()
     ids = torch.randint(2, VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     with FlopCounterMode(display=False) as counter:
@@ -34,7 +34,7 @@ def counted_by_torch(model: torch.nn.Module) -> int:
 
 
 def counted_here(count: FlopCount, model: torch.nn.Module) -> int:
-    """The same: all pairs, and no vectors (norms, biases), which take no matrix product."""
+    """Return the same by `FlopCount`: all pairs, and no vectors (norms, biases), which take no matmul."""
     vectors = sum((6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.dim() == 1)
     attention = 3 * sum(number * kind.per_pair for kind, number in count.layers) * TOKENS**2
     return (count.per_token - vectors) * TOKENS + attention
@@ -68,7 +68,7 @@ def test_frozen_weights_cost_two_thirds_and_adapters_all(tied):
     base = tiny_model("llama", attn_implementation="eager", tie_word_embeddings=tied)
     plain = count_flops(base)
     model = add_lora(base, Lora(rank=2))
-    # As with gradient checkpointing; without, the first layer's inputs need no gradient.
+    # As with gradient checkpointing; without it, the first layer's inputs need no gradient.
     model.enable_input_require_grads()
     count = count_flops(model)
     assert (count.frozen, count.per_parameter) == (plain.trained, 4)
@@ -76,9 +76,9 @@ def test_frozen_weights_cost_two_thirds_and_adapters_all(tied):
     assert counted_here(count, model) == pytest.approx(counted_by_torch(model), rel=1e-9)
 
 
-def test_four_bit_weights_count_by_the_numbers_that_they_stand_for():
+def test_four_bit_weights_count_by_their_unpacked_size():
     class Params4bit(torch.nn.Parameter):
-        """As bitsandbytes packs them: two to a byte, in one column."""
+        """Pack weights as bitsandbytes does: two per byte, in one column."""
 
     whole = tiny_model("llama").requires_grad_(False)
     packed = tiny_model("llama").requires_grad_(False)
@@ -90,7 +90,7 @@ def test_four_bit_weights_count_by_the_numbers_that_they_stand_for():
 
 
 @pytest.mark.parametrize("seen", [{}, {"window": 5}, {"chunk": 4}, {"window": 100}])
-def test_pairs_are_those_of_the_mask(seen):
+def test_pairs_equal_those_of_the_mask(seen):
     kind = Attention(heads=4, sizes=(8, 8), **seen)
     placed = layout([[13, 9], [15, 6, 4], [4, 9, 20]], [[0, 0], [0, 7, 7], [0, 2, 0]], row_lengths=[24, 40, 33])
     visible_TT = mask(placed) & (placed.document_of >= 0)[:, None]
@@ -119,13 +119,13 @@ def test_windows_and_chunks_count_in_the_layers_that_have_them():
     assert dict(count_flops(model).layers) == {full: 4}
 
 
-def test_tokens_that_never_reach_the_head_are_left_out_of_what_is_computed():
+def test_tokens_that_are_not_projected_are_subtracted():
     count = count_flops(tiny_model("llama", tie_word_embeddings=False))
     assert count.computed(10**9, tokens=50, projected=20) == 10**9 - 30 * 6 * VOCABULARY * 32
 
 
-def test_layers_that_differ_count_each_by_itself():
-    """Gemma 4: wider heads, in layers that see everything."""
+def test_layers_of_different_kinds_are_counted_separately():
+    """Gemma 4: full attention layers have wider heads."""
     config = AutoConfig.for_model("gemma4_text", num_hidden_layers=6, sliding_window=16, vocab_size=VOCABULARY)
     with torch.device("meta"):
         count = count_flops(AutoModelForCausalLM.from_config(config))

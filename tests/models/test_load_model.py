@@ -1,4 +1,4 @@
-"""A base is what its folder says, all of it, with the tokens that it knows."""
+"""A base model is loaded completely, from its own files, with its own tokens."""
 
 import json
 
@@ -51,14 +51,14 @@ def test_weights_that_would_be_random_are_refused(folder, change, lacks):
         load_folder(folder, weights_dtype=torch.float32)
 
 
-def test_weights_without_a_place_are_named(folder, capsys):
+def test_unused_weights_are_listed(folder, capsys):
     rewrite(folder, lambda weights: weights | {"vision.weight": torch.ones(2)})
     load_folder(folder, weights_dtype=torch.float32)
-    assert "has no place for: vision.weight (1 in all)" in capsys.readouterr().out
+    assert "has weights that this model doesn't use: vision.weight (1 in all)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "can't be loaded: "),
         (lambda folder: (folder / "model.safetensors").unlink(), "can't be loaded: .*safetensors"),
@@ -66,9 +66,9 @@ def test_weights_without_a_place_are_named(folder, capsys):
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing known"}'), "can't be loaded: "),
     ],
 )
-def test_a_folder_that_holds_no_model_is_refused_by_name(folder, change, told):
+def test_a_folder_without_a_model_is_refused_by_name(folder, change, message):
     change(folder)
-    with pytest.raises(SnaketuneError, match=f"the model '{folder}' {told}"):
+    with pytest.raises(SnaketuneError, match=f"the model '{folder}' {message}"):
         load_folder(folder, weights_dtype=torch.float32)
 
 
@@ -79,7 +79,7 @@ def test_weights_in_pickles_are_not_read(folder):
         load_folder(folder, weights_dtype=torch.float32)
 
 
-def test_code_that_comes_with_a_model_is_not_run_unasked(folder):
+def test_remote_code_is_not_run_by_default(folder):
     config = json.loads((folder / "config.json").read_text())
     auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": auto_map}))
@@ -90,7 +90,7 @@ def test_code_that_comes_with_a_model_is_not_run_unasked(folder):
 
 
 def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
-    """bitsandbytes would lay them out for a kernel without a backward pass."""
+    """bitsandbytes would repack them for a kernel without a backward pass."""
     model = load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
     adapted = add_lora(model, Lora(rank=4))
     ids = torch.arange(4, 36)[None]
@@ -106,14 +106,14 @@ def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_are_of_the_data_type_asked_for(folder, dtype):
+def test_weights_have_the_requested_data_type(folder, dtype):
     saved = load_file(folder / "model.safetensors")
     for name, parameter in load_folder(folder, weights_dtype=dtype).named_parameters():
         assert torch.equal(parameter, saved[name].to(dtype)), name
 
 
 class Chat:
-    """As much of a tokenizer as loading looks at."""
+    """The part of a tokenizer that loading needs."""
 
     pad_id, stop_ids = 0, (1,)
 
@@ -125,7 +125,7 @@ class Chat:
         return [token for token, id in vocabulary.items() if self.ids.get(token) != id]
 
 
-def test_a_model_that_is_not_there_is_said_not_to_be_there(folder, tmp_path, monkeypatch):
+def test_a_missing_model_is_reported_as_missing(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert own_tokenizer(Pretrained(path=str(folder))) is None
     for path in (str(tmp_path / "nowhere"), "no-such/model-anywhere"):
@@ -144,14 +144,14 @@ def test_a_tokenizer_of_another_model_is_refused_and_added_tokens_are_not(folder
         load_base(base, swapped, weights_dtype=torch.float32)
 
 
-# The control tokens of a run's tokenizer, behind the base's words as the base's own `<start>`, `<end>` and `<spare>` are.
+# Control tokens of a run's tokenizer; their ids follow the words, as the base's own `<start>`, `<end>` and `<spare>` do.
 @pytest.mark.parametrize(
     ("control", "refused"),
     [
         (["<start>", "<end>", "<spare>"], None),
         (["<start>", "<end>", "<spare>", "<pad>"], None),
         (["<start>", "<end>"], None),
-        # Exchanged; of another model, which has the same words; and one that was added in another order.
+        # Swapped; those of another model with the same words; one added in another order.
         (["<end>", "<start>", "<spare>"], "2 of 100 tokens have another id, for instance '<(start|end)>'"),
         (["<user>", "<end>", "<spare>"], "1 of 100 tokens have another id, for instance '<start>'"),
         (["<start>", "<end>", "<pad>"], None),
@@ -166,7 +166,7 @@ def test_control_tokens_of_a_base_keep_their_ids(folder, control, refused):
     chat = ChatTokenizer(json.loads(_with_control(own, control).to_str()), config, "")
     model = Pretrained(path=str(folder))
     if refused:
-        with pytest.raises(SnaketuneError, match=f"{refused}; adopt the base's own"):
+        with pytest.raises(SnaketuneError, match=f"{refused}; adopt the base's tokenizer"):
             load_base(model, chat, weights_dtype=torch.float32)
     else:
         load_base(model, chat, weights_dtype=torch.float32)
@@ -194,7 +194,7 @@ def test_a_model_from_scratch_depends_on_its_own_seed_alone():
     assert len(first) == 50
 
 
-def test_new_rows_of_the_vocabulary_are_the_same_at_every_loading():
+def test_new_rows_of_the_vocabulary_are_the_same_at_every_load():
     models = []
     for seed, dtype in ((1, torch.float32), (2, torch.float32), (3, torch.bfloat16)):
         model = tiny_model("llama", initializer_range=0.02).to(dtype)
@@ -209,7 +209,7 @@ def test_new_rows_of_the_vocabulary_are_the_same_at_every_loading():
         assert torch.equal(first.to(torch.bfloat16), rounded)
 
 
-def test_a_vocabulary_never_shrinks_and_keeps_what_it_has():
+def test_a_vocabulary_never_shrinks_and_existing_rows_do_not_change():
     model = tiny_model("llama", tie_word_embeddings=True)
     before = model.get_input_embeddings().weight.clone()
     grow_vocabulary(model, VOCABULARY - 5)
@@ -237,9 +237,11 @@ def test_only_adapters_train():
 
 @pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
 def test_an_adapter_on_tied_embeddings_is_refused(module):
-    """Merged into the one, it would change the other."""
+    """Merging it into one of them would change the other."""
     targets = Lora(rank=2, target_modules=("q_proj", module))
-    with pytest.raises(SnaketuneError, match=r"lora\.target_modules: the output head of this model is its embedding"):
+    with pytest.raises(
+        SnaketuneError, match=r"lora\.target_modules: the output head of this model is tied to its embedding"
+    ):
         add_lora(tiny_model("llama", tie_word_embeddings=True), targets)
     trained = add_lora(tiny_model("llama"), targets)
     assert any(module in name and p.requires_grad for name, p in trained.named_parameters())

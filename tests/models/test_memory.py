@@ -1,4 +1,4 @@
-"""What a model is going to hold and keep, told from its config, against models that are there."""
+"""Tensors and saved activations that are traced from a config, against real models."""
 
 from dataclasses import replace
 
@@ -17,35 +17,35 @@ from snaketune.models.flops import count_flops
 from snaketune.models.kernels import segments_for
 from snaketune.models.load_model import parameter_count
 from snaketune.models.memory import SHARED, estimate
-from snaketune.models.memory_trace import Batch, plan_model
+from snaketune.models.memory_trace import MicroBatch, trace_model
 from snaketune.packing.segments import layout
 
 from .conftest import CPU, tiny_model
 
 FAMILIES = ["llama", "gpt2", "mixtral", "gemma3", "gemma3_text", "phi3", "deepseek_v2"]
 GPU = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
-BATCH = Batch(rows=2, row_length=64, longest=40)
+BATCH = MicroBatch(rows=2, row_length=64, longest=40)
 LORA = Lora(rank=4, target_modules=("q_proj", "down_proj"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("compute", [CPU, GPU], ids=["cpu", "gpu"])
 def test_every_family_gets_an_estimate(family, compute):
-    planned = plan_model(tiny_config(family), compute, batch=BATCH)
-    assert planned.trained == planned.parameters > 0
-    found = estimate(planned, compute, "adamw_torch", batch=BATCH)
-    recomputed = estimate(planned, compute, "adamw_torch", batch=BATCH, checkpointing=True)
-    assert found.least < recomputed.expected < found.expected
-    assert found.least == 16 * planned.trained
+    traced = trace_model(tiny_config(family), compute, batch=BATCH)
+    assert traced.trained == traced.parameters > 0
+    estimated = estimate(traced, compute, "adamw_torch", batch=BATCH)
+    recomputed = estimate(traced, compute, "adamw_torch", batch=BATCH, checkpointing=True)
+    assert estimated.minimum < recomputed.expected < estimated.expected
+    assert estimated.minimum == 16 * traced.trained
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_a_planned_model_is_the_one_that_is_loaded(model, lora):
-    planned = plan_model(model.config, CPU, lora=lora and replace_targets(model, lora), batch=BATCH)
-    there = add_lora(model, replace_targets(model, lora)) if lora else model
-    assert planned.parameters == parameter_count(there)
-    assert planned.trained == sum(p.numel() for p in there.parameters() if p.requires_grad)
-    assert planned.flops == count_flops(there)
+def test_a_traced_model_has_the_parameters_of_the_loaded_one(model, lora):
+    traced = trace_model(model.config, CPU, lora=lora and replace_targets(model, lora), batch=BATCH)
+    loaded = add_lora(model, replace_targets(model, lora)) if lora else model
+    assert traced.parameters == parameter_count(loaded)
+    assert traced.trained == sum(p.numel() for p in loaded.parameters() if p.requires_grad)
+    assert traced.flops == count_flops(loaded)
 
 
 def replace_targets(model, lora: Lora) -> Lora:
@@ -53,81 +53,81 @@ def replace_targets(model, lora: Lora) -> Lora:
     return lora.model_copy(update={"target_modules": ("qkv_proj", "down_proj")}) if fused else lora
 
 
-def kept_by(model: torch.nn.Module, tokens: int) -> int:
-    """Bytes that autograd really keeps of a forward pass of the decoder."""
+def saved_by(model: torch.nn.Module, tokens: int) -> int:
+    """Return the bytes that autograd saves in a forward pass of the decoder."""
     use_segment_attention(model)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    saved: dict[int, torch.Tensor] = {}
 
     def note(tensor):
         if tensor.untyped_storage().data_ptr() not in weights:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        placed = layout([[tokens]], [[0]], row_lengths=[tokens])
+        rows_layout = layout([[tokens]], [[0]], row_lengths=[tokens])
         hidden = model.get_decoder()(
             torch.zeros(1, tokens, dtype=torch.int64),
-            position_ids=torch.from_numpy(placed.positions)[None],
-            segments=segments_for("sdpa", placed),
+            position_ids=torch.from_numpy(rows_layout.positions)[None],
+            segments=segments_for("sdpa", rows_layout),
             use_cache=False,
         )
     assert hidden[0].requires_grad
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
-def test_what_is_kept_is_what_autograd_keeps():
+def test_traced_activations_equal_those_that_autograd_saves():
     model = tiny_model("llama", num_hidden_layers=3).train()
-    batch = Batch(rows=1, row_length=64, longest=64)
-    planned = plan_model(model.config, CPU, batch=batch)
-    assert planned.kept.whole == pytest.approx(kept_by(model, 64), rel=0.02)
-    twice = plan_model(model.config, CPU, batch=replace(batch, rows=2)).kept
-    assert twice.whole == pytest.approx(2 * planned.kept.whole, rel=0.02)
-    # Three layers are entered with 32 numbers per token; before and after them there is little.
-    assert 3 * 64 * 32 * 4 <= planned.kept.checkpointed <= 6 * 64 * 32 * 4
+    batch = MicroBatch(rows=1, row_length=64, longest=64)
+    traced = trace_model(model.config, CPU, batch=batch)
+    assert traced.activations.total == pytest.approx(saved_by(model, 64), rel=0.02)
+    doubled = trace_model(model.config, CPU, batch=replace(batch, rows=2)).activations
+    assert doubled.total == pytest.approx(2 * traced.activations.total, rel=0.02)
+    # Inputs of three layers are 32 numbers per token; little is saved before and after them.
+    assert 3 * 64 * 32 * 4 <= traced.activations.checkpointed <= 6 * 64 * 32 * 4
 
 
-def test_recomputed_adapters_keep_little_and_frozen_weights_have_no_gradients():
+def test_adapters_save_fewer_activations_and_frozen_weights_have_no_gradients():
     config = tiny_model("llama").config
-    full, adapted = (plan_model(config, GPU, lora=lora, batch=BATCH) for lora in (None, LORA))
-    assert adapted.kept.whole < full.kept.whole
-    found = estimate(adapted, GPU, "adamw_torch", batch=BATCH)
+    full, adapted = (trace_model(config, GPU, lora=lora, batch=BATCH) for lora in (None, LORA))
+    assert adapted.activations.total < full.activations.total
+    estimated = estimate(adapted, GPU, "adamw_torch", batch=BATCH)
     frozen = adapted.parameters - adapted.trained
-    assert (found.weights, found.gradients) == (2 * frozen + 4 * adapted.trained, 4 * adapted.trained)
+    assert (estimated.weights, estimated.gradients) == (2 * frozen + 4 * adapted.trained, 4 * adapted.trained)
 
 
 def test_4_bit_weights_are_linear_layers_and_everything_else_is_in_float32():
     model = tiny_model("llama", num_hidden_layers=1, tie_word_embeddings=False)
-    planned = plan_model(model.config, GPU, lora=LORA, batch=BATCH)
+    traced = trace_model(model.config, GPU, lora=LORA, batch=BATCH)
     # q, k, v and o; gate, up and down.
     linear = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
-    rest = planned.parameters - planned.trained - linear
+    rest = traced.parameters - traced.trained - linear
     for double, bits in ((True, 4.126953125), (False, 4.5)):
-        found = estimate(planned, GPU, "adamw_torch", quantization=Quantization(double=double))
-        assert found.weights == round(linear * bits / 8 + 4 * rest + 4 * planned.trained)
+        estimated = estimate(traced, GPU, "adamw_torch", quantization=Quantization(double=double))
+        assert estimated.weights == round(linear * bits / 8 + 4 * rest + 4 * traced.trained)
 
 
-def test_processes_divide_what_they_share():
-    planned = plan_model(tiny_model("llama").config, GPU, batch=BATCH)
-    alone = estimate(planned, GPU, "adamw_torch", batch=BATCH)
+def test_processes_shard_the_tensors_of_their_sharing():
+    traced = trace_model(tiny_model("llama").config, GPU, batch=BATCH)
+    alone = estimate(traced, GPU, "adamw_torch", batch=BATCH)
     for sharing, shared in SHARED.items():
-        found = estimate(planned, GPU, "adamw_torch", batch=BATCH, processes=4, sharing=sharing)
+        estimated = estimate(traced, GPU, "adamw_torch", batch=BATCH, processes=4, sharing=sharing)
         for name in ("weights", "gradients", "states"):
-            assert getattr(found, name) == getattr(alone, name) // (4 if name in shared else 1)
-    ddp = estimate(planned, GPU, "adamw_torch", batch=BATCH, processes=4)
+            assert getattr(estimated, name) == getattr(alone, name) // (4 if name in shared else 1)
+    ddp = estimate(traced, GPU, "adamw_torch", batch=BATCH, processes=4)
     assert ddp.expected == alone.expected + alone.gradients
 
 
-def test_gradients_of_earlier_micro_batches_are_there_while_activations_are():
-    planned = plan_model(tiny_model("llama").config, CPU, batch=BATCH)
-    one, several = (estimate(planned, CPU, "sgd", batch=BATCH, accumulation=n) for n in (1, 3))
-    assert several.computing == one.computing + one.gradients
+def test_gradients_of_earlier_micro_batches_add_to_activations():
+    traced = trace_model(tiny_model("llama").config, CPU, batch=BATCH)
+    one, several = (estimate(traced, CPU, "sgd", batch=BATCH, accumulation=n) for n in (1, 3))
+    assert several.step == one.step + one.gradients
 
 
-def test_pages_of_states_may_leave_a_gpu_and_no_cpu():
-    planned = plan_model(tiny_model("llama").config, GPU, batch=BATCH)
-    on_gpu, on_cpu = (estimate(planned, compute, "paged_adamw_32bit") for compute in (GPU, CPU))
-    assert on_gpu.least == on_cpu.least - on_cpu.states
+def test_paged_states_may_leave_a_gpu_but_not_a_cpu():
+    traced = trace_model(tiny_model("llama").config, GPU, batch=BATCH)
+    on_gpu, on_cpu = (estimate(traced, compute, "paged_adamw_32bit") for compute in (GPU, CPU))
+    assert on_gpu.minimum == on_cpu.minimum - on_cpu.states
     assert {name for name in OPTIMIZERS if OPTIMIZERS[name].for_gpus} == {
         name for name in OPTIMIZERS if not OPTIMIZERS[name].refused and ("8bit" in name or "paged" in name)
     }
@@ -136,34 +136,34 @@ def test_pages_of_states_may_leave_a_gpu_and_no_cpu():
 @pytest.mark.parametrize(
     "config",
     [
-        # Of no family that transformers knows.
+        # No family that transformers knows.
         type("OwnConfig", (LlamaConfig,), {"model_type": "own"})(),
-        # At odds with itself.
+        # Inconsistent.
         AutoConfig.for_model("llama", vocab_size=-3),
     ],
 )
-def test_of_a_config_that_cannot_be_read_nothing_is_said(config):
-    assert plan_model(config, CPU, batch=BATCH) is None
+def test_a_config_that_cannot_be_built_gives_no_trace(config):
+    assert trace_model(config, CPU, batch=BATCH) is None
 
 
-def test_a_pass_that_depends_on_values_leaves_what_is_certain(monkeypatch):
-    def looks(*_, **__):
+def test_a_forward_that_depends_on_values_gives_the_minimum_alone(monkeypatch):
+    def needs_values(*_, **__):
         raise RuntimeError("a value is needed")
 
-    monkeypatch.setattr("snaketune.models.memory_trace._followed", looks)
-    planned = plan_model(tiny_model("llama").config, CPU, batch=BATCH)
-    found = estimate(planned, CPU, "adamw_torch", batch=BATCH)
-    assert (planned.kept, found.expected) == (None, None)
-    assert found.least == 16 * planned.parameters
+    monkeypatch.setattr("snaketune.models.memory_trace._trace", needs_values)
+    traced = trace_model(tiny_model("llama").config, CPU, batch=BATCH)
+    estimated = estimate(traced, CPU, "adamw_torch", batch=BATCH)
+    assert (traced.activations, estimated.expected) == (None, None)
+    assert estimated.minimum == 16 * traced.parameters
 
 
 def test_adapters_that_fit_no_layer_are_refused_before_anything_is_loaded():
     with pytest.raises(SnaketuneError, match="lora"):
-        plan_model(tiny_model("llama").config, CPU, lora=Lora(target_modules=("c_attn",)), batch=BATCH)
+        trace_model(tiny_model("llama").config, CPU, lora=Lora(target_modules=("c_attn",)), batch=BATCH)
 
 
-def test_planning_draws_nothing_and_warns_of_nothing(recwarn):
+def test_tracing_draws_no_random_numbers_and_warns_of_nothing(recwarn):
     before = torch.random.get_rng_state()
-    plan_model(tiny_config("gpt2"), GPU, batch=BATCH)
+    trace_model(tiny_config("gpt2"), GPU, batch=BATCH)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not [w for w in recwarn if "peft" in str(w.filename)]

@@ -1,4 +1,4 @@
-"""Peaks come from the table where the card is in it, else from a measurement that changes nothing else."""
+"""Peaks are from the table if it has the GPU, else from a measurement without side effects."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from snaketune.models.devices import Compute
 from snaketune.models.peak_flops import PEAKS, TERA, known_peak, measured_peak, peak_of
 from tests.models.conftest import CPU
 
-# As torch names them.
+# torch's names of GPUs.
 NAMES = {
     "NVIDIA H100 80GB HBM3": 989.4,
     "NVIDIA H100 PCIe": 756.5,
@@ -42,29 +42,29 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_common_cards_are_known_by_the_name_that_torch_has_for_them(name):
+def test_common_gpus_are_known_by_torchs_names(name):
     assert known_peak(name, "bfloat16") == known_peak(name, "float16") == NAMES[name] * TERA
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_card_that_only_sounds_like_one_is_unknown(name):
+def test_a_gpu_with_a_similar_name_is_unknown(name):
     assert known_peak(name, "bfloat16") is None
 
 
-def test_cards_without_bfloat16_have_no_peak_of_it():
+def test_gpus_without_bfloat16_have_no_peak_in_it():
     for name, half in (("Tesla T4", 65), ("Tesla V100-SXM2-16GB", 125), ("Tesla V100-PCIE-32GB", 112)):
         assert known_peak(name, "bfloat16") is None
         assert known_peak(name, "float16") == half * TERA
 
 
-def test_wider_numbers_are_never_faster():
-    """Of a row, all figures are dense or all are doubled: 16 bits are twice as fast as TF32 everywhere."""
+def test_wider_data_types_are_never_faster():
+    """All figures of a row are dense, or all are doubled: 16 bits are twice as fast as TF32 everywhere."""
     for names, (half, tf32, single) in PEAKS.items():
         assert not tf32 or 1.95 < half / tf32 < 2.05, names
         assert (tf32 or half) >= single, names
 
 
-def test_a_process_with_a_known_card_goes_by_its_data_sheet(monkeypatch):
+def test_a_known_gpu_uses_its_data_sheet(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
     monkeypatch.setattr(peak_flops, "measured_peak", lambda *_: pytest.fail("measured"))
     card = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
@@ -76,7 +76,7 @@ def test_a_process_with_a_known_card_goes_by_its_data_sheet(monkeypatch):
     assert peak_of(single).flops_per_second == 183e12
 
 
-def test_what_is_in_no_table_is_measured_and_draws_nothing():
+def test_unknown_devices_are_measured_without_drawing_random_numbers():
     measured_peak.cache_clear()
     before = torch.random.get_rng_state()
     peak = peak_of(CPU)

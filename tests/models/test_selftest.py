@@ -1,4 +1,4 @@
-"""The self-test lets a right kernel pass and stops at one by which documents see each other."""
+"""The self-test accepts right kernels and refuses those with leaks between documents."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from snaketune.models import kernels
 from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
-from snaketune.models.cpu_attention import pieces_of
+from snaketune.models.cpu_attention import attention_blocks
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
 
@@ -19,7 +19,7 @@ from .test_attention import packed_rows
 
 
 class Rows(list):
-    """Rows as `PackedRows` has them."""
+    """Rows with the attributes of `PackedRows`."""
 
     longest, fullest, has_prefixes = (20, 0), 0, True
 
@@ -31,9 +31,9 @@ def run(model, rows, kernel="sdpa", training=True):
 def test_every_kernel_of_this_device_passes(model):
     for row in packed_rows():
         for kernel in ("sdpa", "dense"):
-            passed = run(model, [row], kernel)
-            assert passed.share < 1e-5
-            assert passed.about() == {
+            result = run(model, [row], kernel)
+            assert result.share < 1e-5
+            assert result.about() == {
                 "kernel": kernel,
                 "dtype": "float32",
                 "self_test": "packed = separate within 1e-03",
@@ -41,40 +41,40 @@ def test_every_kernel_of_this_device_passes(model):
 
 
 @pytest.mark.parametrize("real", [packed_rows()[:1], []])
-def test_a_kernel_that_forgets_the_segments_is_stopped(monkeypatch, real):
-    def plain_causal(query, key, value, segments, asked):
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=asked.scaling, enable_gqa=True)
+def test_a_kernel_that_ignores_segments_is_refused(monkeypatch, real):
+    def plain_causal(query, key, value, segments, options):
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=options.scaling, enable_gqa=True)
         return out.transpose(1, 2)
 
     monkeypatch.setitem(kernels.KERNELS, "sdpa", plain_causal)
-    with pytest.raises(Unpackable, match="llama can't see packed rows as single documents: packed logits of made"):
+    with pytest.raises(Unpackable, match="llama doesn't support packed rows: packed logits of synthetic"):
         run(tiny_model("llama"), real)
 
 
-def test_one_full_document_per_row_hides_no_leak(monkeypatch):
-    """Best-fit-decreasing puts the longest document first, alone: with it, everything looks right."""
+def test_one_full_document_per_row_does_not_hide_a_leak(monkeypatch):
+    """Best-fit-decreasing puts the longest document into a row of its own, in which no leak can show."""
     [row] = packed_rows()[:1]
     row |= {"segment_lengths": np.array([len(row["input_ids"])], np.int32), "prefix_lengths": np.array([0], np.int32)}
-    monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, asked: F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=asked.scaling, enable_gqa=True
+    monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, options: F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=options.scaling, enable_gqa=True
     ).transpose(1, 2))  # fmt: skip
     with pytest.raises(Unpackable):
         run(tiny_model("llama"), [row])
 
 
-def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(monkeypatch):
+def test_a_kernel_that_ignores_prefixes_is_refused_where_prompts_are_shared(monkeypatch):
     def without_prefixes(rows):
-        return tuple(piece for piece in pieces_of(rows) if piece.causal)
+        return tuple(block for block in attention_blocks(rows) if block.causal)
 
-    monkeypatch.setattr(kernels, "pieces_of", without_prefixes)
-    with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
+    monkeypatch.setattr(kernels, "attention_blocks", without_prefixes)
+    with pytest.raises(Unpackable, match="synthetic pairs with a shared prompt"):
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])
     documents.has_prefixes = False
     self_test(tiny_model("llama"), [documents], CPU, training=True)
 
 
-def test_a_leak_that_only_training_has_is_stopped():
+def test_a_leak_in_training_mode_only_is_refused():
     model = tiny_model("llama")
 
     def leak(module, arguments, output):
@@ -86,13 +86,13 @@ def test_a_leak_that_only_training_has_is_stopped():
         run(model, [])
 
 
-def test_not_a_number_is_no_pass(monkeypatch):
+def test_nan_does_not_pass(monkeypatch):
     monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, *_: torch.full_like(q.transpose(1, 2), torch.nan))
     with pytest.raises(Unpackable):
         run(tiny_model("llama"), [])
 
 
-def test_the_self_test_leaves_random_numbers_and_mode_alone():
+def test_the_self_test_does_not_change_random_numbers_or_mode():
     model = tiny_model("llama").train()
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -1,4 +1,4 @@
-"""Completions that form trees, every token computed once: the same as each completion alone, in values and all gradients."""
+"""Trees of completions, with shared tokens computed once, give the values and gradients of each completion alone."""
 
 from dataclasses import replace
 
@@ -30,13 +30,13 @@ FAMILIES = {
 
 
 class Rows(list):
-    """Rows as `PackedRows` has them."""
+    """Rows with the attributes of `PackedRows`."""
 
     longest, fullest, has_prefixes = (17, 2), 2, True
 
 
 def alone(model: torch.nn.Module, rows: list[dict]) -> tuple[torch.Tensor, list[int]]:
-    """Summed log-probability of every completion, each a sequence of its own; and tokens."""
+    """Return summed log-probabilities and token counts of completions, each run as a separate sequence."""
     sums, counts = [], []
     for ids, labels in completions_alone(rows):
         logits_LV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
@@ -53,7 +53,7 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Ten
 
 @pytest.mark.parametrize("kernel", ["sdpa", "dense"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_and_all_gradients_are_those_of_each_completion_alone(family, kernel):
+def test_log_probabilities_and_gradients_equal_those_of_each_completion_alone(family, kernel):
     same_as_alone(tiny_config(family, **FAMILIES[family]), kernel)
 
 
@@ -63,11 +63,11 @@ def test_windows_reach_up_the_tree(window, kernel):
     same_as_alone(tiny_config("mistral", sliding_window=window), kernel)
 
 
-def test_one_head_of_keys_serves_all_queries():
+def test_one_key_head_for_all_query_heads():
     same_as_alone(tiny_config("qwen2", num_key_value_heads=1), "sdpa")
 
 
-def test_where_no_piece_can_be_run_keys_are_gathered_along_the_path(monkeypatch):
+def test_keys_are_gathered_along_the_path_where_blocks_are_unsupported(monkeypatch):
     monkeypatch.setattr(kernels, "can_attend", lambda *_: False)
     same_as_alone(tiny_config("qwen2"), "sdpa")
 
@@ -81,19 +81,19 @@ def same_as_alone(config, kernel: str) -> None:
     found_C, counts_C = completion_logprobs(token_losses(packed, batch), batch)
     torch.testing.assert_close(found_C, expected_C, rtol=1e-5, atol=1e-5)
     assert counts_C.tolist() == counts
-    # Each completion with a weight of its own, as losses of pairs have it.
+    # A weight for each completion, as in losses of pairs.
     weights_C = torch.linspace(-1, 2, len(expected_C))
     expected = gradients(plain, (expected_C * weights_C).sum())
-    found = gradients(packed, (found_C * weights_C).sum())
-    assert found.keys() == expected.keys()
+    actual = gradients(packed, (found_C * weights_C).sum())
+    assert actual.keys() == expected.keys()
     largest = max(gradient.abs().max().item() for gradient in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-5 * largest, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-5, atol=1e-5 * largest, msg=name)
 
 
-def test_a_place_that_predicts_several_tokens_is_projected_once():
+def test_a_position_that_predicts_several_tokens_is_projected_once():
     rows = tree_rows(VOCABULARY)
-    # With the free tokens, as they lie in the rows.
+    # Padding included, as in the rows.
     batch = collate(rows, "dense")
     placed = batch["segments"].layout
     assert len(batch["sources"]) == len(batch["sources"].unique()) < len(batch["targets"])
@@ -102,7 +102,7 @@ def test_a_place_that_predicts_several_tokens_is_projected_once():
     assert batch["targets"].tolist() == batch["input_ids"][0, supervised].tolist()
 
 
-def test_a_shared_token_counts_for_each_completion_that_goes_through_it():
+def test_a_shared_token_counts_for_each_of_its_completions():
     rows = tree_rows(VOCABULARY)
     batch = collate(rows, "sdpa")
     by_completion = [
@@ -112,11 +112,11 @@ def test_a_shared_token_counts_for_each_completion_that_goes_through_it():
     assert by_completion == [[label for label in labels[1:] if label != -100] for _, labels in completions_alone(rows)]
     sums_P2, counts_P2 = pair_logprobs(torch.arange(len(batch["targets"])).float(), batch)
     assert sums_P2.shape == counts_P2.shape == (8, 2)
-    # Of the pair of equal completions.
+    # The pair of equal completions.
     assert sums_P2[2, 0] == sums_P2[2, 1] != sums_P2[3, 0]
 
 
-def test_trees_run_one_sequence_at_a_time_where_a_model_cannot_be_packed():
+def test_trees_run_one_sequence_at_a_time_where_packing_is_unsupported():
     rows = tree_rows(VOCABULARY)
     model = tiny_model(tiny_config("llama"))
     batch = collate(rows, "sdpa")
@@ -125,20 +125,20 @@ def test_trees_run_one_sequence_at_a_time_where_a_model_cannot_be_packed():
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
-def test_chunks_of_the_head_split_places_and_not_their_tokens(family, monkeypatch):
-    monkeypatch.setattr(fused_cross_entropy, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 1)
+def test_chunks_of_the_head_split_positions_and_not_their_tokens(family, monkeypatch):
+    monkeypatch.setattr(fused_cross_entropy, "SAVED_LOGITS", 7 * VOCABULARY)
+    monkeypatch.setattr(fused_cross_entropy, "MIN_CHUNK_ROWS", 1)
     same_as_alone(tiny_config(family, **FAMILIES[family]), "sdpa")
 
 
-def test_completions_of_several_rows_stand_in_their_order():
-    # Rows that aren't full have a segment of free tokens.
+def test_completions_of_several_rows_are_in_order():
+    # Rows that aren't full have a segment of padding.
     ends = [[0, 1, 2, 0], [0, 0, 2, 1, 1, 3], [3, 4, 5, 0, 2, 1]]
     expected = [first + end for first, row in zip((0, 4, 9), ends) for end in row]
     assert layout_of(tree_rows(VOCABULARY)).completions.tolist() == expected
 
 
-def test_free_tokens_are_not_computed_where_shapes_may_differ():
+def test_padding_is_removed_for_kernels_of_any_shape():
     rows = tree_rows(VOCABULARY)
     used = [int(row["segment_lengths"].sum()) for row in rows]
     batch = collate(rows, "sdpa")

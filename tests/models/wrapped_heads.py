@@ -1,4 +1,4 @@
-"""As a program: two processes compute one batch each under DDP or FSDP, and compare with all logits at once on one."""
+"""Program: two processes compute one batch each under DDP or FSDP, and compare with one process without chunks."""
 
 import multiprocessing
 import os
@@ -34,7 +34,7 @@ def ready(family: str) -> torch.nn.Module:
 
 
 def expected_gradients(family: str) -> dict[str, torch.Tensor]:
-    """Averaged over the two batches, as both wrappers average them."""
+    """Return gradients averaged over the two batches, as both wrappers average them."""
     model = ready(family)
     for rows in BATCHES:
         batch = collate(rows, "sdpa")
@@ -53,22 +53,22 @@ def work(rank: int, port: int, wrapper: str, family: str, losses) -> None:
             fully_shard(layer)
         wrapped = fully_shard(model)
     losses(wrapped, collate(BATCHES[rank], "sdpa")).sum().backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    actual = {name: parameter.grad for name, parameter in model.named_parameters()}
     if wrapper == "fsdp":
-        found = {name: gradient.full_tensor() for name, gradient in found.items()}
+        actual = {name: gradient.full_tensor() for name, gradient in actual.items()}
     expected = expected_gradients(family)
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     largest = max(gradient.abs().max().item() for gradient in expected.values())
     for name, gradient in expected.items():
         torch.testing.assert_close(
-            found[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=f"{wrapper} {family} {name}"
+            actual[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=f"{wrapper} {family} {name}"
         )
     dist.destroy_process_group()
 
 
 def main() -> None:
     # Chunks of seven rows.
-    fused_cross_entropy.AT_ONCE, fused_cross_entropy.FREE, fused_cross_entropy.FEWEST_ROWS = (
+    fused_cross_entropy.CHUNK_LOGITS, fused_cross_entropy.SAVED_LOGITS, fused_cross_entropy.MIN_CHUNK_ROWS = (
         dict.fromkeys(("cpu", "other"), 7 * VOCABULARY),
         7 * VOCABULARY,
         1,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.cpu_attention import pieces_of
+from snaketune.models.cpu_attention import attention_blocks
 from snaketune.packing.segments import layout, mask, varlen_keys
 
 PICTURE = """
@@ -65,12 +65,12 @@ def test_parents_and_positions_follow_from_the_mask(made):
 @given(rows())
 def test_cpu_attention_covers_exactly_the_mask_and_each_key_once(made):
     batch = layout_from(made)
-    found = pieces_of(batch)
+    found = attention_blocks(batch)
     seen = np.zeros((batch.tokens, batch.tokens), int)
     for piece in found:
-        queries, keys = piece.stop - piece.start, piece.last - piece.first
+        queries, keys = piece.stop - piece.start, piece.key_stop - piece.key_start
         block = np.tri(queries) if piece.causal else np.ones((queries, keys))
-        seen[piece.start : piece.stop, piece.first : piece.last] += block.astype(int)
+        seen[piece.start : piece.stop, piece.key_start : piece.key_stop] += block.astype(int)
     assert (seen == mask(batch)).all()
     # Sums begin with a token's own piece.
     assert sorted(token for p in found if p.causal for token in range(p.start, p.stop)) == list(range(batch.tokens))
@@ -79,9 +79,9 @@ def test_cpu_attention_covers_exactly_the_mask_and_each_key_once(made):
 
 def test_siblings_with_one_prefix_are_one_piece_and_ancestors_end_to_end_are_another():
     siblings = layout([[6, 2, 3]], [[0, 4, 4]], row_lengths=[11])
-    assert [tuple(piece)[:4] for piece in pieces_of(siblings) if not piece.causal] == [(6, 11, 0, 4)]
+    assert [tuple(piece)[:4] for piece in attention_blocks(siblings) if not piece.causal] == [(6, 11, 0, 4)]
     chain = layout([[6, 2, 3]], [[0, 6, 7]], row_lengths=[11], prefix_segments=[[0, 0, 1]])
-    assert [tuple(piece)[:4] for piece in pieces_of(chain) if not piece.causal] == [(6, 8, 0, 6), (8, 11, 0, 7)]
+    assert [tuple(piece)[:4] for piece in attention_blocks(chain) if not piece.causal] == [(6, 8, 0, 6), (8, 11, 0, 7)]
 
 
 @given(rows())

@@ -198,13 +198,13 @@ def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
-    own = compiling._cache_trouble()
+    own = compiling._cache_error()
     assert bool(own) == (mode == 0o777)
     monkeypatch.setattr(compiling.os, "getuid", lambda: 12345)
-    with pytest.raises(SnaketuneError, match="from where it loads code, can be written to by others"):
-        compiling.choose(True, 0.0, torch.device("cpu"))
-    chosen = compiling.choose("auto", 1e30, torch.device("cpu"))
-    assert not chosen.compiled and "TORCHINDUCTOR_CACHE_DIR" in chosen.why
+    with pytest.raises(SnaketuneError, match=r"other users can write to .*, from which it loads code"):
+        compiling.choose_compilation(True, 0.0, torch.device("cpu"))
+    chosen = compiling.choose_compilation("auto", 1e30, torch.device("cpu"))
+    assert not chosen.compiled and "TORCHINDUCTOR_CACHE_DIR" in chosen.reason
 
 
 def test_an_outcome_has_no_room_for_code():
@@ -212,15 +212,15 @@ def test_an_outcome_has_no_room_for_code():
 
 
 def test_cached_responses_follow_no_link(tmp_path):
-    from snaketune.evaluation.generation import Written
-    from snaketune.evaluation.response_cache import KeptResponses
+    from snaketune.evaluation.generation import GeneratedText
+    from snaketune.evaluation.response_cache import ResponseCache
 
     elsewhere, work = tmp_path / "elsewhere", tmp_path / ".work"
     work.mkdir()
-    KeptResponses(elsewhere, {}).add({"p": Written("theirs", 1)})
+    ResponseCache(elsewhere, {}).add({"p": GeneratedText("theirs", 1)})
     before = sorted(elsewhere.rglob("*"))
     (work / ".responses").symlink_to(elsewhere / ".responses")
-    retained = KeptResponses(work, {})
+    retained = ResponseCache(work, {})
     assert retained.known == {}
-    retained.add({"q": Written("ours", 1)})
+    retained.add({"q": GeneratedText("ours", 1)})
     assert sorted(elsewhere.rglob("*")) == before

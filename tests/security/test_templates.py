@@ -120,7 +120,7 @@ def test_tasks_that_run_what_a_model_writes_are_refused_unseen(tmp_path):
     )
     for folder, name in ((tmp_path, "t"), (tasks_folder() / "humaneval", "humaneval_64")):
         index = TaskManager(include_path=str(folder), include_defaults=False).task_index
-        with pytest.raises(SnaketuneError, match="runs what the model writes"):
+        with pytest.raises(SnaketuneError, match="runs code that the model writes"):
             refuse_code(index, (name,))
     assert not ran.exists()
     # Such a module does run where it is imported.

@@ -11,7 +11,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.training_runs import Lora, Scratch, Training
 from snaketune.models.devices import Compute
-from snaketune.models.load_model import as_loaded
+from snaketune.models.load_model import reload_model
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -85,7 +85,7 @@ def train(
 
     def load(weights_dtype, quantization):
         loaded = tiny_model(model) if isinstance(model, str) else model()
-        return as_loaded(loaded, weights_dtype=weights_dtype, quantization=quantization) if quantization else loaded
+        return reload_model(loaded, weights_dtype=weights_dtype, quantization=quantization) if quantization else loaded
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = executed(

@@ -10,7 +10,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.training_runs import Lora, Training
 from snaketune.models.devices import Compute
-from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import IGNORED, documents_schema, row_batch, schema
@@ -61,7 +61,7 @@ def referenced(folder: Path, packed: Artifact, model: torch.nn.Module, compute: 
     """Reference log-probabilities of the pairs under `model`."""
     rows = PackedRows(packed, "train")
     self_test(model, [rows], compute, training=False)
-    sums, counts = pair_logprobs_of(model, rows, compute, "reference")
+    sums, counts = all_pair_logprobs(model, rows, compute, "reference")
     folder.mkdir(parents=True)
     ids = [f"p{number // 2}" for number in range(2 * len(sums))]
     values = [ids, ["train"] * len(ids), [0, 1] * len(sums), sums.flatten().tolist(), counts.flatten().tolist()]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from snaketune.config.training_runs import Lora, Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
-from snaketune.models.compiling import choose
+from snaketune.models.compiling import choose_compilation
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import Watch
 
@@ -140,18 +140,18 @@ def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fre
 
 
 def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
-    monkeypatch.setattr(compiling, "_trouble", lambda device: "")
-    short, long = choose("auto", 1e12, CPU), choose("auto", 1e14, CPU)
+    monkeypatch.setattr(compiling, "_compile_error", lambda device: "")
+    short, long = choose_compilation("auto", 1e12, CPU), choose_compilation("auto", 1e14, CPU)
     assert (short.compiled, long.compiled) == (False, True)
-    assert "too few to earn it back (2e+13 on cpu)" in short.why
-    assert "1.0e+14 FLOPs" in long.why
-    assert not choose("auto", 1e20, torch.device("mps")).compiled
-    assert not choose(False, 1e20, CPU).compiled
-    assert choose(True, 1.0, CPU).compiled
+    assert "too few to earn it back (2e+13 on cpu)" in short.reason
+    assert "1.0e+14 FLOPs" in long.reason
+    assert not choose_compilation("auto", 1e20, torch.device("mps")).compiled
+    assert not choose_compilation(False, 1e20, CPU).compiled
+    assert choose_compilation(True, 1.0, CPU).compiled
 
 
 def test_without_layers_auto_goes_on_and_true_ends(tmp_path, fresh, monkeypatch, capsys):
-    monkeypatch.setattr(compiling, "PAYS", {"cpu": 0.0})
+    monkeypatch.setattr(compiling, "MIN_FLOPS", {"cpu": 0.0})
     # As of a model whose code comes with it.
     monkeypatch.setattr(compiling, "GradientCheckpointingLayer", type("Unknown", (), {}))
     rows = pack(tmp_path / "pack", rows=4)
@@ -166,13 +166,13 @@ def test_without_a_compiler_auto_goes_on_and_true_ends(fresh, monkeypatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "none"),))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    choice = choose("auto", 1e20, CPU)
+    choice = choose_compilation("auto", 1e20, CPU)
     assert not choice.compiled
-    assert "torch can't compile here" in choice.why
+    assert "torch can't compile here" in choice.reason
     with pytest.raises(
         SnaketuneError, match=r"training\.compile: torch can't compile here .*expected `auto` or `false`"
     ):
-        choose(True, 1e20, CPU)
+        choose_compilation(True, 1e20, CPU)
 
 
 def test_rows_that_are_not_packed_are_not_compiled():

@@ -14,7 +14,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models import machine
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import parameter_count
-from snaketune.models.machine import Machine, bitsandbytes_trouble, look
+from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine
 from snaketune.models.memory import Estimate
 from snaketune.models.peak_flops import Peak
 from snaketune.stages.gpu_needs import Finding, gpu_findings, report_findings
@@ -28,7 +28,7 @@ from .pipeline_runs import pack, train
 from .pipeline_runs import spec as spec_of
 
 GPU = Compute(device=torch.device("cuda", 0), dtype=torch.bfloat16, kernel="varlen")
-H100 = {"device": GPU.device, "card": "NVIDIA H100 80GB HBM3", "memory": 85 * 10**9, "free": 84 * 10**9}
+H100 = {"device": GPU.device, "gpu": "NVIDIA H100 80GB HBM3", "memory": 85 * 10**9, "free": 84 * 10**9}
 MACHINE = Machine(**H100, threads=1, cores=2)
 # As large as Llama 2 7B, in fewer layers.
 SEVEN = AutoConfig.for_model(
@@ -145,7 +145,7 @@ def test_processes_share_as_they_are_launched(launch, sharing):
 
 
 def taken(least: int, computing: int | None) -> Estimate:
-    return Estimate(there=0, weights=least, gradients=0, states=0, paged=0, computing=computing)
+    return Estimate(already_used=0, weights=least, gradients=0, states=0, paged=0, step=computing)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch
     assert "would take 30 days at best" in finding.problem
     assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.problem
     # Seven billion parameters, 616 tokens, ten thousand epochs; of few, nothing is measured.
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, available=10**12))
-    monkeypatch.setattr(machine, "host_limit", lambda: 10**12)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, free=10**12))
+    monkeypatch.setattr(machine, "host_memory_limit", lambda: 10**12)
     monkeypatch.setattr(machine_check, "peak_of", lambda compute: slow)
     long = sft(epochs=10_000)
     assert keys(check_machine(long, executed(long.training), CPU, SEVEN, rows).findings) == ["operation"]
@@ -188,15 +188,15 @@ def test_bitsandbytes_without_a_gpu_build_is_recognized(monkeypatch, rows):
     missing = "No compatible CUDA binary found at /x/libbitsandbytes_cuda140.so\nmore"
     broken = cextension.ErrorHandlerMockBNBNativeLibrary(missing)
     whole = cextension.BNBNativeLibrary.__new__(cextension.CudaBNBNativeLibrary)
-    assert bitsandbytes_trouble(torch.device("cpu")) == ""
+    assert bitsandbytes_error(torch.device("cpu")) == ""
     for library, message in (
         (broken, "(No compatible CUDA binary found at /x/libbitsandbytes_cuda140.so)"),
         (whole, ""),
     ):
         monkeypatch.setattr(cextension, "lib", library)
-        assert bitsandbytes_trouble(GPU.device).endswith(message)
+        assert bitsandbytes_error(GPU.device).endswith(message)
     monkeypatch.setattr(cextension, "lib", cextension.BNBNativeLibrary(None))
-    assert bitsandbytes_trouble(GPU.device).endswith("runs without its GPU build")
+    assert bitsandbytes_error(GPU.device).endswith("runs without its GPU build")
     monkeypatch.setattr(cextension, "lib", broken)
     stub_gpu(monkeypatch)
     for spec, key in (
@@ -209,12 +209,12 @@ def test_bitsandbytes_without_a_gpu_build_is_recognized(monkeypatch, rows):
 
 def test_bitsandbytes_that_cannot_be_imported_is_reported(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.cextension", None)
-    assert bitsandbytes_trouble(torch.device("cpu")).startswith("it can't be imported (ModuleNotFoundError: ")
+    assert bitsandbytes_error(torch.device("cpu")).startswith("it can't be imported (ModuleNotFoundError: ")
 
 
 def test_flash_attention_that_fails_to_load_is_a_warning():
     machine = Machine(
-        **H100, threads=1, cores=1, unloadable=(("flash_attention_2", "ImportError: undefined symbol: x"),)
+        **H100, threads=1, cores=1, broken_kernels=(("flash_attention_2", "ImportError: undefined symbol: x"),)
     )
     (finding,) = machine_check.kernel_findings(machine, GPU)
     assert not finding.certain
@@ -234,7 +234,7 @@ def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
     def load():
         pytest.fail("weights were read")
 
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**10, available=10**10))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**10, free=10**10))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=0, free=0))
     needs = r"training: needs \d+\.\d GB without any activations .* and this machine has 10\.0 GB"
     with pytest.raises(SnaketuneError, match=needs):
@@ -287,8 +287,8 @@ def test_unknown_memory_is_reported_as_such():
 
 
 def test_properties_of_the_machine():
-    machine = look(CPU)
-    assert (machine.card, machine.unloadable) == ("", ())
+    machine = inspect_machine(CPU)
+    assert (machine.gpu, machine.broken_kernels) == ("", ())
     assert 0 < machine.free <= machine.memory
     assert machine.threads == torch.get_num_threads()
 
@@ -299,12 +299,12 @@ def test_a_shared_gpu_is_reported(monkeypatch, rows):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    machine = look(GPU)
-    assert machine.others == pytest.approx(13e9, abs=2e9)
-    monkeypatch.setattr(machine_check, "look", lambda compute: machine)
+    machine = inspect_machine(GPU)
+    assert machine.used_by_others == pytest.approx(13e9, abs=2e9)
+    monkeypatch.setattr(machine_check, "inspect_machine", lambda compute: machine)
     spec = sft()
     [finding] = check_machine(spec, executed(spec.training), GPU, None, rows).findings
     assert not finding.certain
     assert "other processes use 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (82 * 10**9, 85 * 10**9))
-    assert look(GPU).others == 0
+    assert inspect_machine(GPU).used_by_others == 0

@@ -14,7 +14,7 @@ from snaketune.config.schedules import ScheduleName
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import _state_bytes
-from snaketune.models.memory_trace import plan_model
+from snaketune.models.memory_trace import trace_model
 from snaketune.training.checkpoint import optimizer_states
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.loop.step_arguments import step_arguments
@@ -43,7 +43,7 @@ def ends_the_same(folder, monkeypatch, **training) -> list[float]:
     (checkpoint,) = (folder / "resumed/state/checkpoints").glob("checkpoint-4")
     states = load_file(checkpoint / "optimizer.safetensors")
     # What the estimate of memory takes them to be, but for tables that all share, and counters.
-    planned = plan_model(model().config, CPU).weights
+    planned = trace_model(model().config, CPU).weights
     held = sum(state.nbytes for name, state in states.items() if "qmap" not in name and state.numel() > 2)
     assert held == pytest.approx(sum(_state_bytes(weight, made.training.optimizer) for weight in planned), rel=0.01)
     assert any(state.dtype == torch.uint8 for state in states.values()) == ("8bit" in made.training.optimizer)

@@ -17,7 +17,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models import auto_batch, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
-from snaketune.models.logprobs import pair_logprobs_of, token_losses
+from snaketune.models.logprobs import all_pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.models.speed_probe import processor
 from snaketune.packing.reader import PackedRows
@@ -102,7 +102,7 @@ def test_without_rows_nothing_is_loaded(tmp_path):
 
 def test_a_config_that_tells_enough_is_refused_before_weights_are_loaded(tmp_path):
     config = AutoConfig.for_model("mamba", num_hidden_layers=1)
-    with pytest.raises(Unpackable, match="mamba can't see packed rows"):
+    with pytest.raises(Unpackable, match="mamba doesn't support packed rows"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(), no_model, config=config)
 
 
@@ -185,7 +185,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     packed = Artifact(folder / "manifest.json", manifest, folder / "shards")
     rows = PackedRows(packed, "train")
     self_test(model, [rows], CPU, training=False)
-    sums, counts = pair_logprobs_of(model, rows, CPU, "reference")
+    sums, counts = all_pair_logprobs(model, rows, CPU, "reference")
     (folder / "logps").mkdir()
     ids = [f"p{r // 2}" for r in range(2 * PAIRS)]
     values = [ids, ["train"] * 2 * PAIRS, [0, 1] * PAIRS, sums.flatten().tolist(), counts.flatten().tolist()]
@@ -207,7 +207,7 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
     model = tiny_model("llama").eval()
     packed, _ = preferences(tmp_path, model)
     rows = PackedRows(packed, "train")
-    whole, counts = pair_logprobs_of(model, rows, CPU, "reference")
+    whole, counts = all_pair_logprobs(model, rows, CPU, "reference")
     computed = logprobs.token_losses
 
     def limited(model, batch):
@@ -217,13 +217,13 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
     monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
-    found = pair_logprobs_of(model, rows, CPU, "reference")
+    found = all_pair_logprobs(model, rows, CPU, "reference")
     torch.testing.assert_close(found[0], whole)
     assert torch.equal(found[1], counts)
-    assert f"reference: out of memory; going on with {min(holds, 2)} rows at once" in capsys.readouterr().out
+    assert f"reference: out of memory; continuing with {min(holds, 2)} rows per batch" in capsys.readouterr().out
     monkeypatch.setattr(logprobs, "token_losses", lambda *_: limited(None, {"input_ids": torch.empty(1, 999)}))
     with pytest.raises(torch.OutOfMemoryError):
-        pair_logprobs_of(model, rows, CPU, "reference")
+        all_pair_logprobs(model, rows, CPU, "reference")
 
 
 class Reference:

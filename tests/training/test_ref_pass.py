@@ -235,21 +235,21 @@ def test_parts_of_another_reference_and_missing_parts_are_refused(tmp_path, toke
 
 def test_the_auto_batch_grows_while_that_is_faster_with_the_same_values(tmp_path, tokenizer, monkeypatch):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
-    one_by_one, taken = auto_batch.AtOnce(256, torch.device("cpu")), []
+    one_by_one, taken = auto_batch.AutoBatch(256, torch.device("cpu")), []
     assert not one_by_one.grows
     straight, _ = reference(tmp_path / "straight", pack, model)
 
-    class Growing(auto_batch.AtOnce):
+    class Growing(auto_batch.AutoBatch):
         def __init__(self, row_length, device):
             super().__init__(row_length, device, grows=True)
             self.rows = 1
 
-        def passed(self, tokens, seconds):
+        def record(self, tokens, seconds):
             taken.append(self.rows)
             # Three rows take no longer than one, and eight as long as eight times one.
-            super().passed(tokens, 1.0 if self.rows < 4 else 0.5 * self.rows)
+            super().record(tokens, 1.0 if self.rows < 4 else 0.5 * self.rows)
 
-    monkeypatch.setattr(logprobs, "AtOnce", Growing)
+    monkeypatch.setattr(logprobs, "AutoBatch", Growing)
     monkeypatch.setattr(auto_batch, "PASSES", 2)
     grown, _ = reference(tmp_path / "grown", pack, model)
     assert taken[:4] == [1, 1, 2, 2]

@@ -17,7 +17,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.training_runs import Lora, Pretrained, Quantization, Scratch, Training
-from snaketune.models.adapters import add_lora, merge, round_weights
+from snaketune.models.adapters import add_lora, cast_parameters, merge
 from snaketune.models.load_model import load_folder
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
@@ -287,7 +287,7 @@ def test_adapters_are_added_in_float32_and_rounded_once(tmp_path):
 def test_what_a_model_wants_in_float32_stays_so():
     model = tiny_model("qwen2", tie_word_embeddings=True)
     model._keep_in_fp32_modules_strict = {"norm"}
-    round_weights(model, torch.bfloat16)
+    cast_parameters(model, torch.bfloat16)
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     assert {name for name, dtype in dtypes.items() if dtype == torch.float32} == {n for n in dtypes if "norm" in n}
     assert model.lm_head.weight is model.model.embed_tokens.weight

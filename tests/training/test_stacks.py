@@ -14,7 +14,7 @@ from snaketune.config.evaluations import ExactMatch, Generation
 from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
-from snaketune.models.adapter_stack import Stack
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import load_folder
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
@@ -46,8 +46,8 @@ class Made:
         """The inputs as a manifest holds them."""
         return {role: [one.content for one in some] for role, some in self.inputs.items()}
 
-    def stack(self, tokenizer: Artifact) -> Stack:
-        return Stack(results=tuple(self.results), base=self.base, tokenizer=tokenizer.folder)
+    def stack(self, tokenizer: Artifact) -> AdapterStack:
+        return AdapterStack(results=tuple(self.results), base=self.base, tokenizer=tokenizer.folder)
 
 
 class Chain:
@@ -257,7 +257,7 @@ def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer)
         ((complete, complete), None),
     ):
         with pytest.raises(SnaketuneError, match="model, base_layers: expected"):
-            Stack(results=results, base=below, tokenizer=tokenizer.folder)
+            AdapterStack(results=results, base=below, tokenizer=tokenizer.folder)
 
 
 def test_adapters_in_another_order_than_they_were_trained_in_are_refused(tmp_path, tokenizer):
@@ -273,11 +273,11 @@ def test_adapters_in_another_order_than_they_were_trained_in_are_refused(tmp_pat
     three = result("three", two, one, **alone)
     continued = result("continued", three, two, one, spec={"continued": True}, **alone)
     for sound in ((three, two, one), (two, one), (continued, two, one)):
-        Stack(results=sound, tokenizer=tokenizer.folder)
+        AdapterStack(results=sound, tokenizer=tokenizer.folder)
     for name, wrong in (
         ("two", (two, three, one)),
         ("three", (three, one)),
         ("continued", (continued, three, two, one)),
     ):
         with pytest.raises(SnaketuneError, match=rf"{name}: its adapters were trained on other results"):
-            Stack(results=wrong, tokenizer=tokenizer.folder)
+            AdapterStack(results=wrong, tokenizer=tokenizer.folder)

@@ -28,7 +28,7 @@ def test_only_what_was_not_written_yet_is_generated(project):
     evaluation["exact_match"]["answer_pattern"] = "(.*)"
     evaluation["generation"]["batch_size"] = 2
     assert project.stale() == EVAL
-    assert f"{first[0]} of {first[0]} responses were written already" in project.snakemake()
+    assert f"{first[0]} of {first[0]} responses are cached" in project.snakemake()
     assert generated(project) == [0, 0]
     evaluation["exact_match"]["limit"] = 9
     project.snakemake()

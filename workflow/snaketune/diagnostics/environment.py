@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from snaketune.config.training_runs import Pretrained, Scratch
-from snaketune.models.memory_trace import Planned
+from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import is_slow_to_map
 from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.specs import PreflightRun
@@ -15,7 +15,7 @@ GB = 1e9
 SECONDS_TO_ANSWER = 10.0
 
 
-def check_disk_space(run: PreflightRun, planned: Planned, width: int, folder: Path) -> list[Finding]:
+def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder: Path) -> list[Finding]:
     """Check that the result fits on the disk, with two checkpoints: the older one is removed after the newer one is complete.
 
     Args:

@@ -26,7 +26,7 @@ from snaketune.diagnostics.tokenizer_match import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
-from snaketune.models.memory_trace import Planned
+from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
@@ -117,7 +117,7 @@ def _check_run(
 
 def _check_machine(
     run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact
-) -> tuple[list[Finding], Planned | None, int]:
+) -> tuple[list[Finding], TracedModel | None, int]:
     """Return what of the machine doesn't fit the run, by the rules that the training itself applies when it starts; the planned
     memory; and the bytes per number of its result."""
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))

@@ -1,4 +1,4 @@
-"""The `eval` stage: one model on the held-out rows (`evaluation.model_scores`)."""
+"""The `eval` stage: evaluates one model on held-out rows (`evaluation.model_scores`)."""
 
 from collections.abc import Sequence
 from pathlib import Path

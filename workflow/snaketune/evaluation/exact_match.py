@@ -1,4 +1,4 @@
-"""Answers to held-out prompts, and whether they are right."""
+"""Exact match: answers extracted from responses to held-out prompts, compared with the expected ones."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A held-out conversation up to its last assistant turn, and the answer that it should get (None: not checkable)."""
+    """A held-out conversation up to its last assistant turn, and the expected answer (None: not checkable)."""
 
     id: str
     corpus: str
@@ -30,7 +30,14 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What the model wrote to a prompt."""
+    """A model's response to a prompt.
+
+    Attributes:
+        tokens: length of the response in tokens.
+        answer: the expected answer.
+        found: the answer extracted from the response; None if the pattern doesn't match.
+        correct: None if the prompt isn't checkable.
+    """
 
     id: str
     corpus: str
@@ -44,9 +51,9 @@ class Response:
 
 
 def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: int) -> list[Prompt]:
-    """The checkable rows, up to `limit`, and enough others for `samples`; the first by id, so that all models get the same.
+    """Return up to `limit` checkable prompts, plus others up to `samples` in all; by id, so that all models get the same.
 
-    Documents ask nothing, so there are none of a corpus of kind text.
+    Text documents have no prompts, so a corpus of kind text gives none.
     """
     rows = sorted(held_out.to_pylist(), key=lambda row: row["id"])
     rows = [row for row in rows if row["messages"][-1]["role"] == "assistant"]
@@ -66,13 +73,13 @@ def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: 
 
 
 def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Response:
-    """Find the answer in what the model wrote, and compare."""
+    """Extract the answer from a response and compare it with the expected one."""
     try:
         match = search(spec.answer_pattern, response)
     except TooSlow as error:
         raise SnaketuneError(f"exact_match.answer_pattern, prompt {prompt.id} of {prompt.corpus}: {error}") from None
-    found = match.group(1).strip() if match and match.group(1) is not None else None
-    correct = None if prompt.answer is None else found is not None and same_answer(found, prompt.answer)
+    extracted = match.group(1).strip() if match and match.group(1) is not None else None
+    correct = None if prompt.answer is None else extracted is not None and same_answer(extracted, prompt.answer)
     return Response(
         id=prompt.id,
         corpus=prompt.corpus,
@@ -84,20 +91,20 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
         response=response,
         tokens=tokens,
         answer=prompt.answer,
-        found=found,
+        found=extracted,
         correct=correct,
     )
 
 
-def same_answer(found: str, expected: str) -> bool:
-    """Equal as text, or as numbers, whose commas are read as separators of thousands alone.
+def same_answer(extracted: str, expected: str) -> bool:
+    """Return True if answers are equal as text or as numbers; commas count as thousands separators only.
 
     >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 "), same_answer("3,5", "35")
     (True, False, True, False)
     """
-    if found.strip() == expected.strip():
+    if extracted.strip() == expected.strip():
         return True
-    numbers = [_number(found), _number(expected)]
+    numbers = [_number(extracted), _number(expected)]
     return None not in numbers and numbers[0] == numbers[1]
 
 
@@ -115,7 +122,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def summarize(responses: list[Response]) -> dict[str, Any]:
-    """Shares of right answers, overall and by task, with their 95% intervals, and the mean length of the responses."""
+    """Return shares of correct answers, overall and by task, with 95% intervals, and the mean length of the responses."""
     checked = [response for response in responses if response.correct is not None]
     by_task: dict[str, dict[str, Any]] = {}
     for response in checked:
@@ -137,5 +144,5 @@ def summarize(responses: list[Response]) -> dict[str, Any]:
 
 
 def as_rows(responses: list[Response]) -> list[dict[str, Any]]:
-    """For responses.jsonl."""
+    """Return the rows of responses.jsonl."""
     return [asdict(response) for response in responses]

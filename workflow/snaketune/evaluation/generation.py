@@ -1,4 +1,4 @@
-"""Generation in batches, prompts of similar length together."""
+"""Generation of responses in batches of prompts of similar length."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,24 +9,24 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from snaketune.config.evaluations import Decoding
 from snaketune.evaluation.sampling import processors
-from snaketune.evaluation.stop_texts import Stopped, cut
+from snaketune.evaluation.stop_texts import StopOnText, cut
 from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 
 
-class Written(NamedTuple):
-    """What was written to a prompt, without special tokens, and its length in tokens (the stop token included)."""
+class GeneratedText(NamedTuple):
+    """A generated response without special tokens, and its length in tokens (stop token included)."""
 
     text: str
     tokens: int
 
 
-def generates_plainly(model: PreTrainedModel, chat: ChatTokenizer) -> None:
-    """Take away what a model's own generation_config asks for (penalties, forbidden n-grams, sampling).
+def use_plain_generation(model: PreTrainedModel, chat: ChatTokenizer) -> None:
+    """Replace a model's own generation_config (penalties, forbidden n-grams, sampling) by greedy decoding.
 
-    Models are compared by what they find likeliest, and a base that brings such settings hands them down to all that is trained
-    from it. Generation merges whatever isn't given with the model's own, so giving plain settings to a call isn't enough.
+    Such settings of a base are inherited by every model that is trained from it, and would distort comparisons. `generate`
+    merges its arguments with the model's config, so passing plain settings to a call isn't enough.
     """
     model.generation_config = GenerationConfig(
         do_sample=False, num_beams=1, eos_token_id=list(chat.stop_ids), pad_token_id=chat.pad_id
@@ -34,7 +34,7 @@ def generates_plainly(model: PreTrainedModel, chat: ChatTokenizer) -> None:
 
 
 def left_padded(prompts: list[np.ndarray], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and attention mask, int64[B, W] each, padded on the left, so that all prompts end where writing begins."""
+    """Return tokens and attention mask of left-padded prompts, int64[B, W] each."""
     width = max(map(len, prompts))
     ids_BW = torch.full((len(prompts), width), pad_id)
     mask_BW = torch.zeros_like(ids_BW)
@@ -54,44 +54,44 @@ def generate(
     batch_size: int,
     compute: Compute,
     cached: bool = True,
-    keep: Callable[[dict[int, Written]], None] = lambda written: None,
-) -> list[Written]:
+    on_batch: Callable[[dict[int, GeneratedText]], None] = lambda texts: None,
+) -> list[GeneratedText]:
     """Continue prompts until a stop token or a stop text.
 
     Args:
         prompts: int32[n] each.
-        batch_size, cached: as `continuing.how_to_continue` allows.
-        keep: is given each batch when it is written, by number of the prompt.
+        batch_size, cached: as `generation_check.choose_generation_mode` allows.
+        on_batch: called with each generated batch, by index of the prompt.
     Returns:
-        One for each prompt.
+        One response for each prompt.
     """
     model.eval()
-    generates_plainly(model, chat)
+    use_plain_generation(model, chat)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    written: dict[int, Written] = {}
-    starts = range(0, len(order), batch_size)
-    for start in progress(starts, "generating", f"batches of {batch_size}", len(starts)):
+    texts: dict[int, GeneratedText] = {}
+    offsets = range(0, len(order), batch_size)
+    for start in progress(offsets, "generating", f"batches of {batch_size}", len(offsets)):
         chunk = order[start : start + batch_size]
-        asked = [prompts[i] for i in chunk]
-        ids_BW, mask_BW = (padded.to(compute.device) for padded in left_padded(asked, chat.pad_id))
+        batch_prompts = [prompts[i] for i in chunk]
+        ids_BW, mask_BW = (padded.to(compute.device) for padded in left_padded(batch_prompts, chat.pad_id))
         width = ids_BW.shape[1]
-        stopped = [Stopped(chat.decode, decoding.stop, width)] if decoding.stop else []
+        stopped = [StopOnText(chat.decode, decoding.stop, width)] if decoding.stop else []
         with compute.autocast():
             out_BX = model.generate(
                 input_ids=ids_BW,
                 attention_mask=mask_BW,
                 max_new_tokens=decoding.max_new_tokens,
                 use_cache=cached,
-                logits_processor=processors(decoding, asked, ids_BW, mask_BW),
+                logits_processor=processors(decoding, batch_prompts, ids_BW, mask_BW),
                 stopping_criteria=StoppingCriteriaList(stopped),
             )
-        batch = {i: _written(row, chat, decoding) for i, row in zip(chunk, out_BX[:, width:].tolist(), strict=True)}
-        keep(batch)
-        written |= batch
-    return [written[i] for i in range(len(prompts))]
+        batch = {i: _text(row, chat, decoding) for i, row in zip(chunk, out_BX[:, width:].tolist(), strict=True)}
+        on_batch(batch)
+        texts |= batch
+    return [texts[i] for i in range(len(prompts))]
 
 
-def _written(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> Written:
-    """Args: new: tokens, with those that fill up the batch behind a stop token or text."""
+def _text(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> GeneratedText:
+    """Args: new: generated tokens, including those after a stop token or stop text."""
     length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
-    return Written(*cut(new[:length], chat.decode, decoding.stop))
+    return GeneratedText(*cut(new[:length], chat.decode, decoding.stop))

@@ -1,7 +1,7 @@
-"""How a model can be asked to continue prompts: does it write in batches, and with its cache, what it writes alone and without?
+"""Check that a model generates the same logits in batches and with its cache as for single prompts and without cache.
 
-Asked once per model on made prompts of different lengths. Models that overlook left padding (recurrent ones, absolute
-positions), and caches that lose something, give other logits without any error.
+It runs once per model, on synthetic prompts of different lengths. Models that ignore left padding (recurrent ones, absolute
+positions) and faulty caches give other logits without any error.
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,30 @@ import torch
 from transformers import PreTrainedModel
 
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.generation import generates_plainly, left_padded
+from snaketune.evaluation.generation import left_padded, use_plain_generation
 from snaketune.models.devices import Compute
 from snaketune.models.selftest import (
     TOLERANCE,
-    difference_that_counts,
+    difference_quantile,
     largest_differences,
     ordinary_ids,
     scale_of,
 )
 from snaketune.tokenization.chat import ChatTokenizer
 
-# Prompt lengths: the longest passes the windows and chunks that are usual.
+# Prompt lengths; the longest exceeds common windows and chunks.
 LENGTHS = (5, 30, 140)
 NEW_TOKENS = 4
 
 
 @dataclass(frozen=True)
-class Continuing:
-    """The fastest way that is right."""
+class GenerationMode:
+    """A way to generate.
+
+    Attributes:
+        batched: several prompts per batch, padded on the left.
+        cached: with the key/value cache.
+    """
 
     batched: bool
     cached: bool
@@ -39,56 +44,56 @@ class Continuing:
         return wanted if self.batched else 1
 
     def about(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Return the mode for the manifest."""
         return {"batched": self.batched, "cached": self.cached}
 
 
-WAYS = (Continuing(True, True), Continuing(False, True), Continuing(False, False))
+MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode(False, False))
 
 
 @torch.no_grad()
-def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> Continuing:
-    """The first of WAYS whose logits are those of plain forwards of single prompts, as the self-test compares them.
+def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> GenerationMode:
+    """Return the first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance.
 
     Raises:
-        SnaketuneError: there is none.
+        SnaketuneError: no mode is right.
     """
     model.eval()
-    generates_plainly(model, chat)
-    prompts = _made_prompts(model, chat)
+    use_plain_generation(model, chat)
+    prompts = _synthetic_prompts(model, chat)
     with compute.autocast():
-        expected = [_plainly(model, prompt, chat) for prompt in prompts]
+        expected = [_greedy_tokens(model, prompt, chat) for prompt in prompts]
         scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
-        wrong = []
-        for way in WAYS:
-            fault = _fault(model, chat, prompts, expected, way, compute.dtype, scale)
+        faults = []
+        for mode in MODES:
+            fault = _fault(model, chat, prompts, expected, mode, compute.dtype, scale)
             if not fault:
                 break
-            how = f"{'batches' if way.batched else 'single prompts'} {'with' if way.cached else 'without'} cache"
-            wrong.append(f"{how}: {fault}")
+            how = f"{'batches' if mode.batched else 'single prompts'} {'with' if mode.cached else 'without'} cache"
+            faults.append(f"{how}: {fault}")
     name = model.config.model_type
     if fault:
         raise SnaketuneError(
-            f"{name} doesn't generate what its forward says ({'; '.join(wrong)}), so no response of it can be trusted: "
-            "leave the model out of the evaluation"
+            f"{name}: logits of generation differ from those of its forward ({'; '.join(faults)}), so its responses can't be "
+            "trusted; exclude the model from the evaluation"
         )
-    if wrong:
-        now = "one prompt at a time" + ("" if way.cached else ", without cache")
-        print(f"{name} can't generate as usual ({'; '.join(wrong)}). It therefore generates {now}", flush=True)
-    return way
+    if faults:
+        now = "one prompt at a time" + ("" if mode.cached else ", without cache")
+        print(f"{name} can't generate as usual ({'; '.join(faults)}); it generates {now}", flush=True)
+    return mode
 
 
-def _made_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
+def _synthetic_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
     text = model.config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
-    room = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
+    longest = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
     allowed = np.setdiff1d(ordinary_ids(model.config), [chat.pad_id, *chat.stop_ids])
     generator = np.random.default_rng(0)
-    return [generator.choice(allowed, min(length, room)).astype(np.int32) for length in LENGTHS]
+    return [generator.choice(allowed, min(length, longest)).astype(np.int32) for length in LENGTHS]
 
 
-def _plainly(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
-    """The likeliest tokens, one forward of everything for each, up to a stop token; and their logits [N, V]."""
+def _greedy_tokens(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
+    """Return greedy tokens up to a stop token and their logits [N, V], with one forward of the whole sequence per token."""
     ids_1L = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
     new: list[int] = []
     logits = []
@@ -104,21 +109,21 @@ def _fault(
     chat: ChatTokenizer,
     prompts: list[np.ndarray],
     expected: list[tuple[list[int], torch.Tensor]],
-    way: Continuing,
+    mode: GenerationMode,
     dtype: torch.dtype,
     scale: float,
 ) -> str:
-    """What is wrong with this way; empty if nothing is."""
-    shares, places = [], []
+    """Return what is wrong with a mode; empty if it is right."""
+    shares, labels = [], []
     numbers = list(range(len(prompts)))
-    for chunk in [numbers] if way.batched else [[number] for number in numbers]:
+    for chunk in [numbers] if mode.batched else [[number] for number in numbers]:
         ids_BW, mask_BW = left_padded([prompts[number] for number in chunk], chat.pad_id)
         try:
             out = model.generate(
                 input_ids=ids_BW.to(model.device),
                 attention_mask=mask_BW.to(model.device),
                 max_new_tokens=NEW_TOKENS,
-                use_cache=way.cached,
+                use_cache=mode.cached,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
@@ -128,15 +133,15 @@ def _fault(
             return f"{type(error).__name__}, {(str(error).strip().splitlines() or [''])[0]}"
         for row, number in enumerate(chunk):
             tokens, logits_NV = expected[number]
-            written = out.sequences[row, ids_BW.shape[1] :].tolist()
+            generated = out.sequences[row, ids_BW.shape[1] :].tolist()
             for step, token in enumerate(tokens):
                 shares.append(largest_differences(out.logits[step][row][None], logits_NV[step][None]) / scale)
-                places.append(f"token {step + 1} after {len(prompts[number])}")
-                # Two that are equally likely within rounding: what follows differs rightly.
-                if written[step] != token:
+                labels.append(f"token {step + 1} after a prompt of {len(prompts[number])} tokens")
+                # Two tokens equally likely within rounding: later logits differ rightly.
+                if generated[step] != token:
                     break
-    # Not a number is a fault too.
-    if difference_that_counts(torch.cat(shares), dtype) <= TOLERANCE[dtype]:
+    # NaN fails too.
+    if difference_quantile(torch.cat(shares), dtype) <= TOLERANCE[dtype]:
         return ""
-    first = next(place for share, place in zip(shares, places) if not share.item() <= TOLERANCE[dtype])
+    first = next(label for share, label in zip(shares, labels) if not share.item() <= TOLERANCE[dtype])
     return f"other logits for {first}"

@@ -1,7 +1,7 @@
-"""`lm_eval.json`: what lm-evaluation-harness itself would have written, for tools that read it.
+"""`lm_eval.json`: results in lm-evaluation-harness' own format, for tools that read it.
 
-Without what differs from run to run (times, addresses in memory) and from machine to machine (paths, hardware), so that the
-same scores are the same bytes. Seeds and versions stay.
+Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores give
+equal files. Seeds and versions are included.
 """
 
 import json
@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-# What `simple_evaluate` gives besides: date, git_hash, the environment's description, paths.
-KEPT = (
+# Included keys of `simple_evaluate`'s results; excluded are date, git_hash, the environment's description, and paths.
+RESULT_KEYS = (
     "results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples",
     "transformers_version", "lm_eval_version", "tokenizer_pad_token", "tokenizer_eos_token", "tokenizer_bos_token",
     "eot_token_id", "max_length",
 )  # fmt: skip
-# Of its `config`; the others name a model by its folder, or a device.
+# Included keys of its `config`; the others name the model's folder, or a device.
 SETTINGS = (
     "batch_size", "limit", "bootstrap_iters", "gen_kwargs", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed",
     "model_num_parameters",
@@ -23,18 +23,18 @@ SETTINGS = (
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def harness_results(found: dict[str, Any], folders: list[Path], **asked: Any) -> dict[str, Any]:
-    """As JSON.
+def harness_results(results: dict[str, Any], folders: list[Path], **extra: Any) -> dict[str, Any]:
+    """Return the contents of `lm_eval.json`.
 
     Args:
-        found: from `simple_evaluate`.
-        folders: whose files are named relative to them; of others, only the name is kept.
-        asked: further entries, as lm-evaluation-harness writes them beside its results.
+        results: from `simple_evaluate`.
+        folders: paths below these folders become relative; other paths are reduced to the file name.
+        extra: further entries that lm-evaluation-harness writes beside its results.
     """
-    kept = {key: found[key] for key in KEPT if key in found}
-    kept["config"] = {"model": "hf"} | {key: found["config"].get(key) for key in SETTINGS}
-    # Numbers that aren't would be no JSON.
-    plain = json.loads(json.dumps(kept | asked, default=str), parse_constant=lambda name: None)
+    document = {key: results[key] for key in RESULT_KEYS if key in results}
+    document["config"] = {"model": "hf"} | {key: results["config"].get(key) for key in SETTINGS}
+    # NaN and infinities aren't valid JSON.
+    plain = json.loads(json.dumps(document | extra, default=str), parse_constant=lambda name: None)
     return _without(plain, [f"{folder}/" for folder in folders])
 
 

@@ -1,10 +1,10 @@
-"""What the `eval` stage computes: one model on the held-out rows.
+"""Scores of one model on held-out rows: the computation of the `eval` stage. It writes
 
-scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; their 95% intervals
-responses.jsonl   every generated response, with the prompt, the expected and the found answer
-lm_eval.json      where tasks are asked, what lm-evaluation-harness itself writes (`evaluation/harness_results.py`)
+scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; 95% intervals
+responses.jsonl   every generated response, with the prompt, the expected and the extracted answer
+lm_eval.json      results of tasks, if configured, in lm-evaluation-harness' format (`evaluation/harness_results.py`)
 losses.arrow      loss of every held-out document (`evaluation/document_losses.py`)
-pairs.arrow       log-probabilities of every held-out pair's completions, beside the reference's (`evaluation/pair_logps.py`)
+pairs.arrow       log-probabilities of the completions of every held-out pair, with the reference's (`evaluation/pair_logps.py`)
 """
 
 import json
@@ -24,13 +24,13 @@ from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.document_losses import loss_table
 from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import generate, generates_plainly
-from snaketune.evaluation.generation_check import Continuing, how_to_continue
-from snaketune.evaluation.held_out import held_out_loss, how_to_run
+from snaketune.evaluation.generation import generate, use_plain_generation
+from snaketune.evaluation.generation_check import GenerationMode, choose_generation_mode
+from snaketune.evaluation.held_out import choose_forward, held_out_loss
 from snaketune.evaluation.pair_logps import PAIRS
 from snaketune.evaluation.preference_accuracy import comparable_references, held_out_preferences
-from snaketune.evaluation.response_cache import KeptResponses, prompt_digest
-from snaketune.models.adapter_stack import Stack
+from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import parameter_count, set_special_tokens
@@ -44,7 +44,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template_errors import Refused
 
 if TYPE_CHECKING:
-    from snaketune.evaluation.tasks import Prepared
+    from snaketune.evaluation.tasks import PreparedTasks
 
 
 def score_model(
@@ -64,47 +64,47 @@ def score_model(
     """Fill `work.payload` with the files above.
 
     Args:
-        model, beneath: the result that is evaluated, and what lies beneath it; none for a base.
-        packs: of `spec.conversations`, then of `spec.preferences`.
-        tasks: files of the tasks' folder; none of tasks that lm-evaluation-harness ships.
-        task_data: what tasks name outside their folder, which lm-eval reads by itself.
+        model, base_layers: the evaluated result and its base layers; empty for a base model.
+        packs: packs of `spec.conversations`, then of `spec.preferences`.
+        tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
+        task_data: files outside this folder that tasks name; lm-eval reads them itself.
     """
     started = time.monotonic()
     compute = resolve_compute("auto")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    stack = Stack(
+    stack = AdapterStack(
         results=(*model, *base_layers),
         base=spec.base,
         tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
     )
     with _prepared(spec, tasks, tokenizer.folder, work.state) as prepared:
-        asked, config = _load(stack, ref_logps, chat, compute)
-        # By the model's own attention, which nothing has replaced yet.
-        continuing = how_to_continue(asked, chat, compute)
-        if prepared and not continuing.cached:
+        loaded, config = _load(stack, ref_logps, chat, compute)
+        # Before the model's own attention is replaced.
+        mode = choose_generation_mode(loaded, chat, compute)
+        if prepared and not mode.cached:
             raise SnaketuneError(
-                f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {asked.config.model_type} gives "
-                "other logits than its forward: leave the tasks out of this model's evaluation"
+                f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives "
+                "other logits than its forward; remove the tasks from this model's evaluation"
             )
         held_out = [PackedRows(pack, "held_out") for pack in packs]
-        compute, about, run = how_to_run(asked, config, held_out, compute)
-        of_pairs = len(spec.conversations)
+        compute, about, run = choose_forward(loaded, config, held_out, compute)
+        first_pairs = len(spec.conversations)
         references = comparable_references(ref_logps, compute)
-        preferred = {
-            name: held_out_preferences(asked, rows, pack, compute, name, references)
-            for name, rows, pack in zip(spec.preferences, held_out[of_pairs:], packs[of_pairs:], strict=True)
+        preferences = {
+            name: held_out_preferences(loaded, rows, pack, compute, name, references)
+            for name, rows, pack in zip(spec.preferences, held_out[first_pairs:], packs[first_pairs:], strict=True)
             if len(rows)
         }
-        learned = {name: held_out_loss(asked, rows, compute, name) for name, rows in zip(spec.conversations, held_out)}
+        losses = {name: held_out_loss(loaded, rows, compute, name) for name, rows in zip(spec.conversations, held_out)}
         scores: dict[str, Any] = {
-            "parameters": parameter_count(asked),
-            "conversations": {name: found for name, (found, _) in learned.items()},
-            "preferences": {name: found for name, (found, _) in preferred.items()},
+            "parameters": parameter_count(loaded),
+            "conversations": {name: score for name, (score, _) in losses.items()},
+            "preferences": {name: score for name, (score, _) in preferences.items()},
         }
-        use_own_attention(asked)
-        kept = KeptResponses(
+        use_own_attention(loaded)
+        cache = ResponseCache(
             work.root,
             {
                 "weights": [artifact.content for artifact in (*model, *base_layers)],
@@ -112,24 +112,24 @@ def score_model(
                 "base_files": fingerprint_entries("base", base, lambda path: cached_digest(path, work.root)),
                 "tokenizer": tokenizer.content,
                 "decoding": spec.generation.model_dump(mode="json", include=set(Decoding.model_fields)),
-                "continuing": continuing.about(),
-                "device": [compute.device.type, str(compute.dtype), str(asked.dtype)],
+                "continuing": mode.about(),
+                "device": [compute.device.type, str(compute.dtype), str(loaded.dtype)],
             },
         )
-        responses, generated = _responses(spec, asked, chat, compute, continuing, corpora, kept)
+        responses, generated_count = _responses(spec, loaded, chat, compute, mode, corpora, cache)
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
             from snaketune.evaluation.tasks import run_tasks
 
-            generates_plainly(asked, chat)
-            found = run_tasks(asked, prepared, spec.tasks, continuing.batch_size(spec.tasks.batch_size))
-            scores |= {"tasks": found.scores, "task_stderrs": found.stderrs, "task_intervals": found.intervals}
-            write_json(work.payload / "lm_eval.json", found.harness)
+            use_plain_generation(loaded, chat)
+            results = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
+            scores |= {"tasks": results.scores, "task_stderrs": results.stderrs, "task_intervals": results.intervals}
+            write_json(work.payload / "lm_eval.json", results.harness)
             about = about | {"task_data": prepared.data}
     write_json(work.payload / "scores.json", scores)
-    write_table(work.payload / "losses.arrow", loss_table(table for _, table in learned.values()))
-    pairs = [PAIRS.empty_table(), *(table for _, table in preferred.values())]
+    write_table(work.payload / "losses.arrow", loss_table(table for _, table in losses.values()))
+    pairs = [PAIRS.empty_table(), *(table for _, table in preferences.values())]
     write_table(work.payload / "pairs.arrow", pa.concat_tables(pairs))
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -137,24 +137,24 @@ def score_model(
         "strategy": "sampling" if spec.generation.temperature else "greedy",
         "max_new_tokens": spec.generation.max_new_tokens,
         "stop_ids": list(chat.stop_ids),
-        "responses": kept.key,
+        "responses": cache.key,
     }
     return Outcome(
         counts={"prompts": len(responses)},
-        about=about | {"generation": generation | continuing.about()},
+        about=about | {"generation": generation | mode.about()},
         run=run
         | {
             "device": str(compute.device),
             "evaluation_seconds": round(time.monotonic() - started, 1),
-            "responses_generated": generated,
+            "responses_generated": generated_count,
         },
     )
 
 
 def _prepared(
     spec: EvalSpec, tasks: list[Path], tokenizer_folder: Path, scratch: Path
-) -> AbstractContextManager["Prepared | None"]:
-    """The tasks and their data, if any are asked."""
+) -> AbstractContextManager["PreparedTasks | None"]:
+    """Return a context that prepares the tasks and their data, or one of None if none are configured."""
     if not spec.tasks:
         return nullcontext()
     from snaketune.evaluation.tasks import prepared_tasks
@@ -164,27 +164,27 @@ def _prepared(
 
 
 def _load(
-    stack: Stack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
+    stack: AdapterStack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
 ) -> tuple[PreTrainedModel, PretrainedConfig | None]:
-    """The model, and its config as it was read."""
+    """Load the model; return it and its config as stored."""
     for result in stack.results:
         result.files()
-    # As the reference was loaded, so that their log-probabilities can be compared.
+    # The same rule as for the reference, so that their log-probabilities can be compared.
     frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
-    asked = stack.load(compute.weights_dtype(frozen=frozen))
-    set_special_tokens(asked, chat)
-    return asked.to(compute.device), stack.config()
+    loaded = stack.load(compute.weights_dtype(frozen=frozen))
+    set_special_tokens(loaded, chat)
+    return loaded.to(compute.device), stack.config()
 
 
-def _written(chat: ChatTokenizer, prompts: list[Prompt]) -> tuple[list[Prompt], list[np.ndarray]]:
-    """The prompts that the chat template can write, and their tokens."""
-    found = []
+def _encode_prompts(chat: ChatTokenizer, prompts: list[Prompt]) -> tuple[list[Prompt], list[np.ndarray]]:
+    """Return the prompts that the chat template accepts, and their tokens."""
+    encoded = []
     for prompt in prompts:
         try:
-            found.append((prompt, chat.encode_prompt(prompt.messages, prompt.tools)))
-        except Refused as why:
-            print(f"not asked: prompt {prompt.id} of {prompt.corpus}: {why}", flush=True)
-    return [prompt for prompt, _ in found], [tokens for _, tokens in found]
+            encoded.append((prompt, chat.encode_prompt(prompt.messages, prompt.tools)))
+        except Refused as reason:
+            print(f"skipped: prompt {prompt.id} of {prompt.corpus}: {reason}", flush=True)
+    return [prompt for prompt, _ in encoded], [tokens for _, tokens in encoded]
 
 
 def _responses(
@@ -192,11 +192,11 @@ def _responses(
     model: PreTrainedModel,
     chat: ChatTokenizer,
     compute: Compute,
-    continuing: Continuing,
+    mode: GenerationMode,
     corpora: list[Artifact],
-    kept: KeptResponses,
+    cache: ResponseCache,
 ) -> tuple[list[Response], int]:
-    """What the model writes to held-out prompts, and whether it is right; and how many of it weren't written already."""
+    """Return the judged responses to held-out prompts, and the number of those that were generated rather than cached."""
     prompts = [
         prompt
         for name, corpus in zip(spec.conversations, corpora, strict=True)
@@ -204,22 +204,22 @@ def _responses(
             name, read_table(corpus.file("held_out.arrow")), spec.exact_match.limit, spec.samples
         )
     ]
-    prompts, asked = _written(chat, prompts)
-    digests = [prompt_digest(prompt) for prompt in asked]
-    new = {digest: prompt for digest, prompt in zip(digests, asked) if digest not in kept.known}
+    prompts, encoded = _encode_prompts(chat, prompts)
+    digests = [prompt_digest(prompt) for prompt in encoded]
+    new = {digest: prompt for digest, prompt in zip(digests, encoded) if digest not in cache.known}
     if len(new) < len(set(digests)):
-        print(f"{len(set(digests)) - len(new)} of {len(set(digests))} responses were written already", flush=True)
-    numbered = list(new)
+        print(f"{len(set(digests)) - len(new)} of {len(set(digests))} responses are cached", flush=True)
+    new_digests = list(new)
     generate(
         model,
         chat,
         list(new.values()),
         decoding=spec.generation,
-        batch_size=continuing.batch_size(spec.generation.batch_size),
+        batch_size=mode.batch_size(spec.generation.batch_size),
         compute=compute,
-        cached=continuing.cached,
-        keep=lambda batch: kept.add({numbered[number]: written for number, written in batch.items()}),
+        cached=mode.cached,
+        on_batch=lambda batch: cache.add({new_digests[index]: text for index, text in batch.items()}),
     )
     return [
-        judge(prompt, *kept.known[digest], spec.exact_match) for prompt, digest in zip(prompts, digests, strict=True)
+        judge(prompt, *cache.known[digest], spec.exact_match) for prompt, digest in zip(prompts, digests, strict=True)
     ], len(new)

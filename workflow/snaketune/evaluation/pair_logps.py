@@ -1,11 +1,11 @@
-"""`pairs.arrow`: how likely a model finds both completions of every held-out pair, beside its reference."""
+"""`pairs.arrow`: a model's log-probabilities of both completions of every held-out pair, with its reference's."""
 
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-# Which of the corpus' sources a pair is from, counted from 0. Summed log-probabilities in nats, and the tokens that they are
-# over. The reference's are null where there is none, or none that can be compared.
+# source: index of the pair's source in the corpus, from 0. logp: summed log-probabilities in nats, over so many tokens. The
+# reference's are null where there is none, or none that can be compared.
 PAIRS = pa.schema(
     [
         ("corpus", pa.string()),
@@ -29,12 +29,12 @@ def pair_table(
     counts_P2: Sequence[Sequence[int]],
     references: Mapping[str, tuple[float, float]],
 ) -> pa.Table:
-    """The pairs of one corpus as PAIRS.
+    """Return the pairs of one corpus as a table with the schema PAIRS.
 
     Args:
-        ids, sources: pair ids, and the numbers of their sources.
+        ids, sources: pair ids, and the indices of their sources.
         sums_P2, counts_P2: log-probabilities and token counts, chosen first.
-        references: log-probabilities of the reference, by id; those of some pairs may be missing.
+        references: log-probabilities of the reference by pair id; pairs may be missing.
     """
     rows = [
         (corpus, pair, source, *sums, *counts, *references.get(pair, (None, None)))

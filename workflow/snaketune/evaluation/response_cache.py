@@ -1,11 +1,11 @@
-"""Responses that were written already: whatever else of an evaluation changes, they aren't generated again.
+"""Cache of generated responses, so that changes of other parts of an evaluation don't generate them again.
 
     results/.work/.responses/<key>/<digest of the file>.jsonl      {"prompt": digest of its tokens, "text": ..., "tokens": ...}
 
-The key is a digest of all that shapes a response besides the prompt, so another `samples`, `answer_pattern` or corpus finds
-what is there, and so does an evaluation that was killed. A file is never changed: each is called after its content, written
-beside and renamed. So any number of jobs can add at once, without locks, and one that isn't what its name says (half written,
-damaged) is removed and not read.
+The cache key is a digest of everything that affects a response except the prompt, so responses are reused with other `samples`,
+`answer_pattern` or corpora, and after an evaluation was killed. A file is never changed: it is named by the digest of its
+content, written under a temporary name and renamed. So any number of jobs can add files concurrently without locks, and a file
+whose content doesn't match its name (incomplete or damaged) is removed unread.
 """
 
 import hashlib
@@ -19,51 +19,51 @@ from typing import Any
 import numpy as np
 
 from snaketune.artifacts.digests import digest_json
-from snaketune.evaluation.generation import Written
+from snaketune.evaluation.generation import GeneratedText
 from snaketune.stages.cache.clean import RESPONSES
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.libraries import installed_version
 
-# Whose code shapes a response: how it is written, how weights come together, how a model attends by itself.
+# Modules whose code affects responses: generation, merging of adapters, the model's own attention.
 CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "snaketune.models.attention")
 LIBRARIES = ("torch", "transformers", "peft")
 
 
-class KeptResponses:
-    """Those of one key.
+class ResponseCache:
+    """Cached responses of one key.
 
     Attributes:
-        key: digest of all that shapes a response besides its prompt.
-        known: by digest of the prompt.
+        key: digest of everything that affects a response except its prompt.
+        known: responses by digest of the prompt.
     """
 
-    def __init__(self, work_root: Path, shaped_by: dict[str, Any]):
-        """Args: shaped_by: besides code and libraries, as plain JSON: weights, tokenizer, settings, kind of device."""
+    def __init__(self, work_root: Path, key_parts: dict[str, Any]):
+        """Args: key_parts: parts of the key besides code and libraries, as JSON: weights, tokenizer, settings, device type."""
         parts = {
             "code": [code_digest(module) for module in CODE],
             "versions": [installed_version(x) for x in LIBRARIES],
         }
-        self.key = digest_json(shaped_by | parts)[:32]
+        self.key = digest_json(key_parts | parts)[:32]
         self.folder = work_root / RESPONSES / self.key
-        self.known: dict[str, Written] = {}
-        # What a link leads to is not ours to read or to write.
-        self.there = not any(path.is_symlink() for path in (self.folder, self.folder.parent))
-        # Sorted, so that of two responses to one prompt every job takes the same.
-        for path in sorted(self.folder.glob("*.jsonl") if self.there else ()):
+        self.known: dict[str, GeneratedText] = {}
+        # Symbolic links may lead to files of others, which must not be read or written.
+        self.usable = not any(path.is_symlink() for path in (self.folder, self.folder.parent))
+        # Sorted, so that every job uses the same of two responses to one prompt.
+        for path in sorted(self.folder.glob("*.jsonl") if self.usable else ()):
             for line in _intact(path):
                 row = json.loads(line)
-                self.known.setdefault(row["prompt"], Written(row["text"], row["tokens"]))
+                self.known.setdefault(row["prompt"], GeneratedText(row["text"], row["tokens"]))
 
-    def add(self, new: dict[str, Written]) -> None:
-        """Args: new: by digest of the prompt."""
+    def add(self, new: dict[str, GeneratedText]) -> None:
+        """Add responses, by digest of the prompt, and write them to the cache."""
         self.known |= new
-        if not self.there:
+        if not self.usable:
             return
         rows = [{"prompt": prompt, "text": text, "tokens": tokens} for prompt, (text, tokens) in sorted(new.items())]
         content = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows).encode()
         name = f"{_digest(content)}.jsonl"
         partial = self.folder / f".{name}.{os.getpid()}.partial"
-        # A folder that can't be written to costs the time of generating again, and nothing else.
+        # Without write access, responses are generated again next time.
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             partial.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ class KeptResponses:
 
 
 def prompt_digest(prompt: np.ndarray) -> str:
-    """Of its tokens, int32[n]."""
+    """Return the digest of a prompt's tokens, int32[n]."""
     return _digest(prompt.astype("<i4").tobytes())
 
 
@@ -84,7 +84,7 @@ def _intact(path: Path) -> Iterable[bytes]:
         return ()
     if _digest(content) == path.stem:
         return content.splitlines()
-    print(f"{path} isn't intact and is removed; what it held is generated again", flush=True)
+    print(f"{path} is damaged and is removed; its responses are generated again", flush=True)
     with suppress(OSError):
         path.unlink()
     return ()

@@ -1,21 +1,22 @@
-"""95% intervals: how far a figure could be off because it was measured on so few prompts, pairs or documents.
+"""95% confidence intervals of scores that are measured on a limited number of prompts, pairs or documents.
 
-They tell of the choice of the rows alone: two models on the same rows can differ by less and still differ.
+They cover the choice of the rows alone: two models that are evaluated on the same rows can differ significantly although their
+intervals overlap.
 """
 
 import math
 from collections.abc import Sequence
 
-# Standard errors on both sides of a mean that hold 95% of a normal distribution.
+# 97.5% quantile of the normal distribution.
 Z = 1.96
-# Of fewer values, how much they differ isn't known well enough for any interval of their mean.
-FEWEST = 5
-# Metrics of lm-evaluation-harness that are shares, by the beginning of their names.
+# Below this number of values, their variance isn't known well enough for an interval of the mean.
+MIN_VALUES = 5
+# Prefixes of the names of lm-evaluation-harness' metrics that are shares.
 SHARES = ("acc", "exact_match", "f1")
 
 
 def wilson(share: float, size: int, z: float = Z) -> tuple[float, float]:
-    """The 95 % interval of a share, which stays sensible for few prompts and for none or all right.
+    """Return Wilson's interval of a share, which is also valid for few values and for shares of 0 or 1.
 
     >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
     ([0.0, 0.278], (0.5, 0.5))
@@ -28,7 +29,7 @@ def wilson(share: float, size: int, z: float = Z) -> tuple[float, float]:
 
 
 def share_interval(share: float | None, size: int) -> list[float] | None:
-    """Wilson's, rounded as scores are; None where nothing was measured.
+    """Return Wilson's interval, rounded as scores are; None without values.
 
     >>> share_interval(0.5, 40), share_interval(None, 0)
     ([0.352, 0.648], None)
@@ -37,25 +38,26 @@ def share_interval(share: float | None, size: int) -> list[float] | None:
 
 
 def mean_interval(values: Sequence[float]) -> list[float] | None:
-    """Of a mean, from the standard error of these values, by Student's t; None of fewer than five.
+    """Return the interval of the mean of `values` by Student's t; None for fewer than five values.
 
     >>> mean_interval([1.0, 2.0, 3.0, 4.0, 5.0]), mean_interval([1.0, 2.0, 3.0, 4.0])
     ([1.0417, 4.9583], None)
     """
     size = len(values)
-    if size < FEWEST:
+    if size < MIN_VALUES:
         return None
     mean = math.fsum(values) / size
     variance = math.fsum((value - mean) ** 2 for value in values) / (size - 1)
-    return around(mean, math.sqrt(variance / size), size)
+    return t_interval(mean, math.sqrt(variance / size), size)
 
 
 def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[float] | None:
-    """Of a mean over tokens, which lie in documents: those of one document aren't so many separate findings. None of fewer
-    than five documents.
+    """Return the interval of a mean over tokens; None for fewer than five documents.
+
+    Tokens of one document aren't independent, so the variance is taken over documents.
 
     Args:
-        sums, tokens: of each document.
+        sums, tokens: sum of the values, and number of tokens, of each document.
 
     >>> per_token_interval([2.0, 4.0, 6.0, 9.0, 9.0], [2, 2, 3, 4, 5]), per_token_interval([1.0], [1])
     ([1.4148, 2.3352], None)
@@ -65,19 +67,22 @@ def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[flo
 
 
 def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, float | None]:
-    """The mean over all tokens, and half of its interval: of a ratio of sums over documents (Cochran, Sampling Techniques,
-    chapter 6), by Student's t."""
-    size, whole = len(sums), math.fsum(tokens)
-    mean = math.fsum(sums) / whole
-    if size < FEWEST:
+    """Return the mean over all tokens, and half the width of its interval (None for fewer than five documents).
+
+    The mean is a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6); the interval is by Student's t.
+    """
+    size, total_tokens = len(sums), math.fsum(tokens)
+    mean = math.fsum(sums) / total_tokens
+    if size < MIN_VALUES:
         return mean, None
-    squares = math.fsum((own - mean * count) ** 2 for own, count in zip(sums, tokens, strict=True))
-    return mean, student(size - 1) * math.sqrt(squares * size / (size - 1)) / whole
+    squares = math.fsum((value - mean * count) ** 2 for value, count in zip(sums, tokens, strict=True))
+    return mean, student(size - 1) * math.sqrt(squares * size / (size - 1)) / total_tokens
 
 
 def student(freedom: int) -> float:
-    """Student's t that holds 95% in the middle, by its expansion around the normal distribution's (Abramowitz and Stegun,
-    26.7.5); 0.3% too little at four degrees of freedom.
+    """Return the 97.5% quantile of Student's t, by its expansion around the normal quantile (Abramowitz and Stegun, 26.7.5).
+
+    It is 0.3% too small at four degrees of freedom.
 
     >>> [round(student(freedom), 2) for freedom in (4, 10, 30, 1000)]
     [2.77, 2.23, 2.04, 1.96]
@@ -90,16 +95,16 @@ def student(freedom: int) -> float:
     )
 
 
-def around(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
-    """Of a mean of `size` values whose standard error is known, by Student's t; None of fewer than five.
+def t_interval(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
+    """Return the interval of a mean of `size` values with a known standard error, by Student's t; None for fewer than five.
 
     Args:
-        share: whether nothing below 0 or above 1 can be meant.
+        share: whether to limit the interval to [0, 1].
 
-    >>> around(0.9, 0.1, 50), around(0.9, 0.1, 50, share=True), around(0.9, 0.1, 4)
+    >>> t_interval(0.9, 0.1, 50), t_interval(0.9, 0.1, 50, share=True), t_interval(0.9, 0.1, 4)
     ([0.699, 1.101], [0.699, 1.0], None)
     """
-    if size < FEWEST:
+    if size < MIN_VALUES:
         return None
     half = student(size - 1) * stderr
     low, high = value - half, value + half

@@ -1,7 +1,7 @@
-"""Which tasks would run code that a model wrote, or that comes with their data: none of them is asked.
+"""Refusal of tasks that would run code written by a model, or code that comes with their data.
 
-Looked at in the task files, before anything that they name is imported or fetched. What ships with lm-evaluation-harness
-itself, and the Python modules beside a local YAML file, run as they are: they are chosen by whoever installed or wrote them.
+The task files are checked before anything that they name is imported or fetched. Code that ships with lm-evaluation-harness,
+and Python modules beside a local YAML file, are trusted: the user installed or wrote them.
 """
 
 from collections.abc import Iterator
@@ -10,34 +10,34 @@ from typing import Any, Protocol
 
 from snaketune.errors import SnaketuneError
 
-# The metric of `evaluate` that executes responses.
+# A metric of the package `evaluate` that executes responses.
 CODE_EVAL = "code_eval"
 
 
 class Entry(Protocol):
-    """What lm_eval's TaskManager knows of a name: `cfg` is its YAML, `tags` the tasks of a tag."""
+    """An entry of lm_eval's task index: `cfg` is its YAML, `tags` the tasks of a tag."""
 
     cfg: dict[str, Any] | None
     tags: set[str]
 
 
 def refuse_code(index: dict[str, Entry], names: tuple[str, ...]) -> None:
-    """Args: index: lm_eval's `TaskManager.task_index`.
+    """Raise SnaketuneError if one of these tasks, or a task of these groups and tags, would run such code.
 
-    Raises:
-        SnaketuneError: one of these tasks, or of the tasks of these groups and tags, needs code.
+    Args:
+        index: lm_eval's `TaskManager.task_index`.
     """
     for name in names:
         for task, config in sorted(task_configs(index, name)):
-            if why := _why_not(config):
+            if reason := _refusal(config):
                 raise SnaketuneError(
-                    f"eval.tasks.names: {task}{'' if task == name else f' (of {name})'} {why}. Code of models and data sets "
-                    "isn't run here; leave the task out"
+                    f"eval.tasks.names: {task}{'' if task == name else f' (of {name})'} {reason}. Code of models and data sets "
+                    "isn't run here; remove the task"
                 )
 
 
 def task_configs(index: dict[str, Entry], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tasks that a name stands for, with what their YAML says."""
+    """Yield the tasks of a task, group or tag, with their YAML."""
     entry = index.get(name)
     config = entry.cfg if entry else None
     if config is None:
@@ -50,29 +50,29 @@ def task_configs(index: dict[str, Entry], name: str) -> Iterator[tuple[str, dict
 
 
 def _members(index: dict[str, Entry], group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A group's tasks: names, or mappings that say something else of a named task or hold another group."""
+    """Yield a group's tasks. Its members are names, or mappings that override a named task or contain another group."""
     members = group.get("task")
     for member in members if isinstance(members, list) else [members]:
-        said = member if isinstance(member, dict) else {}
-        named = said.get("group", said.get("task")) if said else member
-        if isinstance(named, str) and named in index:
-            yield from ((task, {**config, **said}) for task, config in task_configs(index, named))
-        elif "group" in said:
-            yield from _members(index, said)
-        elif said:
-            yield str(named), said
+        mapping = member if isinstance(member, dict) else {}
+        name = mapping.get("group", mapping.get("task")) if mapping else member
+        if isinstance(name, str) and name in index:
+            yield from ((task, {**config, **mapping}) for task, config in task_configs(index, name))
+        elif "group" in mapping:
+            yield from _members(index, mapping)
+        elif mapping:
+            yield str(name), mapping
 
 
-def _why_not(config: dict[str, Any]) -> str | None:
+def _refusal(config: dict[str, Any]) -> str | None:
     if config.get("unsafe_code"):
-        return "runs what the model writes (unsafe_code)"
+        return "runs code that the model writes (unsafe_code)"
     arguments = config.get("dataset_kwargs")
     if isinstance(arguments, dict) and arguments.get("trust_remote_code"):
         return "needs code that comes with its data set (trust_remote_code)"
     if any(CODE_EVAL in text for text in _texts(config.get("metric_list"))) or any(
         map(_names_code_eval, _texts(config))
     ):
-        return f"runs what the model writes ({CODE_EVAL})"
+        return f"runs code that the model writes ({CODE_EVAL})"
     return None
 
 
@@ -84,7 +84,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _names_code_eval(function: str) -> bool:
-    """Whether this is a function (`/folder/module.name`, as the index has it) of a module that names that metric."""
+    """Whether this is a function (`/folder/module.name` in the index) of a module that mentions code_eval."""
     if not function.startswith("/") or "\n" in function:
         return False
     module = Path(f"{function.rpartition('.')[0]}.py")

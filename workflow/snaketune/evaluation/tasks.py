@@ -1,7 +1,7 @@
-"""Tasks of lm-evaluation-harness through its own library: those that it ships, by name, or those in local YAML files.
+"""Tasks of lm-evaluation-harness through its library: tasks that it ships, by name, or tasks in local YAML files.
 
-They are prepared before a model is loaded: names, data and chat template are refused, or fetched, while nothing has been
-computed. The index of what it ships takes lm-evaluation-harness some 15 s.
+Tasks are prepared before a model is loaded, so that bad names, data or chat templates are refused, and data fetched, before
+anything is computed. lm-evaluation-harness takes some 15 s to index the tasks that it ships.
 """
 
 import math
@@ -18,27 +18,27 @@ from snaketune.config.evaluations import TaskSettings
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.harness_results import harness_results
-from snaketune.evaluation.score_intervals import SHARES, around
+from snaketune.evaluation.score_intervals import SHARES, t_interval
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.stages.host.disk_errors import disk_error_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Samples that a standard error is found from where there is no formula; lm-evaluation-harness' own 100,000 take minutes.
+# Bootstrap samples for standard errors without a formula; lm-evaluation-harness' default of 100,000 takes minutes.
 BOOTSTRAP = 1000
 HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedTasks:
     """Tasks with their data.
 
     Attributes:
-        tasks: what lm_eval made of the names.
-        where: what has them, for messages.
-        folder: their files.
-        data: by repository on the Hub, the commits that the data are of; none where that isn't known.
+        tasks: lm_eval's task and group objects.
+        where: where the tasks are from, for messages.
+        folder: folder of their files.
+        data: commits of the data by Hub repository; an empty list where the commit isn't known.
     """
 
     manager: Any
@@ -52,11 +52,11 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """By task and metric (`METRIC,FILTER` where a task filters responses by a filter of its own).
+    """Scores by task and metric (`METRIC,FILTER` where the task has a named filter).
 
     Attributes:
-        stderrs, intervals: of the scores that lm-evaluation-harness gives a standard error for.
-        harness: `lm_eval.json`.
+        stderrs, intervals: for scores with a standard error by lm-evaluation-harness.
+        harness: contents of `lm_eval.json`.
     """
 
     scores: dict[str, dict[str, float]]
@@ -68,17 +68,18 @@ class TaskScores:
 @contextmanager
 def prepared_tasks(
     questions: TaskSettings, folder: Path | None, tokenizer_folder: Path, scratch: Path
-) -> Iterator[Prepared]:
-    """Tasks with their data, which are there as long as the context lasts.
+) -> Iterator[PreparedTasks]:
+    """Load tasks with their data, which are available as long as the context lasts.
 
     Paths of data files in a local task's YAML are relative to the working directory.
 
     Args:
-        folder: of local task files; None for what lm-evaluation-harness ships, whose data `datasets` fetches and keeps.
-        scratch: an existing folder for what `datasets` makes of local data; empty again afterwards.
+        folder: folder of local task files; None for tasks that lm-evaluation-harness ships, whose data `datasets` fetches and
+            caches.
+        scratch: an existing folder for `datasets`' cache of local data; empty again afterwards.
     Raises:
-        SnaketuneError: there is no task of that name, one needs code, its data can't be had, or the tokenizer has no chat
-            template where one is asked for.
+        SnaketuneError: there is no task of that name, one runs code, its data can't be loaded, or the tokenizer has no chat
+            template although `chat_template` is true.
     """
     from lm_eval import tasks
     from transformers import AutoTokenizer
@@ -87,7 +88,7 @@ def prepared_tasks(
     has_template = tokenizer.chat_template is not None
     if questions.chat_template is True and not has_template:
         raise SnaketuneError(
-            "eval.tasks.chat_template is true, but the tokenizer has none; leave it at auto, or name one under "
+            "eval.tasks.chat_template is true, but the tokenizer has none; set it to auto, or set a template under "
             "tokenizers.NAME.chat_template"
         )
     own = {"include_path": str(folder), "include_defaults": False} if folder else {}
@@ -99,7 +100,7 @@ def prepared_tasks(
     refuse_code(manager.task_index, questions.names)
     with _own_datasets_cache(scratch if folder else None):
         loaded = _load(manager, questions.names, where)
-        yield Prepared(
+        yield PreparedTasks(
             manager=manager,
             tasks=[part for name in questions.names for part in _parts(manager, loaded, name)],
             where=where,
@@ -110,18 +111,20 @@ def prepared_tasks(
         )
 
 
-def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskSettings, batch_size: int) -> TaskScores:
-    """Ask a model.
+def run_tasks(
+    model: "PreTrainedModel", prepared: PreparedTasks, questions: TaskSettings, batch_size: int
+) -> TaskScores:
+    """Evaluate a model on the tasks.
 
     Raises:
-        SnaketuneError: a task gives no score.
+        SnaketuneError: a task gives no numeric score.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     wrapped = HFLM(pretrained=model, tokenizer=prepared.tokenizer, batch_size=batch_size, backend="causal")
     with _in_this_process():
-        found = simple_evaluate(
+        results = simple_evaluate(
             model=wrapped,
             tasks=prepared.tasks,
             num_fewshot=questions.few_shot,
@@ -133,20 +136,20 @@ def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskSetti
             bootstrap_iters=BOOTSTRAP,
             log_samples=False,
         )
-    scores = {task: _numbers(measured) for task, measured in sorted(found["results"].items())}
-    # Groups need none: their tasks have theirs.
-    empty = [task for task in found["configs"] if not scores.get(task)]
+    scores = {task: _numbers(measured) for task, measured in sorted(results["results"].items())}
+    # Groups need no scores: their tasks have them.
+    empty = [task for task in results["configs"] if not scores.get(task)]
     if empty:
         raise SnaketuneError(
-            f"eval.tasks.names: {', '.join(empty)} in {prepared.where} gives no score that is a number; see its metric_list"
+            f"eval.tasks.names: {', '.join(empty)} in {prepared.where} gives no numeric score; check its metric_list"
         )
-    stderrs = {task: _numbers(measured, "_stderr") for task, measured in sorted(found["results"].items())}
+    stderrs = {task: _numbers(measured, "_stderr") for task, measured in sorted(results["results"].items())}
     return TaskScores(
         scores=scores,
         stderrs=stderrs,
-        intervals={task: _intervals(scores[task], some, _size(found, task)) for task, some in stderrs.items()},
+        intervals={task: _intervals(scores[task], some, _size(results, task)) for task, some in stderrs.items()},
         harness=harness_results(
-            found,
+            results,
             [prepared.folder, prepared.folder.absolute(), Path.cwd()],
             fewshot_as_multiturn=prepared.chat_template and questions.few_shot_as_multiturn,
             system_instruction=questions.system_instruction,
@@ -156,21 +159,21 @@ def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskSetti
 
 
 def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[str, Any]]:
-    """lm_eval's tasks and groups by name, their data with them."""
+    """Return lm_eval's tasks and groups by name, with their data loaded."""
     try:
         return manager.load(list(names))
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
         if disk_error_message(error):
             raise
-        said = (str(error).strip().splitlines() or [""])[0]
+        first_line = (str(error).strip().splitlines() or [""])[0]
         raise SnaketuneError(
-            f"eval.tasks.names: {', '.join(names)} of {where} can't be loaded ({type(error).__name__}: {said}). What comes "
-            "from the Hub is fetched once, where there is a network, and then lies in the cache of `datasets`"
+            f"eval.tasks.names: {', '.join(names)} of {where} can't be loaded ({type(error).__name__}: {first_line}). Data "
+            "from the Hub are fetched once, which needs a network, and then read from the cache of `datasets`"
         ) from error
 
 
 def _parts(manager: Any, loaded: dict[str, dict[str, Any]], name: str) -> list[Any]:
-    """The task or group of a name, or the tasks of a tag."""
+    """Return the task or group of a name, or the tasks of a tag."""
     entry = manager.task_index[name]
     if name in loaded["groups"]:
         return [loaded["groups"][name]]
@@ -178,58 +181,58 @@ def _parts(manager: Any, loaded: dict[str, dict[str, Any]], name: str) -> list[A
 
 
 def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
-    """By repository, the commits that `datasets` says their data are of."""
-    found: dict[str, set[str]] = {}
+    """Return the commits of the tasks' data by Hub repository, as `datasets` reports them."""
+    commits: dict[str, set[str]] = {}
     for task in tasks.values():
         data = getattr(task, "dataset", None)
         splits = data.values() if isinstance(data, dict) else ()
         known = {HUB_FILE.match(url) for split in splits for url in split.info.download_checksums or ()} - {None}
         for file in known:
-            found.setdefault(file[1], set()).add(file[2])
+            commits.setdefault(file[1], set()).add(file[2])
         path = getattr(task, "DATASET_PATH", None)
         if not known and path and "/" in path and not Path(path).exists():
-            found.setdefault(path, set())
-    return {repository: sorted(commits) for repository, commits in sorted(found.items())}
+            commits.setdefault(path, set())
+    return {repository: sorted(some) for repository, some in sorted(commits.items())}
 
 
 def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
-    """From lm-eval's `METRIC,FILTER` and `METRIC_stderr,FILTER`: one of the two, by metric and filter, rounded."""
-    found = {}
+    """Return lm-eval's values of `METRIC,FILTER`, or of `METRIC_stderr,FILTER` with `ending="_stderr"`, rounded."""
+    values = {}
     for key, value in sorted(measured.items()):
         metric, comma, by = key.partition(",")
         is_stderr = metric.endswith("_stderr")
         if comma and isinstance(value, int | float) and math.isfinite(value) and is_stderr == (ending == "_stderr"):
-            found[f"{metric.removesuffix('_stderr')},{by}".removesuffix(",none")] = round(
+            values[f"{metric.removesuffix('_stderr')},{by}".removesuffix(",none")] = round(
                 float(value), 4 + 2 * is_stderr
             )
-    return found
+    return values
 
 
 def _intervals(scores: dict[str, float], stderrs: dict[str, float], size: int) -> dict[str, list[float]]:
-    """Of the metrics that have one."""
+    """Return the intervals of the metrics that have one."""
     known = {
-        metric: around(scores[metric], stderr, size, share=metric.startswith(SHARES))
+        metric: t_interval(scores[metric], stderr, size, share=metric.startswith(SHARES))
         for metric, stderr in stderrs.items()
         if metric in scores
     }
     return {metric: interval for metric, interval in known.items() if interval}
 
 
-def _size(found: dict[str, Any], name: str) -> int:
-    """Documents that a task was asked about; of a group, all of its tasks'.
+def _size(results: dict[str, Any], name: str) -> int:
+    """Return the number of documents that a task, or all tasks of a group, was evaluated on.
 
-    >>> asked = {"a": {"effective": 3}, "b": {"effective": 4}}
-    >>> _size({"n-samples": asked, "group_subtasks": {"all": ["a", "more"], "more": ["b"]}}, "all")
+    >>> samples = {"a": {"effective": 3}, "b": {"effective": 4}}
+    >>> _size({"n-samples": samples, "group_subtasks": {"all": ["a", "more"], "more": ["b"]}}, "all")
     7
     """
-    if own := found["n-samples"].get(name):
+    if own := results["n-samples"].get(name):
         return own["effective"]
-    return sum(_size(found, part) for part in found["group_subtasks"].get(name, ()))
+    return sum(_size(results, part) for part in results["group_subtasks"].get(name, ()))
 
 
 @contextmanager
 def _in_this_process() -> Iterator[None]:
-    """Standard errors that have no formula are found here, not in as many processes as the machine has cores."""
+    """Make lm_eval compute bootstrap standard errors in this process instead of one process per core."""
     name = "DISABLE_MULTIPROC"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -244,12 +247,13 @@ def _in_this_process() -> Iterator[None]:
 
 @contextmanager
 def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
-    """Local data read again, not found in a cache that knows files by path and time, or, where compressed, by path alone.
+    """Use a temporary cache of `datasets` for local data, since the shared one identifies files by path and time, or, if
+    compressed, by path alone.
 
-    What it holds of the Hub (`OWNER___NAME`, by commit) stays in use, also without a network.
+    Cached Hub data (`OWNER___NAME`, by commit) remain available, also without a network.
 
     Args:
-        scratch: where it is made; None for no cache of its own.
+        scratch: folder for the temporary cache; None to use the shared one.
     """
     if scratch is None:
         yield

@@ -1,10 +1,10 @@
-"""A model as it lies in results: complete, or as adapters upon what lies beneath them.
+"""Loading of a model from results: a complete model, or a chain of adapters on their base layers.
 
-    results[0]      adapters alone (`lora.merge: false`)
-    results[1]      adapters alone, or a complete model; and so on down
-    base            what isn't a result: a folder or the Hub's, or a new model
+    results[0]      adapters alone (`lora.merge: false`), or a complete model
+    results[1]      the base layer of results[0]: adapters alone, or a complete model; and so on
+    base            the base model where no result is complete: a folder, a Hub repository, or a new model
 
-Put together it is, to the bit, what it would be if each of the runs had merged its adapters.
+The loaded weights equal, bit by bit, those of runs that merged their adapters.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.config.training_runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.models.load_model import (
-    as_loaded,
     load_base,
     load_folder,
     read_config,
     read_folder_config,
+    reload_model,
     scratch_config,
     stored_dtype,
 )
@@ -31,34 +31,34 @@ from snaketune.tokenization.chat import ChatTokenizer
 ADAPTER = "adapter"
 
 
-def holds_adapter_alone(result: Artifact) -> bool:
-    """Whether its weights lie elsewhere, and it is what is added to them, in the data type that its manifest tells."""
+def is_adapter_only(result: Artifact) -> bool:
+    """Return True if the result holds adapters without base weights; its manifest then records the `base_dtype`."""
     return "base_dtype" in result.manifest
 
 
-def check_trained_on(result: Artifact, below: Sequence[Artifact]) -> None:
-    """Raise SnaketuneError unless a result's adapters were trained on the results `below`, in their order."""
+def check_trained_on(result: Artifact, base_layers: Sequence[Artifact]) -> None:
+    """Raise SnaketuneError unless the adapters of `result` were trained on `base_layers`, in this order."""
     inputs = result.manifest["inputs"]
     trained_on = [*inputs.get("model", ()), *inputs.get("base_layers", ())]
     if result.manifest["spec"].get("continued"):
-        # The adapter of the run that it continues is in its own.
+        # The continued run's adapter is part of this one, so that run isn't a base layer.
         trained_on = trained_on[1:]
-    if trained_on != [one.content for one in below]:
-        given = ", ".join(str(one.manifest_path) for one in below) or "none"
+    if trained_on != [layer.content for layer in base_layers]:
+        given = ", ".join(str(layer.manifest_path) for layer in base_layers) or "none"
         raise SnaketuneError(
-            f"{result.manifest_path}: its adapters were trained on other results than those given below it ({given}); give "
-            f"model and base_layers from the uppermost down, or make it again with: {rebuild_command(result.manifest_path)}"
+            f"{result.manifest_path}: its adapters were trained on other results than the given base layers ({given}); give "
+            f"model and base_layers from the top down, or rebuild it with: {rebuild_command(result.manifest_path)}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
-    """A model that can be loaded.
+class AdapterStack:
+    """A model and its base layers.
 
     Attributes:
-        results: from the uppermost down.
-        base: what lies beneath them; None where the lowest of them is complete.
-        tokenizer: the folder of the one tokenizer that all of them have.
+        results: from the top down; all but the last hold adapters alone.
+        base: the base model; None where the last result is complete.
+        tokenizer: folder of the tokenizer that all of them share.
     """
 
     results: tuple[Artifact, ...] = ()
@@ -67,11 +67,11 @@ class Stack:
     trust_remote_code: bool = False
 
     def __post_init__(self):
-        complete = [not holds_adapter_alone(result) for result in self.results]
+        complete = [not is_adapter_only(result) for result in self.results]
         if any(complete[:-1]) or any(complete[-1:]) == (self.base is not None):
             raise SnaketuneError(
-                "model, base_layers: expected results that hold adapters alone and, as the last one, a complete model; or a "
-                "base of the spec in its place"
+                "model, base_layers: expected results that hold adapters alone, followed by either a complete model or the "
+                "spec's base"
             )
         for number, result in enumerate(self.results):
             if not complete[number]:
@@ -79,35 +79,36 @@ class Stack:
 
     @property
     def named_base(self) -> Pretrained | None:
-        """What it is as a whole, where that is no result and can be named."""
+        """The folder or Hub repository that this model is, if there are no results; else None."""
         return self.base if not self.results and isinstance(self.base, Pretrained) else None
 
     def config(self) -> PretrainedConfig | None:
-        """Of what `load` gives, read without its weights; None for a model from scratch."""
+        """Return the model's config, read without its weights; None for a model from scratch."""
         if not self.results:
             return read_config(self.base)
         return read_folder_config(self.results[0].folder, trust_remote_code=self.trust_remote_code)
 
     def new_config(self) -> PretrainedConfig | None:
-        """Of what `load` makes from scratch, if it does."""
+        """Return the config of a model from scratch; None for any other."""
         if self.results or not isinstance(self.base, Scratch):
             return None
         return scratch_config(self.base, ChatTokenizer.load(self.tokenizer))
 
     def load(self, weights_dtype: torch.dtype, quantization: Quantization | None = None) -> PreTrainedModel:
-        """The model, with room for every token of its tokenizer.
+        """Load the model, with an embedding for every token of its tokenizer.
 
         Raises:
-            SnaketuneError: as `load_folder`, or adapters that don't fit what lies beneath them.
+            SnaketuneError: as `load_folder`, or adapters don't fit their base layers.
         """
         if not self.results:
             chat = ChatTokenizer.load(self.tokenizer)
             return load_base(self.base, chat, weights_dtype=weights_dtype, quantization=quantization)
-        if holds_adapter_alone(self.results[0]):
-            # What is drawn on the way is replaced; what is drawn after it is as with merged weights.
+        if is_adapter_only(self.results[0]):
+            # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
+            # merged weights.
             with torch.random.fork_rng([]):
                 merged = self._merged()
-            return as_loaded(merged, weights_dtype=weights_dtype, quantization=quantization)
+            return reload_model(merged, weights_dtype=weights_dtype, quantization=quantization)
         return load_folder(
             self.results[0].folder,
             weights_dtype=weights_dtype,
@@ -116,16 +117,16 @@ class Stack:
         )
 
     def _merged(self) -> PreTrainedModel:
-        """The uppermost result as its run would have merged it."""
-        from snaketune.models.adapters import merge, put_adapter, round_weights
+        """Return the top result as its run would have merged it."""
+        from snaketune.models.adapters import cast_parameters, load_adapter, merge
 
         top, saved = self.results[0], stored_dtype(self.config())
-        base = Stack(
+        base = AdapterStack(
             results=self.results[1:],
             base=self.base,
             tokenizer=self.tokenizer,
             trust_remote_code=self.trust_remote_code,
         ).load(getattr(torch, top.manifest["base_dtype"]))
-        model = merge(put_adapter(base, top.folder / ADAPTER), saved)
-        round_weights(model, saved)
+        model = merge(load_adapter(base, top.folder / ADAPTER), saved)
+        cast_parameters(model, saved)
         return model

@@ -1,39 +1,39 @@
-"""How many rows a forward pass without gradients takes at once: found while it computes.
+"""Automatic batch size of forward passes without gradients.
 
-On a GPU each size is timed for some passes and then doubled, as long as that makes it faster; where memory runs out, half as
-many. On a CPU larger batches gain nothing (they outgrow its caches), and rows are always taken as many at once, so that a pass
-that is interrupted sums exactly as one that isn't.
+On a GPU, each batch size is timed for a few passes and doubled as long as throughput grows; when memory runs out, it is halved.
+On a CPU, larger batches gain nothing (they outgrow its caches), so the size is constant, which makes an interrupted pass sum
+exactly as an uninterrupted one.
 """
 
 import torch
 
-# Tokens of a forward pass to begin with: on a GPU enough to be busy.
+# Tokens of the first batches, by device: enough to keep a GPU busy.
 FORWARD_TOKENS = {"cuda": 32768}
 FORWARD_TOKENS_ELSEWHERE = 8192
-# What a doubling must gain to be kept.
+# Minimum relative gain in throughput for a doubled batch size to be retained.
 GAIN = 0.02
-# The first pass of a size isn't counted: it allocates.
+# Timed passes of each size; the first of them allocates memory and isn't counted.
 PASSES = 3
 
 
-class AtOnce:
-    """Rows at once, now: `rows`."""
+class AutoBatch:
+    """Batch size in rows (`rows`), adjusted to throughput and memory."""
 
     def __init__(self, row_length: int, device: torch.device, grows: bool | None = None):
-        """Args: grows: default: on a GPU."""
+        """Args: grows: whether to try larger batches; default: on a GPU only."""
         tokens = FORWARD_TOKENS.get(device.type, FORWARD_TOKENS_ELSEWHERE)
         self.rows = max(1, tokens // row_length)
         self.grows = device.type == "cuda" if grows is None else grows
         self.rate = 0.0
         self._passes: list[tuple[int, float]] = []
 
-    def passed(self, tokens: int, seconds: float) -> None:
-        """Note a pass of as many rows as wanted.
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record a forward pass over a full batch, and adjust `rows`.
 
-        >>> search = AtOnce(1024, torch.device("cpu"), grows=True)
+        >>> search = AutoBatch(1024, torch.device("cpu"), grows=True)
         >>> for rows, seconds in ((8, 4.0), (8, 2.0), (8, 2.0), *[(16, 3.0)] * 3, *[(32, 6.0)] * 3):
         ...     assert search.rows == rows
-        ...     search.passed(rows * 1024, seconds)
+        ...     search.record(rows * 1024, seconds)
         >>> search.rows, search.grows
         (16, False)
         """
@@ -46,7 +46,7 @@ class AtOnce:
         self.rows, self.rate, self._passes = (self.rows * 2, rate, []) if faster else (self.rows // 2, self.rate, [])
         self.grows = faster
 
-    def ran_out(self) -> None:
-        """Half as many from here on."""
+    def halve(self) -> None:
+        """Halve the batch size after an out-of-memory error, and stop growing."""
         self.rows //= 2
         self.grows = False

@@ -1,17 +1,17 @@
-"""The output head and its loss, some tokens at a time, so that the logits of all N tokens over V words never exist at once.
+"""The output head and its loss, computed in chunks, so that the logits [N, V] of all tokens never exist in memory together.
 
-    summed losses     their gradients are made with them, chunk by chunk, where the head is a product with its weight and no
-                      more: 6NVH FLOPs as without chunks, memory for the logits of one chunk
-    losses one by one where the head is such a product: exponentials of the logits are all that is kept for the backward pass,
-                      which is matrix products and nothing else of that size; beyond FREE they are made again: 8NVH
-    any other head    whatever it does (bias, scaling, soft-capping, adapters) is the model's own code, run on the hidden
-                      states of a chunk; beyond FREE logits it runs again in the backward pass: 8NVH
+    plain linear head,   gradients are computed together with the losses, chunk by chunk: 6NVH FLOPs as without chunks, memory
+    summed loss          for the logits of one chunk
+    plain linear head,   exponentials of the logits are saved for the backward pass, which consists of matmuls; beyond
+    loss per token       SAVED_LOGITS they are recomputed: 8NVH FLOPs
+    any other head       the model's own code (bias, scaling, soft-capping, adapters) runs on the hidden states of a chunk; with
+                         more than SAVED_LOGITS logits it runs again in the backward pass: 8NVH FLOPs
 
-A model's forward is given the places and targets of what is supervised, so that all of this happens inside whatever is
-wrapped around it: adapters, autocast, DDP, FSDP.
+The model's forward receives the positions and targets of the supervised tokens, so the head runs inside any wrapper: adapters,
+autocast, DDP, FSDP.
 
-Shapes: N supervised tokens, U places that predict them (in trees one may predict several), C of those in a chunk, H hidden
-size, V vocabulary.
+Shapes: N supervised tokens, U positions that predict them (with shared prefixes one may predict several), C of these in a
+chunk, H hidden size, V vocabulary.
 """
 
 import copy
@@ -34,13 +34,13 @@ from snaketune.models.fused_cross_entropy import SummedLosses, TokenLosses, targ
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised:
-    """What a forward is asked for in the place of logits.
+    """Request for losses instead of logits, an argument of the model's forward.
 
     Attributes:
-        sources_U: places that predict, each once.
-        rows_N: which of them predicts each token; None where each predicts one, in order.
-        targets_N: the tokens.
-        summed: one number for all of them, or one each.
+        sources_U: positions that predict supervised tokens, each once.
+        rows_N: index into `sources_U` for each token; None where each source predicts one token, in order.
+        targets_N: token ids.
+        summed: whether to return the sum, or one loss per token.
     """
 
     sources_U: torch.Tensor
@@ -49,40 +49,41 @@ class Supervised:
     summed: bool
 
 
-class _Reached(Exception):
-    """What the decoder gave; nothing after it needs to run."""
+class _DecoderOutputs(Exception):
+    """The decoder's outputs, raised to stop the forward before the head."""
 
 
-def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], places_N: torch.Tensor) -> bool:
-    """Let `model`'s forward take a `supervised`, if what lies behind its decoder can be run by itself.
+def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torch.Tensor) -> bool:
+    """Give `model`'s forward the argument `supervised`, if its head can be run apart from its decoder.
 
     Args:
-        inputs, places_N: of a forward that shows it, by logits at some places.
+        inputs: arguments of a forward that checks this.
+        positions_N: positions whose logits are compared.
     Returns:
-        Whether it can; else it isn't changed.
+        Whether it can; if not, the model is unchanged.
     """
-    if hasattr(model, "whole_forward"):
+    if hasattr(model, "original_forward"):
         return True
     with torch.no_grad():
         try:
-            outputs = _decoded(model, model.forward, inputs)
-            hidden_CH = outputs[0][0, places_N]
-            found = _logits(model, model.forward, outputs, hidden_CH, inputs)
-            expected = model(**inputs).logits[0, places_N]
-        except (_Unreached, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            outputs = _run_decoder(model, model.forward, inputs)
+            hidden_CH = outputs[0][0, positions_N]
+            actual = _run_head(model, model.forward, outputs, hidden_CH, inputs)
+            expected = model(**inputs).logits[0, positions_N]
+        except (_DecoderNotCalled, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return False
-        if not _same(found, expected):
+        if not _is_close(actual, expected):
             return False
-        model.head_is_product = _is_product(model, outputs, hidden_CH, inputs)
-    model.whole_forward = model.forward
-    # A bound method is copied with the model that it is bound to.
-    model.forward = MethodType(_signed_as(type(model).forward), model)
+        model.head_is_linear = _is_plain_linear(model, outputs, hidden_CH, inputs)
+    model.original_forward = model.forward
+    # A bound method, so that a deep copy of the model binds it to the copy.
+    model.forward = MethodType(_with_signature_of(type(model).forward), model)
     return True
 
 
 @contextmanager
-def whole_around_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the weights before and after the layers of a model in shards (FSDP2) are whole, as they are in its forward."""
+def unsharded_root(model: PreTrainedModel) -> Iterator[None]:
+    """Gather the weights outside the layers of an FSDP2 model while the context lasts, as in its forward."""
     sharded = isinstance(model, FSDPModule)
     if sharded:
         model.unshard()
@@ -93,31 +94,32 @@ def whole_around_layers(model: PreTrainedModel) -> Iterator[None]:
             model.reshard()
 
 
-def _signed_as(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`_forward` with the signature of a class's own, from which generation reads what to hand on (positions, for one)."""
+def _with_signature_of(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `_forward` with the signature of `forward`, from which generation reads the arguments to pass (positions)."""
     return wraps(forward)(lambda *arguments, **inputs: _forward(*arguments, **inputs))
 
 
-class _Unreached(Exception):
-    """The model's decoder isn't what its forward calls."""
+class _DecoderNotCalled(Exception):
+    """The model's forward doesn't call the module that `get_decoder` returns."""
 
 
 def _forward(
     model: PreTrainedModel, *arguments: Any, supervised: Supervised | None = None, **inputs: Any
 ) -> torch.Tensor | Any:
-    """Negative log-probabilities of what is supervised, float32[N] or their sum; or what the forward gave before."""
+    """Return negative log-probabilities of the supervised tokens, float32[N] or their sum; without `supervised`, the original
+    forward's outputs."""
     if supervised is None:
-        return model.whole_forward(*arguments, **inputs)
-    outputs = _decoded(model, model.whole_forward, inputs)
+        return model.original_forward(*arguments, **inputs)
+    outputs = _run_decoder(model, model.original_forward, inputs)
     hidden_UH = outputs[0][0].index_select(0, supervised.sources_U)
-    head = _trained(model.get_output_embeddings())
-    # Adapters may have been put around it since it was looked at.
-    product = model.head_is_product and type(head) is torch.nn.Linear
-    passes = fused_cross_entropy.fused() if getattr(model, "fused_head", False) else fused_cross_entropy.EAGER
-    if product and supervised.summed and supervised.rows_N is None:
+    head = _active_head(model.get_output_embeddings())
+    # The type is checked again, since adapters may have wrapped the head since `chunk_head`.
+    plain_linear = model.head_is_linear and type(head) is torch.nn.Linear
+    passes = fused_cross_entropy.fused_passes() if getattr(model, "fused_head", False) else fused_cross_entropy.EAGER
+    if plain_linear and supervised.summed and supervised.rows_N is None:
         return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N, passes)
-    # ZeRO gathers weights for modules alone, and lets go of them before the backward pass.
-    if product and not hasattr(head.weight, "ds_id"):
+    # Not under ZeRO 3, which gathers weights for module calls only and releases them before the backward pass.
+    if plain_linear and not hasattr(head.weight, "ds_id"):
         rows_N = supervised.rows_N
         if rows_N is None:
             rows_N = torch.arange(len(hidden_UH), device=hidden_UH.device)
@@ -125,8 +127,8 @@ def _forward(
             hidden_UH, head.weight, rows_N, supervised.targets_N, torch.is_grad_enabled(), passes
         )
     else:
-        losses_N = _one_by_one(
-            lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),
+        losses_N = _token_losses(
+            lambda hidden_CH: _run_head(model, model.original_forward, outputs, hidden_CH, inputs),
             hidden_UH,
             supervised,
             model.config.get_text_config().vocab_size,
@@ -134,99 +136,99 @@ def _forward(
     return losses_N.sum() if supervised.summed else losses_N
 
 
-def _trained(head: torch.nn.Module) -> torch.nn.Module:
-    """What computes: of a head that is trained whole beside adapters, its copy."""
+def _active_head(head: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that computes the head: the trained copy, if the head is one of peft's `modules_to_save`."""
     copies = getattr(head, "modules_to_save", None)
     return head if copies is None else copies["default"]
 
 
-def _decoded(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
-    """What the decoder gives in a forward, the head left out."""
+def _run_decoder(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    """Return the decoder's outputs in a forward that stops before the head."""
 
     def stop(module: torch.nn.Module, arguments: Any, outputs: Any) -> None:
-        raise _Reached(outputs)
+        raise _DecoderOutputs(outputs)
 
     hook = _decoder(model).register_forward_hook(stop)
     try:
         forward(**inputs)
-    except _Reached as reached:
-        return reached.args[0]
+    except _DecoderOutputs as decoder_outputs:
+        return decoder_outputs.args[0]
     finally:
         hook.remove()
-    raise _Unreached
+    raise _DecoderNotCalled
 
 
 def _decoder(model: PreTrainedModel) -> torch.nn.Module:
-    found = model.get_decoder()
-    # Llama 4's doesn't know its own.
-    found = getattr(model, "model", model) if found is model else found
-    if found is model:
-        raise _Unreached
-    return found
+    decoder = model.get_decoder()
+    # Llama 4's `get_decoder` returns the model itself.
+    decoder = getattr(model, "model", model) if decoder is model else decoder
+    if decoder is model:
+        raise _DecoderNotCalled
+    return decoder
 
 
-def _logits(
+def _run_head(
     model: PreTrainedModel, forward: Callable[..., Any], outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]
 ) -> torch.Tensor:
-    """[C, V]: the model's own forward, its decoder giving these hidden states."""
+    """Return the logits [C, V] of the model's forward with its decoder's hidden states replaced by `hidden_CH`."""
     if isinstance(outputs, tuple):
-        given = (hidden_CH[None], *outputs[1:])
+        replaced = (hidden_CH[None], *outputs[1:])
     else:
-        given = copy.copy(outputs)
-        given.last_hidden_state = hidden_CH[None]
+        replaced = copy.copy(outputs)
+        replaced.last_hidden_state = hidden_CH[None]
     decoder = _decoder(model)
-    kept = decoder.__dict__.get("forward")
-    decoder.forward = lambda *_, **__: given
+    before = decoder.__dict__.get("forward")
+    decoder.forward = lambda *_, **__: replaced
     try:
         return forward(**inputs).logits[0]
     finally:
-        if kept is None:
+        if before is None:
             del decoder.forward
         else:
-            decoder.forward = kept
+            decoder.forward = before
 
 
-def _is_product(model: PreTrainedModel, outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]) -> bool:
-    """Whether logits are hidden states times the head's weight and nothing else."""
+def _is_plain_linear(model: PreTrainedModel, outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]) -> bool:
+    """Whether logits are hidden states times the head's weight, without bias, scaling or capping."""
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.bias is not None:
         return False
-    # Large enough for a soft cap to show.
+    # Scaled up, so that a soft cap would change the logits.
     large_CH = hidden_CH * (50 / F.linear(hidden_CH, head.weight).std().clamp(min=1e-6))
-    found = _logits(model, model.forward, outputs, large_CH, inputs)
-    return _same(found, F.linear(large_CH, head.weight))
+    logits_CV = _run_head(model, model.forward, outputs, large_CH, inputs)
+    return _is_close(logits_CV, F.linear(large_CH, head.weight))
 
 
-def _same(one_CV: torch.Tensor, other_CV: torch.Tensor) -> bool:
-    """But for the rounding of matrix products of other shapes."""
+def _is_close(one_CV: torch.Tensor, other_CV: torch.Tensor) -> bool:
+    """Whether logits are equal up to the rounding of matmuls of different shapes."""
     if one_CV.shape != other_CV.shape:
         return False
     rounding = {torch.float32: 1e-4}.get(other_CV.dtype, 5e-3)
     return bool((one_CV - other_CV).abs().max() <= rounding * other_CV.abs().max())
 
 
-def _one_by_one(
+def _token_losses(
     logits_of: Callable[[torch.Tensor], torch.Tensor], hidden_UH: torch.Tensor, supervised: Supervised, vocabulary: int
 ) -> torch.Tensor:
     def losses(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What normalizes the logits of a chunk's places, [C]; and the target's logit of each token, [N], 0 in other chunks."""
+        """Return the log-normalizers of a chunk's positions, [C], and each token's target logit, [N], 0 in other chunks."""
         logits_CV = logits_of(hidden_CH).float()
         return logits_CV.logsumexp(1), target_logits(logits_CV, begin, supervised.rows_N, supervised.targets_N)
 
     def plain(hidden_CH: torch.Tensor, begin: int) -> torch.Tensor:
-        """Where each place predicts one token, in order."""
+        """Return the losses [C] where each position predicts one token, in order."""
         targets_C = supervised.targets_N[begin : begin + len(hidden_CH)]
         return F.cross_entropy(logits_of(hidden_CH).float(), targets_C, reduction="none")
 
-    once = supervised.rows_N is None
-    rows = max(fused_cross_entropy.FREE // vocabulary, fused_cross_entropy.FEWEST_ROWS)
-    found = [
-        checkpoint(plain if once else losses, hidden_CH, at * rows, use_reentrant=False)
+    one_each = supervised.rows_N is None
+    rows = max(fused_cross_entropy.SAVED_LOGITS // vocabulary, fused_cross_entropy.MIN_CHUNK_ROWS)
+    results = [
+        checkpoint(plain if one_each else losses, hidden_CH, number * rows, use_reentrant=False)
         if len(hidden_UH) > rows
-        else (plain if once else losses)(hidden_CH, 0)
-        for at, hidden_CH in enumerate(hidden_UH.split(rows))
+        else (plain if one_each else losses)(hidden_CH, 0)
+        for number, hidden_CH in enumerate(hidden_UH.split(rows))
     ]
-    if once:
-        return torch.cat(found)
-    normalizers, of_targets = zip(*found)
+    if one_each:
+        return torch.cat(results)
+    normalizers, of_targets = zip(*results)
     return torch.cat(normalizers).index_select(0, supervised.rows_N) - torch.stack(of_targets).sum(0)

@@ -1,11 +1,10 @@
-"""Compiling a model's layers with `torch.compile`: when it pays, and so that nothing is compiled again after the first step.
+"""Compilation of a model's layers with `torch.compile`: when it pays, and without recompilation after the first step.
 
-Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
-their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it. Everything else
-has the same shapes from shard to loss, or, where free tokens aren't computed, is compiled for any number of tokens; what
-varlen kernels are given of segments (their number, their keys) is marked as dynamic. Of layers
-that are checkpointed the parts are compiled: the graph breaks inside the checkpoint, and then the whole layer would run as
-it is, without a word.
+Each layer is compiled by itself; layers share their code, so one compilation serves them all, and modules and weights retain
+their names. Attention kernels whose shapes vary from batch to batch run uncompiled, behind graph breaks. Everything else has
+static shapes, or, where padding is removed, is compiled for any number of tokens; the numbers of segments and of their keys,
+which varlen kernels take, are marked as dynamic. Under gradient checkpointing the children of a layer are compiled: a graph
+break inside the checkpoint would silently run the whole layer uncompiled.
 """
 
 import os
@@ -23,50 +22,52 @@ from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED
 
-# FLOPs of a run from which on compiling pays: some 10 s on a CPU, a minute on a GPU, for a tenth of the time that follows.
-# Not the time that they take: the choice, and with it the last bits of the weights, would change from run to run.
-PAYS = {"cpu": 2e13, "cuda": 1e17}
-# A step of training and an evaluation of a dozen layers of different kinds.
-MOST_VARIANTS = 64
+# FLOPs of a run from which compiling pays: it costs some 10 s on a CPU and a minute on a GPU, and saves a tenth of the time.
+# FLOPs rather than seconds, since a measured time would change the choice, and the last bits of the weights, between runs.
+MIN_FLOPS = {"cpu": 2e13, "cuda": 1e17}
+# Enough for training and evaluation of a model with a dozen kinds of layers.
+RECOMPILE_LIMIT = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Whether layers are compiled, and why."""
+class CompileChoice:
+    """The decision whether to compile layers, and its reason."""
 
     compiled: bool
-    why: str
+    reason: str
 
 
-def choose(setting: Literal["auto"] | bool, flops: float, device: torch.device) -> Choice:
-    """What `training.compile` means for a run of so many FLOPs.
+def choose_compilation(setting: Literal["auto"] | bool, flops: float, device: torch.device) -> CompileChoice:
+    """Resolve `training.compile` for a run of `flops` FLOPs.
 
     Raises:
-        SnaketuneError: compilation was asked for where it doesn't work.
+        SnaketuneError: `training.compile` is true and torch can't compile on this machine.
     """
     if setting is False:
-        return Choice(compiled=False, why="training.compile is false")
+        return CompileChoice(compiled=False, reason="training.compile is false")
     if setting == "auto":
-        enough = PAYS.get(device.type)
+        enough = MIN_FLOPS.get(device.type)
         if enough is None:
-            return Choice(compiled=False, why=f"auto doesn't on {device.type}")
+            return CompileChoice(compiled=False, reason=f"auto: never on {device.type}")
         if flops < enough:
-            return Choice(
+            return CompileChoice(
                 compiled=False,
-                why=f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})",
+                reason=f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})",
             )
-    trouble = _trouble(device)
-    if trouble and setting is True:
-        raise SnaketuneError(f"training.compile: torch can't compile here ({trouble}); expected `auto` or `false`")
-    if trouble:
-        return Choice(compiled=False, why=f"auto: torch can't compile here ({trouble})")
-    return Choice(compiled=True, why="training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs")
+    error = _compile_error(device)
+    if error and setting is True:
+        raise SnaketuneError(f"training.compile: torch can't compile here ({error}); expected `auto` or `false`")
+    if error:
+        return CompileChoice(compiled=False, reason=f"auto: torch can't compile here ({error})")
+    return CompileChoice(
+        compiled=True, reason="training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs"
+    )
 
 
-def _trouble(device: torch.device) -> str:
-    """Why nothing can be compiled, for instance for want of a C++ compiler; empty if something can."""
-    if told := _cache_trouble():
-        return told
+def _compile_error(device: torch.device) -> str:
+    """Return why torch can't compile, for instance a missing C++ compiler; empty if it can."""
+    if error := _cache_error():
+        return error
     try:
         torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:
@@ -74,8 +75,11 @@ def _trouble(device: torch.device) -> str:
     return ""
 
 
-def _cache_trouble() -> str:
-    """Why what torch compiled before isn't to be loaded: who may write to its folder, by default in /tmp, runs code here."""
+def _cache_error() -> str:
+    """Return why torch's cache of compiled code isn't safe to load; empty if it is.
+
+    Other users who can write to it, by default a folder in /tmp, could run code in this process.
+    """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
@@ -85,36 +89,36 @@ def _cache_trouble() -> str:
         return ""
     if about.st_uid == os.getuid() and not about.st_mode & stat.S_IWOTH:
         return ""
-    return f"{folder}, from where it loads code, can be written to by others; name another folder in TORCHINDUCTOR_CACHE_DIR"
+    return f"other users can write to {folder}, from which it loads code; set TORCHINDUCTOR_CACHE_DIR to another folder"
 
 
 def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What transformers knows as layers; none of a model whose code comes with it."""
+    """Return the modules that transformers marks as layers; models with remote code may have none."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: bool) -> None:
-    """Compile the layers of `model` in place; they are compiled when they first run.
+    """Compile the layers of `model` in place; compilation happens when they first run.
 
     Args:
-        checkpointing: whether the training is going to checkpoint them, which it switches on later.
+        checkpointing: whether gradient checkpointing will be enabled later.
 
     Raises:
-        SnaketuneError: it has none that transformers knows as layers.
+        SnaketuneError: the model has no modules that transformers marks as layers.
     """
     layers = layers_of(model)
     if not layers:
         raise SnaketuneError("training.compile: this model has no layers that can be compiled; expected `false`")
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
-    # Kernels aren't chosen by timing them: a resumed run would choose others.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    # No kernels chosen by timing: a resumed run could choose others.
     torch._inductor.config.deterministic = True
-    # Dropout draws what it draws without compilation, so that losses can be compared.
+    # Dropout draws the same random numbers as without compilation, so that losses can be compared.
     torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
         use_attention(model, torch.compiler.disable(attend))
     else:
         inner_model(model).register_forward_pre_hook(_mark_dynamic, with_kwargs=True)
-    # On a CPU, eager passes work in its caches and keep what the backward pass needs; fused ones would make logits again.
+    # On a CPU, eager passes work in its caches and save exponentials for the backward pass; fused ones would recompute logits.
     inner_model(model).fused_head = compute.device.type == "cuda"
     for layer in layers:
         for module in layer.children() if checkpointing else (layer,):
@@ -122,7 +126,7 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
 
 
 def _mark_dynamic(model: torch.nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-    """A forward pre-hook: the lengths of these tensors differ from batch to batch, and each would be compiled for."""
+    """Forward pre-hook: mark tensors whose lengths vary from batch to batch as dynamic, which avoids recompilation."""
     if segments := inputs.get("segments"):
         for tensor in (segments.keys_U, segments.cu_q, segments.cu_k):
             if tensor is not None:

@@ -1,4 +1,4 @@
-"""Memory of a device: how much there is, the most that was taken, and what an error says that tells that it ran out."""
+"""Memory of a device: available memory, peak memory, and detection of out-of-memory errors."""
 
 import ctypes
 import gc
@@ -9,38 +9,45 @@ from pathlib import Path
 
 import torch
 
-# How libraries say it that raise a plain RuntimeError.
-SAID = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate")
+# Messages of libraries that raise a plain RuntimeError when memory runs out.
+OOM_MESSAGES = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Failed to allocate",
+)
 
 
-def ran_out(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, says that memory ran out, on the GPU or of the host.
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True if an error, or an error in its chain of causes, means that the GPU or the host ran out of memory.
 
-    >>> ran_out(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")), ran_out(ValueError("memory"))
-    (True, False)
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    True
+    >>> is_out_of_memory(ValueError("memory"))
+    False
     """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and any(said in str(error) for said in SAID):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in OOM_MESSAGES):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that was allocated on a GPU, elsewhere the most that the process had in memory at once."""
+    """Return peak memory in bytes: allocated by torch on a GPU, elsewhere the peak resident set size of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Of what the process runs now; getrusage begins with what its parent had.
-    if (most := _status("VmHWM:")) is not None:
-        return most
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    # Preferred, since getrusage's peak includes that of the parent process before exec.
+    if (peak := _status("VmHWM:")) is not None:
+        return peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
-def start_again(device: torch.device) -> None:
-    """Give back what is free, so that the peak from here on is that of what comes."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Release unused memory and reset the peak, so that `peak_memory` covers only what is allocated from here on."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -53,13 +60,13 @@ def start_again(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def host_limit() -> int | None:
-    """Bytes that this process can have: what it has, and what is free or can be freed here; None where nobody says."""
+def host_memory_limit() -> int | None:
+    """Return how many bytes this process can use: its resident memory plus what is available; None where unknown."""
     own = _status("VmRSS:")
     if own is None:
         return None
-    free = [found for found in (_available(), _free_in_cgroup()) if found is not None]
-    return own + min(free) if free else None
+    available = [size for size in (_available(), _cgroup_available()) if size is not None]
+    return own + min(available) if available else None
 
 
 def _status(name: str) -> int | None:
@@ -77,21 +84,21 @@ def _field(path: Path, name: str) -> int | None:
         return None
 
 
-def _free_in_cgroup(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> int | None:
-    """What a container or a SLURM job has left of its own limit (cgroup v2); of several limits, the least."""
+def _cgroup_available(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the bytes available below the memory limit of a container or SLURM job (cgroup v2); the least of nested limits."""
     try:
         own = next(line[3:] for line in table.read_text(encoding="ascii").splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
         return None
-    folder, left = root / own.strip("/"), []
+    folder, available = root / own.strip("/"), []
     for group in (folder, *folder.parents):
         with suppress(OSError, ValueError):
             limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
             with suppress(OSError, IndexError, ValueError):
-                # Cached files give way.
+                # The page cache is reclaimed on demand.
                 stat = (group / "memory.stat").read_text(encoding="ascii")
                 used -= int(stat.partition("\nfile ")[2].split()[0])
-            left.append(limit - used)
+            available.append(limit - used)
         if group == root:
             break
-    return min(left, default=None)
+    return min(available, default=None)

@@ -1,4 +1,4 @@
-"""What a process computes with: device, data type and attention kernel, resolved once and handed on together."""
+"""Device, compute data type and attention kernel of a process, resolved once; threads, allocator and determinism."""
 
 import ctypes
 import os
@@ -15,11 +15,11 @@ from snaketune.models.attention import usable_kernels
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What a process computes with.
+    """Device, data type and attention kernel of a process.
 
     Attributes:
-        dtype: of matrix products.
-        kernel: of attention over segments, one of `models.kernels.KERNELS`; see also `models.logprobs.SEPARATE`.
+        dtype: data type of matmuls.
+        kernel: attention kernel, one of `models.kernels.KERNELS`; or `models.logprobs.SEPARATE`.
     """
 
     device: torch.device
@@ -27,66 +27,66 @@ class Compute:
     kernel: str
 
     def about(self) -> dict[str, str]:
-        """For the manifest."""
+        """Return data type and kernel for the manifest."""
         return {"dtype": str(self.dtype).removeprefix("torch."), "kernel": self.kernel}
 
     def autocast(self) -> torch.autocast:
-        """Inside, matrix products are of this data type."""
+        """Return a context in which matmuls run in this data type."""
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def weights_dtype(self, *, frozen: bool) -> torch.dtype:
-        """The data type that weights are kept in: that of the computation where they are frozen, else float32 masters.
+        """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights).
 
-        The reference model is loaded by the same rule as the policy, so that both start from the same log-probabilities.
+        The reference model follows the same rule as the policy, so that both start from the same log-probabilities.
         """
         return self.dtype if frozen else torch.float32
 
 
-# FLOPs of a matrix product from which on a second thread pays. Between products threads sleep, so as not to hold cores that
-# others need, and to wake one takes longer than a small product.
-WORTH_A_THREAD = 5e7
+# FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
+# takes longer than a small matmul.
+MIN_FLOPS_FOR_THREADS = 5e7
 
 
 def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:
-    """On a CPU, compute with one thread where a model's products are too small to be shared.
+    """On a CPU, compute with one thread if the model's matmuls are too small to gain from several.
 
     Args:
-        tokens: of a forward pass.
+        tokens: tokens per forward pass.
     """
-    if compute.device.type == "cpu" and 2 * tokens * hidden_size**2 < WORTH_A_THREAD:
+    if compute.device.type == "cpu" and 2 * tokens * hidden_size**2 < MIN_FLOPS_FOR_THREADS:
         torch.set_num_threads(1)
 
 
-# mallopt(3): what is smaller isn't mapped by itself; what is free at the end is kept; one arena, for others give back heaps.
-MALLOC = {-3: 32 * 2**20, -1: 2**31 - 1, -8: 1}
+# mallopt(3): M_MMAP_THRESHOLD, smaller blocks aren't mmapped; M_TRIM_THRESHOLD, the heap's top isn't returned; M_ARENA_MAX, one
+# arena, since others return their heaps.
+MALLOC_OPTIONS = {-3: 32 * 2**20, -1: 2**31 - 1, -8: 1}
 
 
 def keep_freed_memory() -> None:
-    """Have glibc hold on to memory that tensors free: to get it back costs a page fault for each 4 KB of the next tensor.
+    """Make glibc retain freed memory: getting it back from the system costs a page fault per 4 KB of the next tensor.
 
-    Other C libraries are left as they are.
+    Other C libraries aren't changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    for name, value in MALLOC.items() if mallopt else ():
+    for name, value in MALLOC_OPTIONS.items() if mallopt else ():
         mallopt(name, value)
 
 
-# What torch says of an operation that it has no such kernel of.
+# Part of torch's error message for operations without a deterministic kernel.
 NOT_DETERMINISTIC = "does not have a deterministic implementation"
-# Those that cuBLAS computes deterministically with.
+# Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic.
 DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Inside, if enabled, torch takes kernels that give the same bits for the same input, or refuses.
+    """Use deterministic algorithms in torch while the context lasts, if enabled; see torch's notes on reproducibility.
 
-    See torch's notes on reproducibility.
-    Attention kernels read torch's switch. torch reads what cuBLAS may use from the environment, once, at the process's first
-    matrix product: so this is entered before there is any, and what it sets stays set.
+    Attention kernels read torch's switch. cuBLAS' workspace is read from the environment once, at the process's first matmul:
+    enter this context before it. The environment variable stays set.
 
     Raises:
-        SnaketuneError: an operation has no such kernel.
+        SnaketuneError: an operation has no deterministic kernel.
     """
     if not enabled:
         yield
@@ -95,7 +95,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in DETERMINISTIC_WORKSPACES:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = DETERMINISTIC_WORKSPACES[0]
     torch.use_deterministic_algorithms(True)
-    # Nothing here reads memory that it hasn't written, and to fill it takes time.
+    # Filling takes time, and no code here reads uninitialized memory.
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
@@ -110,10 +110,10 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 
 def resolve_compute(precision: str) -> Compute:
-    """CUDA, else Apple's MPS, else the CPU; the data type for `training.precision`; and the kernel for both.
+    """Return the device (CUDA, else MPS, else CPU), the data type for `training.precision`, and the fastest usable kernel.
 
     Raises:
-        SnaketuneError: bfloat16 was asked for on a GPU that lacks it.
+        SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it.
     """
     device, dtype = _device(), _dtype(precision)
     return Compute(device=device, dtype=dtype, kernel=usable_kernels(device, dtype)[0])

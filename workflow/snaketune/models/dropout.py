@@ -1,7 +1,7 @@
-"""Turning a model's own randomness off while it is trained.
+"""Training without a model's own dropout.
 
-DPO compares what a policy gives a completion with what its reference gave it; where dropout makes the policy another model at
-every step, the two differ before anything was learned (TRL's DPOTrainer has `disable_dropout` for the same reason).
+DPO compares log-probabilities of the policy with the reference's; dropout would make them differ before anything is learned
+(TRL's DPOTrainer has `disable_dropout` for the same reason).
 """
 
 import re
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-# Names of probabilities in modules and configs: dropout, attn_pdrop, layerdrop, and the noise on what experts and their routers
-# read. phimoe's `router_jitter_noise` isn't one: it is a threshold, in evaluation too.
+# Names of probabilities in modules and configs: dropout, attn_pdrop, layerdrop, and the noise on inputs of experts and routers.
+# phimoe's `router_jitter_noise` is excluded: it is a threshold, used in evaluation too.
 RANDOM = re.compile(r"(?!router_jitter_noise).*(dropout|pdrop|layerdrop|jitter_noise|moe_jitter_eps).*")
 
 
 @contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, `model` computes in training mode what it computes in evaluation; what is wrapped around it later may drop out.
+    """Make `model` compute in training mode as in evaluation mode while the context lasts.
 
-    Its settings, which are saved with it, are put back at the end.
+    Modules that are added inside (adapters) retain their dropout. The model's settings, which are saved with it, are restored.
     """
     owners: list[tuple[Any, str, float]] = []
     seen: set[int] = set()
@@ -43,5 +43,5 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _is_probability(owner: Any, name: str, value: Any) -> bool:
-    named = RANDOM.fullmatch(name) or (isinstance(owner, _DropoutNd) and name == "p")
-    return bool(named) and isinstance(value, float) and value > 0
+    matches = RANDOM.fullmatch(name) or (isinstance(owner, _DropoutNd) and name == "p")
+    return bool(matches) and isinstance(value, float) and value > 0

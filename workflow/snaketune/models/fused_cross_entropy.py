@@ -1,11 +1,12 @@
-"""Losses of output heads that are a product with their weight, forward and backward at the speed of matrix products.
+"""Fused linear cross-entropy: losses of plain linear heads, forward and backward at the speed of matmuls.
 
-The trick of making gradients in the forward, where the loss is a sum, is that of Liger's fused linear cross entropy (Hsu et
+Computing gradients in the forward pass, where the loss is a sum, is the method of Liger's fused linear cross entropy (Hsu et
 al., 2024) and of torch's `linear_cross_entropy`. Shapes as in `models.chunked_head`.
 
-Between the products lie passes over the logits of a chunk, [C, V] (`Passes`). Eager ones work in place, in float32, in a CPU's
-caches. Where the model's layers are compiled on a GPU, the passes are too: they read a 16-bit logit twice and write it once, 6
-bytes where eager ones move some 50: at a vocabulary of 32,000 more time than all products of a model of 23M parameters.
+Between the matmuls there are passes over the logits of a chunk, [C, V] (`Passes`). Eager passes work in place, in float32, in a
+CPU's caches. Where the model's layers are compiled on a GPU, the passes are compiled too: they read a 16-bit logit twice and
+write it once, 6 bytes where eager passes move some 50. At a vocabulary of 32,000 eager passes take longer than all matmuls of a
+model of 23M parameters.
 """
 
 from collections.abc import Callable
@@ -14,30 +15,31 @@ from functools import cache
 
 import torch
 
-# Logits of a chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB with what eager passes make of them. Fused ones
-# make nothing more, so that as many bytes hold more rows where the head is trained, and each chunk adds a gradient [V, H].
-AT_ONCE = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
-# Logits that are held for the backward pass.
-FREE = 2**25
-# Fewer rows make slow matrix products.
-FEWEST_ROWS = 128
+# Logits per chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB including the temporaries of eager passes. Fused
+# passes have no temporaries, so the same memory holds more rows; used where the head is trained, since each chunk then adds a
+# gradient [V, H].
+CHUNK_LOGITS = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
+# Maximum number of logits (or their exponentials) saved for the backward pass.
+SAVED_LOGITS = 2**25
+# Minimum rows per chunk: matmuls with fewer rows are slow.
+MIN_CHUNK_ROWS = 128
 
 
 def target_logits(logits_CV: torch.Tensor, begin: int, rows_N: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-    """[N]: of tokens that the C places from `begin` on predict, their logits; 0 for others."""
-    place_N = rows_N - begin
-    inside_N = (place_N >= 0) & (place_N < len(logits_CV))
-    return torch.where(inside_N, logits_CV[place_N.clamp(0, len(logits_CV) - 1), targets_N].float(), 0.0)
+    """Return the logits [N] of tokens that the C positions from `begin` on predict; 0 for other tokens."""
+    offset_N = rows_N - begin
+    inside_N = (offset_N >= 0) & (offset_N < len(logits_CV))
+    return torch.where(inside_N, logits_CV[offset_N.clamp(0, len(logits_CV) - 1), targets_N].float(), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """What is computed of the logits of a chunk, besides matrix products. The logits' memory may be worked in.
+    """The passes over the logits of a chunk. They may overwrite the logits.
 
     Attributes:
-        loss_and_gradient: of logits and target_C1 the losses, float32[C, 1], and the gradients of their sum, [C, V].
-        statistics: of logits a highest_C1 and a sum_C1, float32: exp(logits - highest), summed.
-        exponentials: of logits, highest_C1, target_C1 and off_C1 those exponentials, `off` taken off at the target's place.
+        loss_and_gradient: (logits_CV, target_C1) to losses, float32[C, 1], and the gradients of their sum, [C, V].
+        statistics: (logits_CV) to highest_C1 and sum_C1, float32: the sum of exp(logits - highest).
+        exponentials: (logits_CV, highest_C1, target_C1, off_C1) to exp(logits - highest), less `off` at the target.
     """
 
     loss_and_gradient: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -54,7 +56,7 @@ def _loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tupl
 
 
 def _statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Leaves the exponentials in float32 logits."""
+    """Return highest logits and sums; overwrites float32 logits with their exponentials."""
     work_CV = logits_CV.float()
     highest_C1 = work_CV.amax(1, keepdim=True)
     return highest_C1, work_CV.sub_(highest_C1).exp_().sum(1, keepdim=True)
@@ -70,33 +72,33 @@ def _exponentials(
 EAGER = Passes(loss_and_gradient=_loss_and_gradient, statistics=_statistics, exponentials=_exponentials)
 
 
-def _one_loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    normalizer_C1, ones_C1 = _one_statistics(logits_CV)
+def _fused_loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    normalizer_C1, ones_C1 = _fused_statistics(logits_CV)
     loss_C1 = normalizer_C1 - logits_CV.gather(1, target_C1).float()
-    return loss_C1, _one_exponentials(logits_CV, normalizer_C1, target_C1, ones_C1)
+    return loss_C1, _fused_exponentials(logits_CV, normalizer_C1, target_C1, ones_C1)
 
 
-def _one_statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logarithm of the sum in the place of the highest logit, so that the sum is 1."""
+def _fused_statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-sum-exp instead of the highest logit, so that the sums are 1."""
     normalizer_C1 = logits_CV.float().logsumexp(1, keepdim=True)
     return normalizer_C1, torch.ones_like(normalizer_C1)
 
 
-def _one_exponentials(
+def _fused_exponentials(
     logits_CV: torch.Tensor, highest_C1: torch.Tensor, target_C1: torch.Tensor, off_C1: torch.Tensor
 ) -> torch.Tensor:
-    words_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-    made_CV = (logits_CV.float() - highest_C1).exp() - torch.where(words_V == target_C1, off_C1, 0.0)
-    return logits_CV.copy_(made_CV)
+    tokens_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    exponentials_CV = (logits_CV.float() - highest_C1).exp() - torch.where(tokens_V == target_C1, off_C1, 0.0)
+    return logits_CV.copy_(exponentials_CV)
 
 
 @cache
-def fused() -> Passes:
-    """The same, compiled for any number of rows."""
+def fused_passes() -> Passes:
+    """Return the passes compiled for any number of rows."""
     return Passes(
-        loss_and_gradient=_compiled(_one_loss_and_gradient),
-        statistics=_compiled(_one_statistics),
-        exponentials=_compiled(_one_exponentials),
+        loss_and_gradient=_compiled(_fused_loss_and_gradient),
+        statistics=_compiled(_fused_statistics),
+        exponentials=_compiled(_fused_exponentials),
     )
 
 
@@ -114,18 +116,19 @@ def _compiled(function: Callable) -> Callable:
 class TokenLosses(torch.autograd.Function):
     """Negative log-probabilities of targets under softmax(hidden x weight^T), float32[N].
 
-    With E the exponentials of a place's logits, s their sum and g the gradients of the tokens that it predicts,
-    d loss / d logits = sum(g) / s x E, less g at each token's own place. The factor goes into the hidden states, so that E is
-    only multiplied by matrices. Of a place that predicts one token, s is taken off E there, in float32: of likely tokens
-    little is left, which would drown in the rounding of 16 bits. Of the few that predict several, g is taken off the results.
+    With E the exponentials of a position's logits, s their sum and g the gradients of the tokens that the position predicts,
+    d loss / d logits = sum(g) / s x E, less g at each token's own index. The factor sum(g) / s is applied to the hidden states,
+    so that E enters matmuls only. Where a position predicts one token, s is subtracted from E at its index, in float32: for
+    likely tokens the difference is small and would be lost to 16-bit rounding. For the few positions that predict several
+    tokens, g is subtracted from the matmuls' results.
     """
 
     @staticmethod
-    def forward(ctx, hidden_UH, weight_VH, rows_N, targets_N, kept, passes):
+    def forward(ctx, hidden_UH, weight_VH, rows_N, targets_N, needs_backward, passes):
         """
         Args:
-            rows_N: the hidden state that predicts each token.
-            kept: whether there will be a backward pass.
+            rows_N: index of the hidden state that predicts each token.
+            needs_backward: whether there will be a backward pass.
         """
         ctx.passes = passes
         device = hidden_UH.device.type
@@ -137,9 +140,10 @@ class TokenLosses(torch.autograd.Function):
         target_U1[rows_N, 0] = targets_N
         predicted_U1 = torch.zeros_like(highest_U1).index_add_(0, rows_N, torch.ones_like(target_logits_N)[:, None])
         single_U1 = (predicted_U1 == 1).float()
-        ctx.rows = _rows_at_once(weight_VH, passes, trained=ctx.needs_input_grad[1])
-        # Kept chunk by chunk: what is larger is memory that the system takes back and gives again.
-        ctx.exponentials, free = [], max(FREE // len(weight_VH), ctx.rows) if kept and passes is EAGER else 0
+        ctx.rows = _rows_per_chunk(weight_VH, passes, trained=ctx.needs_input_grad[1])
+        # Saved chunk by chunk: larger tensors are returned to the system and allocated again.
+        saves = needs_backward and passes is EAGER
+        ctx.exponentials, saved_rows = [], max(SAVED_LOGITS // len(weight_VH), ctx.rows) if saves else 0
         spare_CV = None
         with torch.autocast(device, enabled=False):
             for begin in range(0, len(cast_UH), ctx.rows):
@@ -148,14 +152,14 @@ class TokenLosses(torch.autograd.Function):
                     spare_CV = cast_UH.new_empty(len(hidden_CH), len(weight_VH))
                 logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)])
                 target_logits_N += target_logits(logits_CV, begin, rows_N, targets_N)
-                # Of which float32 statistics leave exponentials.
+                # In float32, where `statistics` overwrites the logits with exponentials.
                 work_CV = logits_CV.float() if passes is EAGER else logits_CV
                 highest_U1[chunk], sums_U1[chunk] = passes.statistics(work_CV)
-                if begin + len(hidden_CH) <= free:
+                if begin + len(hidden_CH) <= saved_rows:
                     work_CV.scatter_add_(1, target_U1[chunk], -sums_U1[chunk] * single_U1[chunk])
                     ctx.exponentials.append(work_CV.to(dtype))
                     spare_CV = None
-        if kept:
+        if needs_backward:
             ctx.save_for_backward(hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1, target_U1, single_U1)
             ctx.dtype = dtype
         return (highest_U1 + sums_U1.log())[:, 0].index_select(0, rows_N) - target_logits_N
@@ -163,42 +167,42 @@ class TokenLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_N):
         hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1, target_U1, single_U1 = ctx.saved_tensors
-        of_hidden, of_weight, *_ = ctx.needs_input_grad
+        hidden_needs_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         cast_UH, cast_VH = hidden_UH.to(ctx.dtype), weight_VH.to(ctx.dtype)
         factor_U1 = torch.zeros_like(sums_U1[:, 0]).index_add_(0, rows_N, grad_N)[:, None] / sums_U1
-        grad_UH = torch.empty_like(cast_UH) if of_hidden else None
-        grad_VH = torch.zeros_like(weight_VH) if of_weight else None
+        grad_UH = torch.empty_like(cast_UH) if hidden_needs_grad else None
+        grad_VH = torch.zeros_like(weight_VH) if weight_needs_grad else None
         exponentials, ctx.exponentials = ctx.exponentials[::-1], []
         with torch.autocast(hidden_UH.device.type, enabled=False):
             for begin in range(0, len(cast_UH), ctx.rows):
                 chunk = slice(begin, begin + ctx.rows)
                 if exponentials:
-                    made_CV = exponentials.pop()
+                    exponentials_CV = exponentials.pop()
                 else:
                     off_C1 = sums_U1[chunk] * single_U1[chunk]
                     logits_CV = cast_UH[chunk] @ cast_VH.t()
-                    made_CV = ctx.passes.exponentials(logits_CV, highest_U1[chunk], target_U1[chunk], off_C1)
-                if of_hidden:
-                    torch.mm(made_CV, cast_VH, out=grad_UH[chunk])
-                if of_weight:
-                    _add_product(grad_VH, made_CV.t(), (cast_UH[chunk] * factor_U1[chunk]).to(ctx.dtype))
-            # What is still to be taken off.
+                    exponentials_CV = ctx.passes.exponentials(logits_CV, highest_U1[chunk], target_U1[chunk], off_C1)
+                if hidden_needs_grad:
+                    torch.mm(exponentials_CV, cast_VH, out=grad_UH[chunk])
+                if weight_needs_grad:
+                    _add_matmul(grad_VH, exponentials_CV.t(), (cast_UH[chunk] * factor_U1[chunk]).to(ctx.dtype))
+            # Only positions that predict several tokens remain to be corrected.
             grad_N = grad_N * (1 - single_U1[rows_N, 0])
-            if of_hidden:
+            if hidden_needs_grad:
                 grad_UH = grad_UH.mul_(factor_U1).to(hidden_UH.dtype)
                 grad_UH.index_add_(0, rows_N, (weight_VH[targets_N] * -grad_N[:, None]).to(grad_UH.dtype))
-            if of_weight:
+            if weight_needs_grad:
                 grad_VH.index_add_(0, targets_N, (hidden_UH[rows_N] * -grad_N[:, None]).to(grad_VH.dtype))
         return grad_UH, grad_VH, None, None, None, None
 
 
-def _rows_at_once(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> int:
+def _rows_per_chunk(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> int:
     kind = "fused" if trained and passes is not EAGER else weight_VH.device.type
-    return max(AT_ONCE.get(kind, AT_ONCE["other"]) // len(weight_VH), FEWEST_ROWS)
+    return max(CHUNK_LOGITS.get(kind, CHUNK_LOGITS["other"]) // len(weight_VH), MIN_CHUNK_ROWS)
 
 
-def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
-    """Add a product to a sum, in place; on a GPU, one of 16-bit factors to a float32 sum within the product."""
+def _add_matmul(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+    """Add a matmul to `total` in place; on a GPU, 16-bit factors are accumulated into a float32 total within the matmul."""
     if total.dtype == one.dtype:
         total.addmm_(one, other)
     elif total.is_cuda:
@@ -208,22 +212,22 @@ def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) ->
 
 
 class SummedLosses(torch.autograd.Function):
-    """Sum of the negative log-probabilities of targets under softmax(hidden x weight^T), with gradients made on the way.
+    """Sum of the negative log-probabilities of targets under softmax(hidden x weight^T); gradients are computed in the forward.
 
-    With p the probabilities and 1 the target's place, d loss / d logits = p - 1, whatever comes later but for a factor.
+    With p the probabilities and 1 the target's one-hot vector, d loss / d logits = p - 1, up to the backward pass's factor.
     """
 
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, targets_N, passes):
-        """float32 scalar; matrix products in autocast's data type, everything else in float32."""
+        """Return the sum, a float32 scalar; matmuls in autocast's data type, everything else in float32."""
         device = hidden_NH.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
-        of_hidden, of_weight, *_ = ctx.needs_input_grad
-        rows = _rows_at_once(weight_VH, passes, trained=of_weight)
+        hidden_needs_grad, weight_needs_grad, *_ = ctx.needs_input_grad
+        rows = _rows_per_chunk(weight_VH, passes, trained=weight_needs_grad)
         cast_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
-        grad_NH = torch.empty_like(cast_NH) if of_hidden else None
-        grad_VH = torch.zeros_like(weight_VH) if of_weight else None
+        grad_NH = torch.empty_like(cast_NH) if hidden_needs_grad else None
+        grad_VH = torch.zeros_like(weight_VH) if weight_needs_grad else None
         buffer_CV = cast_NH.new_empty(min(rows, len(cast_NH)), len(weight_VH))
         with torch.autocast(device, enabled=False):
             for begin in range(0, len(cast_NH), rows):
@@ -231,16 +235,16 @@ class SummedLosses(torch.autograd.Function):
                 logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
                 losses_C1, grad_CV = passes.loss_and_gradient(logits_CV, target_C1)
                 total += losses_C1.sum()
-                if of_hidden:
+                if hidden_needs_grad:
                     torch.mm(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
-                if of_weight:
-                    _add_product(grad_VH, grad_CV.t(), hidden_CH)
+                if weight_needs_grad:
+                    _add_matmul(grad_VH, grad_CV.t(), hidden_CH)
         ctx.gradients = (None if grad_NH is None else grad_NH.to(hidden_NH.dtype), grad_VH)
         return total
 
     @staticmethod
     def backward(ctx, grad):
-        """Scales what the forward made, in place: once."""
+        """Scale the gradients of the forward pass in place; works once per forward."""
         grad_NH, grad_VH = ctx.gradients
         del ctx.gradients
-        return *(None if made is None else made.mul_(grad) for made in (grad_NH, grad_VH)), None, None
+        return *(None if gradient is None else gradient.mul_(grad) for gradient in (grad_NH, grad_VH)), None, None

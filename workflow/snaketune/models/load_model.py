@@ -1,4 +1,4 @@
-"""Models from scratch, from a folder or the Hub, and from an earlier stage. Safetensors only; remote code only if asked."""
+"""Loading of models: from scratch, or from a folder or the Hub. Safetensors only; remote code only if the config allows it."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 
 OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
-# Added tokens that a base has never been trained on, by what models call them.
+# Names of reserved tokens, which base models aren't trained on.
 RESERVED = re.compile(r"reserved|unused|extra|spare|placeholder", re.IGNORECASE)
 
 
@@ -27,7 +27,7 @@ def load_base(
     weights_dtype: torch.dtype,
     quantization: Quantization | None = None,
 ) -> PreTrainedModel:
-    """The model that an SFT run starts from, with room for every token of its tokenizer."""
+    """Load an SFT run's base model, with an embedding for every token of its tokenizer."""
     if isinstance(base, Scratch):
         model = _from_scratch(base, chat).to(weights_dtype)
     else:
@@ -52,22 +52,22 @@ def load_folder(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """A causal language model from a local folder or the Hub.
+    """Load a causal language model from a local folder or the Hub.
 
     Raises:
-        SnaketuneError: no such model, no safetensors, or weights that lack something or lie elsewhere.
+        SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in other folders.
     """
     _check_own_weights(path, revision)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
             output_loading_info=True,
-            # So that they are told below, by name.
+            # Reported by name below.
             ignore_mismatched_sizes=True,
             revision=revision or "main",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-            **_as_asked(weights_dtype, quantization),
+            **_load_arguments(weights_dtype, quantization),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = (str(error).strip().splitlines() or [repr(error)])[0]
@@ -76,25 +76,25 @@ def load_folder(
     return _prepared(model, quantization)
 
 
-def as_loaded(
+def reload_model(
     model: PreTrainedModel, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
-    """What `load_folder` would give of the folder that a model is written to."""
-    loaded, found = type(model).from_pretrained(
+    """Return the model that `load_folder` would load from the folder that `model` is saved to."""
+    loaded, report = type(model).from_pretrained(
         None,
         config=model.config,
         state_dict=model.state_dict(),
         output_loading_info=True,
         ignore_mismatched_sizes=True,
-        **_as_asked(weights_dtype, quantization),
+        **_load_arguments(weights_dtype, quantization),
     )
-    _check_loaded("in memory", found)
+    _check_loaded("in memory", report)
     loaded.generation_config = model.generation_config
     return _prepared(loaded, quantization)
 
 
-def _as_asked(weights_dtype: torch.dtype, quantization: Quantization | None) -> dict[str, Any]:
-    """Arguments of `from_pretrained`."""
+def _load_arguments(weights_dtype: torch.dtype, quantization: Quantization | None) -> dict[str, Any]:
+    """Return arguments of `from_pretrained`."""
     if quantization is None:
         return {"dtype": weights_dtype}
     device = _device_for_4_bits()
@@ -111,17 +111,19 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
     from peft import prepare_model_for_kbit_training
 
     for module in model.modules():
-        # On CPUs with bfloat16 products, bitsandbytes lays the weights out anew at the first evaluation, for a kernel that no
-        # gradient comes back through; a training after it would learn next to nothing, without a word.
+        # On CPUs with bfloat16 matmuls, bitsandbytes repacks the weights at the first evaluation, for a kernel without backward
+        # pass; training after it would silently learn next to nothing.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
+    # Here rather than where adapters are added, so that a reference model computes with the same norms and embeddings.
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
-    """Refuse tokens that the base has learned as other ones. New ones beside its own are fine, added ones may be left out, and
-    reserved ones get another name."""
+    """Raise SnaketuneError if the run's tokenizer gives tokens of the base other ids.
+
+    It may have new tokens, lack added tokens of the base, and rename reserved ones.
+    """
     if (own := own_tokenizer(base)) is None:
         return
     known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
@@ -134,25 +136,25 @@ def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
 
     if strangers := [token for token in chat.mismatched_tokens(known) if not may_differ(token)]:
         raise SnaketuneError(
-            f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
-            f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"
+            f"the run's tokenizer doesn't match its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
+            f"id, for instance {strangers[0]!r}; adopt the base's tokenizer (tokenizers.NAME.adopt: {base.path})"
         )
 
 
 def own_tokenizer(base: Pretrained) -> Tokenizer | None:
-    """The tokenizer that comes with a model; None where it brings none in a file of this kind.
+    """Return a model's own tokenizer; None if it has no tokenizer.json.
 
     Raises:
         SnaketuneError: there is no such model.
     """
-    # It says what ails a model that can't be reached; a file that isn't there is no fault.
+    # Raises for a model that can't be reached; a missing tokenizer file alone is no error.
     read_config(base)
     file = _file_of(base.path, base.revision, "tokenizer.json")
     return file and Tokenizer.from_file(file)
 
 
 def _file_of(path: Path | str, revision: str | None, name: str) -> str | None:
-    """Where a file of a model lies; None where it has none of that name."""
+    """Return the local path of a model's file; None if it has no file of that name."""
     try:
         return cached_file(
             str(path),
@@ -168,60 +170,59 @@ def _file_of(path: Path | str, revision: str | None, name: str) -> str | None:
 
 
 def _check_own_weights(path: Path | str, revision: str | None) -> None:
-    """Refuse a model that leads to files which aren't its own safetensors: nobody asked for them, and no fingerprint has them.
+    """Raise SnaketuneError if a model would load files other than its own safetensors, which no fingerprint covers.
 
-    transformers lays an adapter that lies beside a model upon it, pickled ones too, or goes on to the model that it names; and
-    it takes shards from wherever an index says.
+    transformers applies an adapter found beside a model, pickled ones too, or loads the base model that the adapter names; and
+    it loads shards from any path that an index names.
     """
     if _file_of(path, revision, ADAPTER_CONFIG_NAME):
         raise SnaketuneError(
             f"the model {str(path)!r} comes with an adapter ({ADAPTER_CONFIG_NAME}), which would be added to its weights or "
-            "lead to others; merge it into the weights, or take the file away"
+            "replace them by another model's; merge it into the weights, or remove the file"
         )
     if not (index := _file_of(path, revision, SAFE_WEIGHTS_INDEX_NAME)):
         return
     try:
         shards = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()
-        strange = [name for name in shards if not OWN_SHARD.fullmatch(name)]
+        foreign = [name for name in shards if not OWN_SHARD.fullmatch(name)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SnaketuneError(f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} can't be read: {error!r}") from None
-    if strange:
+    if foreign:
         raise SnaketuneError(
-            f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} names {strange[0]!r}; expected *.safetensors beside it"
+            f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} names {foreign[0]!r}; expected *.safetensors in its folder"
         )
 
 
 def _check_loaded(path: str, loaded: dict[str, Any]) -> None:
-    """transformers draws what it doesn't find at random, and leaves out what it can't use, with a warning that passes by."""
+    """Raise SnaketuneError for missing weights and print unused ones: transformers only warns, and initializes at random."""
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in loaded["mismatched_keys"]]
-    if lacking := sorted({*loaded["missing_keys"], *mismatched}):
+    if missing := sorted({*loaded["missing_keys"], *mismatched}):
         raise SnaketuneError(
-            f"the model {path!r} lacks weights that its config.json asks for, or has them in another shape: "
-            f"{', '.join(lacking[:3])} ({len(lacking)} in all). They would be random; get the folder again, or one whose "
-            "weights are those of a causal language model"
+            f"the model {path!r} lacks weights that its config.json needs, or has them in another shape: "
+            f"{', '.join(missing[:3])} ({len(missing)} in all). They would be random; download the folder again, or use one "
+            "with the weights of a causal language model"
         )
     if unused := sorted(loaded["unexpected_keys"]):
-        print(f"{path} holds weights that this model has no place for: {', '.join(unused[:3])} ({len(unused)} in all)")
+        print(f"{path} has weights that this model doesn't use: {', '.join(unused[:3])} ({len(unused)} in all)")
 
 
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
-    """Room for `tokens` tokens. New rows depend on nothing but the shapes.
+    """Extend the embeddings to `tokens` tokens. The new rows depend on the shapes alone.
 
-    So a base that is loaded again, to be evaluated or to take what its adapters learned, is the same base, on whatever device
-    and in whatever data type.
+    So a base that is loaded again, for evaluation or to merge adapters, has the same rows on any device and in any data type.
     """
     known = model.get_input_embeddings().weight.shape[0]
     if known >= tokens:
         return
     model.resize_token_embeddings(tokens, mean_resizing=False)
     generator = torch.Generator().manual_seed(0)
-    drawn = set()
+    initialized = set()
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        # Tied ones are drawn once.
-        if layer is None or layer.weight.data_ptr() in drawn:
+        # Tied weights are initialized once.
+        if layer is None or layer.weight.data_ptr() in initialized:
             continue
-        drawn.add(layer.weight.data_ptr())
+        initialized.add(layer.weight.data_ptr())
         new = layer.weight[known:]
         scale = getattr(model.config.get_text_config(), "initializer_range", 0.02)
         new.copy_(torch.empty(new.shape).normal_(std=scale, generator=generator))
@@ -230,7 +231,7 @@ def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
 
 
 def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
-    """The config of what `load_base` loads, read without its weights; None for a model from scratch."""
+    """Return the config of the model that `load_base` loads, without its weights; None for a model from scratch."""
     if isinstance(base, Scratch):
         return None
     return read_folder_config(base.path, revision=base.revision, trust_remote_code=base.trust_remote_code)
@@ -239,7 +240,7 @@ def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
 def read_folder_config(
     path: Path | str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PretrainedConfig:
-    """The config of what `load_folder` loads. Raises SnaketuneError if there is none."""
+    """Return the config of the model that `load_folder` loads. Raises SnaketuneError if there is none."""
     try:
         return AutoConfig.from_pretrained(str(path), revision=revision or "main", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -248,14 +249,14 @@ def read_folder_config(
 
 
 def stored_dtype(config: PretrainedConfig | None) -> torch.dtype | None:
-    """The data type that a model's weights came in, by its config; None where it doesn't say, or there is no model yet."""
+    """Return the data type of a model's stored weights by its config; None if unknown, or for a model from scratch."""
     if config is None:
         return None
     return config.dtype or config.get_text_config().dtype
 
 
 def scratch_config(shape: Scratch, chat: ChatTokenizer) -> PretrainedConfig:
-    """The config of a model that `load_base` makes."""
+    """Return the config of a model from scratch, as `load_base` makes it."""
     config = AutoConfig.for_model(
         shape.architecture,
         vocab_size=chat.vocab_size,
@@ -299,20 +300,20 @@ def _bitsandbytes(quantization: Quantization, compute: torch.dtype):
 
 
 def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
-    """Padding and stop tokens where generation looks for them."""
+    """Set padding and stop tokens in the model's config and generation_config."""
     model.config.pad_token_id = chat.pad_id
     model.generation_config.pad_token_id = chat.pad_id
     model.generation_config.eos_token_id = list(chat.stop_ids)
-    # Some bases come with sampling settings that contradict each other, which transformers lets pass, but in a config that was
-    # edited refuses to save: at the end of the training.
+    # Some bases have contradictory sampling settings, which transformers loads, but refuses to save if the config was edited.
+    # The hash marks it as unedited; otherwise saving would fail at the end of the training.
     model.generation_config._original_object_hash = hash(model.generation_config)
 
 
 def parameter_count(model: torch.nn.Module) -> int:
-    """Parameters, tied ones once; 4-bit ones by the numbers that they stand for."""
-    return sum(map(numbers_in, model.parameters()))
+    """Return the number of parameters; tied ones count once, packed 4-bit ones by their unpacked size."""
+    return sum(map(parameter_numel, model.parameters()))
 
 
-def numbers_in(parameter: torch.nn.Parameter) -> int:
-    """How many numbers a parameter stands for: 4-bit ones lie two to a byte."""
+def parameter_numel(parameter: torch.nn.Parameter) -> int:
+    """Return the number of elements of a parameter; 4-bit weights store two per byte."""
     return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

@@ -1,41 +1,42 @@
-"""How much memory a training takes on each of its devices, in bytes, before there is a training.
+"""Estimate of the peak memory of each training process in bytes, made before the training starts.
 
-    peak = there already + weights + optimizer states + the most of
-             while the head computes    gradients so far + what the forward pass kept + what the head works with
-             in the last layer          gradients so far + what the forward pass kept + what the head leaves + a layer
-             in the first layer         gradients + a layer, and as much again for the gradients of its activations
+    peak = already used + weights + optimizer states + the maximum over
+             output head       accumulated gradients + saved activations + the head's working memory
+             last layer        accumulated gradients + saved activations + what remains of the head + one layer
+             first layer       gradients + one layer, and the same again for the gradients of its activations
 
-weights     trained ones 4 bytes (float32 masters), frozen ones those of the computation's data type; under QLoRA linear layers
-            4.13 bits with double quantization and 4.5 without (Dettmers et al., 2023), the rest 4 bytes
-gradients   4 bytes per trained number; so far: all where a step has several micro-batches, else none. DDP's buckets: as much
-states      `config.optimizers.OPTIMIZERS`, 4 bytes each or 1; bitsandbytes keeps embeddings, and what has fewer than 4096
-            numbers, in 32 bits; Adafactor has rows + columns of a matrix (Shazeer and Stern, 2018)
-kept        `models.memory_trace`: what the model's own code would keep. The rule of thumb is 34 bytes per token and hidden
-            size in every layer (Korthikanti et al., 2022). With gradient checkpointing: what goes into layers, and one of them
-head        `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
+weights       trained: 4 bytes (float32 masters); frozen: the size of the compute data type; under QLoRA, linear layers take
+              4.13 bits with double quantization and 4.5 without (Dettmers et al., 2023), everything else 4 bytes
+gradients     4 bytes per trained parameter; accumulated: all of them where a step has several micro-batches, else none. DDP's
+              buckets take the same again
+states        `config.optimizers.OPTIMIZERS`, 4 bytes or 1 byte each; bitsandbytes keeps embeddings and tensors of fewer than
+              4096 elements in 32 bits; Adafactor stores rows + columns per matrix (Shazeer and Stern, 2018)
+activations   traced from the model's code (`models.memory_trace`). The rule of thumb is 34 bytes per token and hidden size in
+              every layer (Korthikanti et al., 2022). With gradient checkpointing: the inputs of the layers, and one layer
+head          `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
-FSDP and ZeRO 3 divide weights, gradients and states among the processes and gather two layers at a time; ZeRO 2 divides
-gradients and states. On a CPU a process holds a quarter more than its tensors (HELD).
+FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states. On a
+CPU a process takes a quarter more than its tensors (ALLOCATOR_OVERHEAD).
 
-A Llama of 22.9M parameters (hidden 384, 6 layers, vocabulary 32,000) on an H100: AdamW, bfloat16 products, micro-batches of
-16 rows of 1024 tokens, two to a step. Weights, gradients and states are 4, 4 and 8 bytes x 22.9M. While it computes, there are
-what 16,384 tokens keep in 6 layers, 2.17 GB, gradients of the micro-batch before, 0.09, in the head 2^26 logits at once of 8
-bytes, 0.54, and 0.16 of hidden states and casts:
+Example: a Llama of 22.9M parameters (hidden 384, 6 layers, vocabulary 32,000) on an H100 with AdamW, bfloat16 matmuls and two
+micro-batches of 16 rows of 1024 tokens per step. Weights, gradients and states take 4, 4 and 8 bytes x 22.9M. A step adds the
+activations of 16,384 tokens in 6 layers, 2.17 GB; the gradients of the previous micro-batch, 0.09 GB; 2^26 logits per chunk of
+8 bytes in the head, 0.54 GB; and 0.16 GB of hidden states and casts:
 
 >>> from transformers import AutoConfig
->>> from snaketune.models.memory_trace import plan_model
+>>> from snaketune.models.memory_trace import trace_model
 >>> config = AutoConfig.for_model("llama", vocab_size=32000, hidden_size=384, intermediate_size=1024, num_hidden_layers=6,
 ...                               num_attention_heads=6, tie_word_embeddings=True)
 >>> h100 = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
->>> batch = Batch(rows=16, row_length=1024, longest=1024)
->>> planned = plan_model(config, h100, batch=batch)
->>> found = estimate(planned, h100, "adamw_torch_fused", batch=batch, accumulation=2)
->>> round(planned.parameters / 1e6, 1), round(planned.kept.whole / 1e9, 2), round(found.expected / 1e9, 2)
+>>> batch = MicroBatch(rows=16, row_length=1024, longest=1024)
+>>> model = trace_model(config, h100, batch=batch)
+>>> estimated = estimate(model, h100, "adamw_torch_fused", batch=batch, accumulation=2)
+>>> round(model.parameters / 1e6, 1), round(model.activations.total / 1e9, 2), round(estimated.expected / 1e9, 2)
 (22.9, 2.17, 3.24)
->>> print(found)
+>>> print(estimated)
 weights 0.09 GB, gradients 0.09 GB, optimizer states 0.18 GB
 
-How near it comes: `docs/LOG.md`. Of compiled layers less is kept than it says.
+Measured accuracy: `docs/LOG.md`. Compiled layers save fewer activations than estimated.
 """
 
 from dataclasses import dataclass
@@ -46,11 +47,11 @@ import torch
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.config.training_runs import Quantization
 from snaketune.models.devices import Compute
-from snaketune.models.fused_cross_entropy import AT_ONCE, FEWEST_ROWS, FREE
-from snaketune.models.memory_trace import Batch, Head, Planned, Weight
+from snaketune.models.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_ROWS, SAVED_LOGITS
+from snaketune.models.memory_trace import Head, MicroBatch, TracedModel, Weight
 
-# Of which tensors each process has a part, where the others' processes have all of them.
 Sharing = Literal["ddp", "fsdp", "zero2", "zero3"]
+# The tensors that are sharded among the processes; the rest are replicated.
 SHARED: dict[Sharing, tuple[str, ...]] = {
     "ddp": (),
     "fsdp": ("weights", "gradients", "states"),
@@ -58,175 +59,180 @@ SHARED: dict[Sharing, tuple[str, ...]] = {
     "zero3": ("weights", "gradients", "states"),
 }
 FLOAT32 = 4
-# Bytes of a 4-bit number and its scales: one of 32 bits for 64 of them; or one of 8 bits, and of 256 of those one of 32.
+# Bytes of a 4-bit number with its scales: 32 bits per 64 numbers; with double quantization (True) 8 bits per 64 numbers, and
+# 32 bits per 256 of these scales.
 FOUR_BITS = {False: 0.5 + 4 / 64, True: 0.5 + 1 / 64 + 4 / (64 * 256)}
-# Of an 8-bit state: 256 have a scale of 32 bits.
+# Bytes of an 8-bit optimizer state: each 256 share a scale of 32 bits.
 EIGHT_BITS = 1 + 4 / 256
-FEWEST_IN_8_BITS = 4096
-# What a process holds of each byte of its tensors: malloc keeps what is freed, in pieces that the next tensor may not fit into.
+MIN_8_BIT_NUMEL = 4096
+# Process memory per byte of tensors, by device: malloc keeps freed memory in fragments that the next tensor may not fit into.
 # Measured, see docs/LOG.md.
-HELD = {"cpu": 1.25}
+ALLOCATOR_OVERHEAD = {"cpu": 1.25}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes of one process.
+    """Memory of one process, in bytes.
 
     Attributes:
-        there: before anything is loaded.
-        paged: of the states, those that may move to the host's memory.
-        computing: what a step adds to weights and states at its peak, gradients among it; None where the forward pass
-            couldn't be followed.
-        held: bytes of the process for each byte of a tensor.
+        already_used: memory in use before anything is loaded.
+        paged: optimizer states that may move to host memory.
+        step: what a step adds to weights and states at its peak, gradients included; None where the forward pass couldn't be
+            traced.
+        overhead: bytes of the process per byte of its tensors.
     """
 
-    there: int
+    already_used: int
     weights: int
     gradients: int
     states: int
     paged: int
-    computing: int | None
+    step: int | None
 
-    held: float = 1.0
+    overhead: float = 1.0
 
     @property
-    def least(self) -> int:
-        """What there is at the end of every step, however small its micro-batches."""
-        return self.there + self.weights + self.gradients + self.states - self.paged
+    def minimum(self) -> int:
+        """Memory in use at the end of every step, however small the micro-batches."""
+        return self.already_used + self.weights + self.gradients + self.states - self.paged
 
     @property
     def expected(self) -> int | None:
-        """The peak, as far as it can be told."""
-        if self.computing is None:
+        """Expected peak; None if unknown."""
+        if self.step is None:
             return None
-        return self.there + round(self.held * (self.weights + self.states + self.computing))
+        return self.already_used + round(self.overhead * (self.weights + self.states + self.step))
 
     def __str__(self) -> str:
-        """What the least is made of."""
-        sizes = (self.there, self.weights, self.gradients, self.states - self.paged)
-        names = ("there already", "weights", "gradients", "optimizer states")
+        """Components of `minimum`."""
+        sizes = (self.already_used, self.weights, self.gradients, self.states - self.paged)
+        names = ("already used", "weights", "gradients", "optimizer states")
         return ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in zip(names, sizes) if size)
 
 
 def estimate(
-    planned: Planned,
+    model: TracedModel,
     compute: Compute,
     optimizer: str,
     *,
     quantization: Quantization | None = None,
-    batch: Batch | None = None,
+    batch: MicroBatch | None = None,
     checkpointing: bool = False,
     summed: bool = True,
     accumulation: int = 1,
     processes: int = 1,
     sharing: Sharing = "ddp",
-    there: int = 0,
+    already_used: int = 0,
 ) -> Estimate:
-    """What a training is going to take.
+    """Estimate the memory of one training process.
 
     Args:
         optimizer: one of `config.optimizers.OPTIMIZERS`.
-        batch: the micro-batch that was planned with.
+        batch: the micro-batch that the model was traced with.
         checkpointing: whether layers are recomputed in the backward pass.
-        summed: whether the loss is one sum, as SFT's, or one of each token, as DPO's.
-        accumulation: micro-batches of a step on one process.
-        there: bytes that the process has already.
+        summed: whether the loss is a sum over tokens, as in SFT, or one value per token, as in DPO.
+        accumulation: micro-batches per step on one process.
+        already_used: bytes that the process uses before anything is loaded.
     """
-    parts = {name: processes if name in SHARED[sharing] else 1 for name in ("weights", "gradients", "states")}
-    whole = sum(_weight_bytes(weight, planned, compute, quantization) for weight in planned.weights)
-    gradients = FLOAT32 * planned.trained // parts["gradients"]
+    shards = {name: processes if name in SHARED[sharing] else 1 for name in ("weights", "gradients", "states")}
+    weights = sum(_weight_bytes(weight, compute, quantization) for weight in model.weights)
+    gradients = FLOAT32 * model.trained // shards["gradients"]
     states = (
-        round(sum(_state_bytes(weight, optimizer) for weight in planned.weights if weight.trained)) // parts["states"]
+        round(sum(_state_bytes(weight, optimizer) for weight in model.weights if weight.trained)) // shards["states"]
     )
-    gathered = planned.largest_layer * 2 * compute.dtype.itemsize if parts["weights"] > 1 else 0
+    gathered = model.largest_layer * 2 * compute.dtype.itemsize if shards["weights"] > 1 else 0
     buckets = gradients if processes > 1 and sharing == "ddp" else 0
-    # What autocast makes of whole weights is kept for the backward pass, and what it makes of gathered ones isn't.
-    dropped = _casts(planned, compute) if parts["weights"] > 1 else 0
-    computing = _computing(planned, compute, batch, checkpointing, summed, gradients, accumulation > 1, dropped)
+    # Autocast's casts are saved for the backward pass with replicated weights, and not with gathered ones.
+    dropped = _cast_bytes(model, compute) if shards["weights"] > 1 else 0
+    step = _step_bytes(model, compute, batch, checkpointing, summed, gradients, accumulation > 1, dropped)
     return Estimate(
-        there=there,
-        weights=round(whole) // parts["weights"],
+        already_used=already_used,
+        weights=round(weights) // shards["weights"],
         gradients=gradients,
         states=states,
         paged=states if OPTIMIZERS[optimizer].paged and compute.device.type == "cuda" else 0,
-        computing=None if computing is None else computing + gathered + buckets,
-        held=HELD.get(compute.device.type, 1.0),
+        step=None if step is None else step + gathered + buckets,
+        overhead=ALLOCATOR_OVERHEAD.get(compute.device.type, 1.0),
     )
 
 
-def _weight_bytes(weight: Weight, planned: Planned, compute: Compute, quantization: Quantization | None) -> float:
+def _weight_bytes(weight: Weight, compute: Compute, quantization: Quantization | None) -> float:
     if weight.trained:
-        return FLOAT32 * weight.numbers
+        return FLOAT32 * weight.numel
     if quantization:
-        return (FOUR_BITS[quantization.double] if weight.linear else FLOAT32) * weight.numbers
-    return compute.dtype.itemsize * weight.numbers
+        return (FOUR_BITS[quantization.double] if weight.linear else FLOAT32) * weight.numel
+    return compute.dtype.itemsize * weight.numel
 
 
 def _state_bytes(weight: Weight, optimizer: str) -> float:
-    """Of a trained weight.
+    """Return the bytes of the optimizer states of a trained weight.
 
     >>> matrix = Weight(shape=(64, 128), trained=True)
     >>> [_state_bytes(matrix, name) for name in ("adamw_torch", "adamw_8bit", "adafactor", "sgd")]
     [65536, 16640.0, 768, 0]
     """
-    kept = OPTIMIZERS[optimizer]
-    numbers = weight.numbers
-    if kept.factored and len(weight.shape) > 1:
+    kind = OPTIMIZERS[optimizer]
+    numel = weight.numel
+    if kind.factored and len(weight.shape) > 1:
         *_, rows, columns = weight.shape
-        numbers = numbers // (rows * columns) * (rows + columns)
-    in_8_bits = kept.bits == 8 and numbers >= FEWEST_IN_8_BITS and not weight.embedding
-    return kept.states * (EIGHT_BITS if in_8_bits else FLOAT32) * numbers
+        numel = numel // (rows * columns) * (rows + columns)
+    in_8_bits = kind.bits == 8 and numel >= MIN_8_BIT_NUMEL and not weight.embedding
+    return kind.states * (EIGHT_BITS if in_8_bits else FLOAT32) * numel
 
 
-def _casts(planned: Planned, compute: Compute) -> int:
-    """Bytes of the weights that autocast makes of float32 masters, and that the backward pass needs."""
+def _cast_bytes(model: TracedModel, compute: Compute) -> int:
+    """Return the bytes of autocast's copies of float32 masters that are saved for the backward pass."""
     if compute.dtype == torch.float32:
         return 0
-    return compute.dtype.itemsize * sum(w.numbers for w in planned.weights if w.trained and w.linear)
+    return compute.dtype.itemsize * sum(w.numel for w in model.weights if w.trained and w.linear)
 
 
-def _computing(
-    planned: Planned,
+def _step_bytes(
+    model: TracedModel,
     compute: Compute,
-    batch: Batch | None,
+    batch: MicroBatch | None,
     checkpointing: bool,
     summed: bool,
     gradients: int,
-    again: bool,
+    accumulates: bool,
     dropped: int,
 ) -> int | None:
-    """The peak over weights and states.
+    """Return the peak of a step in bytes, without weights and optimizer states; None if unknown.
 
     Args:
-        gradients: bytes of them; `again`: whether those of earlier micro-batches are there.
-        dropped: bytes that are kept by one process and not by several.
+        gradients: bytes of all gradients.
+        accumulates: whether the gradients of earlier micro-batches are in memory.
+        dropped: bytes that are saved with replicated weights and not with sharded ones.
     """
-    if planned.kept is None or planned.head is None or batch is None:
+    if model.activations is None or model.head is None or batch is None:
         return None
-    kept, before = planned.kept, gradients if again else 0
-    forward = kept.checkpointed if checkpointing else kept.whole - dropped
-    in_head, after_head = _head_bytes(planned.head, compute, batch.rows * batch.row_length, kept.hidden, summed)
+    saved, accumulated = model.activations, gradients if accumulates else 0
+    forward = saved.checkpointed if checkpointing else saved.total - dropped
+    in_head, after_head = _head_bytes(model.head, compute, batch.rows * batch.row_length, saved.hidden, summed)
     return max(
-        before + forward + in_head,
-        before + forward + after_head + (2 * kept.layer if checkpointing else kept.layer),
-        gradients + 2 * kept.layer,
+        accumulated + forward + in_head,
+        accumulated + forward + after_head + (2 * saved.layer if checkpointing else saved.layer),
+        gradients + 2 * saved.layer,
     )
 
 
 def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, summed: bool) -> tuple[int, int]:
-    """At its peak, and what is left until the decoder's backward pass; every token taken to be supervised."""
-    size, wide = compute.dtype.itemsize, compute.dtype == torch.float32
+    """Return the head's bytes at its peak, and those that remain until the decoder's backward pass.
+
+    Every token is taken to be supervised.
+    """
+    size, float32 = compute.dtype.itemsize, compute.dtype == torch.float32
     hidden = tokens * hidden_bytes
-    if not head.product:
-        # Logits, in float32 too, their log-softmax and the gradients of all these.
-        held = min(tokens, max(FREE // head.vocabulary, FEWEST_ROWS)) * head.vocabulary
-        return hidden + held * (3 * FLOAT32 if wide else 2 * size + 3 * FLOAT32), 2 * hidden
+    if not head.plain_linear:
+        # Logits and their float32 copies, log-softmax, and the gradients of all these.
+        saved = min(tokens, max(SAVED_LOGITS // head.vocabulary, MIN_CHUNK_ROWS)) * head.vocabulary
+        return hidden + saved * (3 * FLOAT32 if float32 else 2 * size + 3 * FLOAT32), 2 * hidden
     gradient = FLOAT32 * head.vocabulary * head.hidden if head.trained else 0
-    cast = 0 if wide else size * (head.vocabulary * head.hidden * (2 if head.trained else 1) + tokens * head.hidden)
-    at_once = AT_ONCE.get(compute.device.type, AT_ONCE["other"])
-    chunk = min(tokens, max(at_once // head.vocabulary, FEWEST_ROWS)) * head.vocabulary
-    logits = chunk * (FLOAT32 if wide else FLOAT32 + 2 * size)
+    cast = 0 if float32 else size * (head.vocabulary * head.hidden * (2 if head.trained else 1) + tokens * head.hidden)
+    chunk_logits = CHUNK_LOGITS.get(compute.device.type, CHUNK_LOGITS["other"])
+    chunk = min(tokens, max(chunk_logits // head.vocabulary, MIN_CHUNK_ROWS)) * head.vocabulary
+    logits = chunk * (FLOAT32 if float32 else FLOAT32 + 2 * size)
     if not summed:
-        # Exponentials of what is kept.
-        logits += min(tokens * head.vocabulary, max(FREE, chunk)) * size
+        # Exponentials that are saved for the backward pass.
+        logits += min(tokens * head.vocabulary, max(SAVED_LOGITS, chunk)) * size
     return 2 * hidden + gradient + cast + logits, 2 * hidden + gradient

@@ -1,8 +1,8 @@
-"""A model that is going to be trained, before there is one: its tensors, and what its forward pass keeps for the backward.
+"""Trace of a model without its weights: its tensors, and the activations that its forward pass saves for the backward pass.
 
-From the config alone, in a second or two: transformers makes the model of tensors that have shapes and data types and hold
-nothing; adapters are put in as the training puts them in; and a micro-batch is pushed through the decoder (`FakeTensorMode`)
-while autograd tells what it would keep. So what is counted is what the model's own code does, whatever the family.
+It needs the config alone and takes a second or two. transformers builds the model on the meta device, adapters are added as in
+training, and a micro-batch runs through the decoder in `FakeTensorMode` while autograd's saved tensors are counted. So the
+figures follow the model's own code, for any family.
 
 Shapes: B rows of L tokens, T = B x L.
 """
@@ -33,9 +33,9 @@ class Weight:
     """A parameter.
 
     Attributes:
-        trained: else it is frozen.
-        linear: a linear layer's matrix, not the head's, which is what 4-bit quantization takes.
-        embedding: looked up by token.
+        trained: whether it is trained; else it is frozen.
+        linear: whether it is the matrix of a linear layer other than the head; 4-bit quantization covers these.
+        embedding: whether it is an input embedding.
     """
 
     shape: tuple[int, ...]
@@ -44,132 +44,132 @@ class Weight:
     embedding: bool = False
 
     @property
-    def numbers(self) -> int:
-        """How many it holds."""
+    def numel(self) -> int:
+        """Number of elements."""
         return torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The output head, V words by H.
+    """The output head, a matrix of `vocabulary` x `hidden`.
 
     Attributes:
-        product: whether logits are a plain product with its weight, as far as its kind tells.
+        plain_linear: whether it is a linear layer without bias. The forward may still scale or cap its logits.
     """
 
     vocabulary: int
     hidden: int
     trained: bool
-    product: bool
+    plain_linear: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """Bytes that a micro-batch's forward pass keeps for its backward pass, the head left out.
+class SavedActivations:
+    """Bytes that a micro-batch's forward pass saves for its backward pass, without the head.
 
     Attributes:
-        whole: everything; casts of weights that autocast makes are in it.
-        checkpointed: where layers are recomputed: what goes into each.
-        layer: what the layer that keeps most keeps, in either case.
-        hidden: of a token's hidden state.
+        total: without gradient checkpointing; includes autocast's copies of weights.
+        checkpointed: with gradient checkpointing: the inputs of the layers, and what is saved outside them.
+        layer: the largest of the layers' shares of `total`.
+        hidden: bytes of one token's hidden state.
     """
 
-    whole: int
+    total: int
     checkpointed: int
     layer: int
     hidden: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
-    """What is known of a model before its weights are read.
+class TracedModel:
+    """Properties of a model that are known before its weights are read.
 
     Attributes:
-        weights: each once, tied ones too.
-        head: None where transformers can't tell which it is.
-        largest_layer: parameters of that layer.
-        kept: None where the forward pass can't be followed without values, or isn't over packed rows.
+        weights: all parameters, tied ones once.
+        head: None where transformers doesn't know the output head.
+        largest_layer: number of parameters of the largest layer.
+        activations: None where the forward pass depends on values and can't be traced, or no batch was given.
     """
 
     weights: tuple[Weight, ...]
     head: Head | None
     flops: FlopCount
     largest_layer: int
-    kept: Kept | None
+    activations: SavedActivations | None
 
     @property
     def parameters(self) -> int:
-        """Without adapters these are what `loading.parameter_count` counts."""
-        return sum(weight.numbers for weight in self.weights)
+        """Number of parameters, adapters included; without adapters equal to `load_model.parameter_count`."""
+        return sum(weight.numel for weight in self.weights)
 
     @property
     def trained(self) -> int:
-        """Those that learn."""
-        return sum(weight.numbers for weight in self.weights if weight.trained)
+        """Number of trained parameters."""
+        return sum(weight.numel for weight in self.weights if weight.trained)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A micro-batch: rows of so many tokens, and the longest document in them."""
+class MicroBatch:
+    """Shape of a micro-batch: rows, tokens per row, and tokens of the longest document."""
 
     rows: int
     row_length: int
     longest: int
 
 
-def plan_model(
+def trace_model(
     config: PretrainedConfig,
     compute: Compute,
     *,
     lora: Lora | None = None,
-    batch: Batch | None = None,
+    batch: MicroBatch | None = None,
     dropout: bool = True,
-) -> Planned | None:
-    """What a training's model is going to be.
+) -> TracedModel | None:
+    """Trace the model that a training would load.
 
     Args:
-        batch: that is pushed through it; None where nobody knows.
-        dropout: whether the model's own works in training.
+        batch: micro-batch to trace activations with; None where its shape isn't known.
+        dropout: whether the model's own dropout is on in training.
     Returns:
-        None where transformers can't make such a model: its code comes with it, or its config is at odds with itself.
+        None where transformers can't build the model: its code is remote, or its config is inconsistent.
     Raises:
         SnaketuneError: the adapters don't fit the model.
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     with warnings.catch_warnings():
-        # They come again, of the model itself.
+        # Repeated when the real model is built.
         warnings.simplefilter("ignore")
-        return _planned(config, compute, lora, batch, dropout)
+        return _traced_model(config, compute, lora, batch, dropout)
 
 
-def _planned(
-    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: Batch | None, dropout: bool
-) -> Planned | None:
+def _traced_model(
+    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: MicroBatch | None, dropout: bool
+) -> TracedModel | None:
     try:
-        model = _made(config, compute.weights_dtype(frozen=lora is not None))
+        model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
     except Exception:
-        # Every family has its own ways to fail.
+        # The families' own code raises errors of any type.
         return None
     adapted = _adapted(model, lora) if lora else model
-    found = Planned(
+    traced = TracedModel(
         weights=tuple(_weights(adapted)),
         head=_head(model),
         flops=count_flops(adapted),
         largest_layer=max((sum(map(torch.Tensor.numel, layer.parameters())) for layer in layers_of(model)), default=0),
-        kept=None,
+        activations=None,
     )
-    return replace(found, kept=_kept(config, compute, lora, batch, dropout)) if batch else found
+    return replace(traced, activations=_activations(config, compute, lora, batch, dropout)) if batch else traced
 
 
 def _adapted(model: PreTrainedModel, lora: Lora) -> torch.nn.Module:
-    # It imports peft.
+    # Imported here, since it imports peft.
     from snaketune.models.adapters import add_lora
 
     return add_lora(model, lora)
 
 
-def _made(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
 
@@ -195,7 +195,6 @@ def _inner(model: torch.nn.Module) -> PreTrainedModel:
 
 
 def _head(model: PreTrainedModel) -> Head | None:
-    """Its weight is asked for, adapters around it or not."""
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     if weight is None or weight.dim() != 2:
@@ -204,50 +203,52 @@ def _head(model: PreTrainedModel) -> Head | None:
         vocabulary=weight.shape[0],
         hidden=weight.shape[1],
         trained=weight.requires_grad,
-        product=type(head) is torch.nn.Linear and head.bias is None,
+        plain_linear=type(head) is torch.nn.Linear and head.bias is None,
     )
 
 
-def _kept(config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: Batch, dropout: bool) -> Kept | None:
-    """Of the whole model, else of its text part; in the data type of the computation, else in bfloat16, doubled."""
+def _activations(
+    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: MicroBatch, dropout: bool
+) -> SavedActivations | None:
+    """Trace the whole model, else its text part; in the compute data type, else in bfloat16 with the sizes doubled."""
     half = Compute(device=compute.device, dtype=torch.bfloat16, kernel=compute.kernel)
-    for tried in (config, config.get_text_config()):
-        for computed, frozen in ((compute, lora is not None), (half, True)):
+    for part in (config, config.get_text_config()):
+        for attempt, frozen in ((compute, lora is not None), (half, True)):
             try:
-                found = _followed(tried, computed, computed.weights_dtype(frozen=frozen), lora, batch, dropout)
+                saved = _trace(part, attempt, attempt.weights_dtype(frozen=frozen), lora, batch, dropout)
             except Exception:
-                # What depends on values that aren't there, and operations that know only one data type, fail in many ways.
+                # Code that depends on values, and operations for one data type only, raise errors of any type.
                 continue
-            wider = 2 if compute.dtype == torch.float32 != computed.dtype else 1
-            return Kept(**{name: size * wider for name, size in vars(found).items()})
+            factor = 2 if compute.dtype == torch.float32 != attempt.dtype else 1
+            return SavedActivations(**{name: size * factor for name, size in vars(saved).items()})
     return None
 
 
-class _Ledger:
-    """Storages that autograd keeps, each once, weights left out."""
+class _SavedTensors:
+    """Storages that autograd saves, each once, without weights."""
 
     def __init__(self, model: torch.nn.Module):
         self.weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        # Held, so that no other storage gets the name of one that is gone.
-        self.kept: dict[int, torch.Tensor] = {}
+        # Holds references, so that the address of a freed storage isn't reused by another.
+        self.activations: dict[int, torch.Tensor] = {}
         self.total = 0
 
-    def note(self, tensor: torch.Tensor) -> torch.Tensor:
-        name = tensor.untyped_storage()._cdata
-        if name not in self.weights and name not in self.kept:
-            self.kept[name] = tensor
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        address = tensor.untyped_storage()._cdata
+        if address not in self.weights and address not in self.activations:
+            self.activations[address] = tensor
             self.total += tensor.untyped_storage().nbytes()
         return tensor
 
 
-def _followed(
-    config: PretrainedConfig, compute: Compute, dtype: torch.dtype, lora: Lora | None, batch: Batch, dropout: bool
-) -> Kept:
+def _trace(
+    config: PretrainedConfig, compute: Compute, dtype: torch.dtype, lora: Lora | None, batch: MicroBatch, dropout: bool
+) -> SavedActivations:
     documents = [*[batch.longest] * (batch.row_length // batch.longest), batch.row_length % batch.longest]
     lengths = [[length for length in documents if length]] * batch.rows
-    placed = layout(lengths, [[0] * len(row) for row in lengths], row_lengths=[batch.row_length] * batch.rows)
+    rows = layout(lengths, [[0] * len(row) for row in lengths], row_lengths=[batch.row_length] * batch.rows)
 
-    model = _made(config, dtype)
+    model = _meta_model(config, dtype)
     use_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
     decoder = model.get_decoder()
     if lora:
@@ -256,50 +257,50 @@ def _followed(
     model.train(dropout)
     with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         _on_fake_cpu(model, mode)
-        ledger, entries, layers = _Ledger(model), [], []
+        saved, layer_inputs, layer_sizes = _SavedTensors(model), [], []
 
         def enter(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             hidden = arguments[0] if arguments else named["hidden_states"]
-            entries.append(hidden.untyped_storage().nbytes())
-            layers.append(-ledger.total)
+            layer_inputs.append(hidden.untyped_storage().nbytes())
+            layer_sizes.append(-saved.total)
 
         def leave(*_: Any) -> None:
-            layers[-1] += ledger.total
+            layer_sizes[-1] += saved.total
 
         for layer in layers_of(decoder):
             layer.register_forward_pre_hook(enter, with_kwargs=True)
             layer.register_forward_hook(leave)
         cast = torch.autocast("cpu", dtype=compute.dtype, enabled=compute.dtype != torch.float32)
-        with torch.autograd.graph.saved_tensors_hooks(ledger.note, lambda tensor: tensor), cast:
-            given = decoder(
-                input_ids=torch.zeros(1, placed.tokens, dtype=torch.int64),
-                position_ids=torch.from_numpy(placed.positions)[None],
-                segments=segments_for("sdpa", placed),
+        with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor), cast:
+            hidden = decoder(
+                input_ids=torch.zeros(1, rows.tokens, dtype=torch.int64),
+                position_ids=torch.from_numpy(rows.positions)[None],
+                segments=segments_for("sdpa", rows),
                 use_cache=False,
             )[0]
-        outside = ledger.total - sum(layers)
-        return Kept(
-            whole=ledger.total,
-            checkpointed=outside + sum(entries) if layers else ledger.total,
-            layer=max(layers, default=0),
-            hidden=given.shape[-1] * given.element_size(),
+        outside = saved.total - sum(layer_sizes)
+        return SavedActivations(
+            total=saved.total,
+            checkpointed=outside + sum(layer_inputs) if layer_sizes else saved.total,
+            layer=max(layer_sizes, default=0),
+            hidden=hidden.shape[-1] * hidden.element_size(),
         )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracebacks of what is caught here."""
-    talker = logging.getLogger("torch._subclasses.fake_tensor")
-    before = talker.level
-    talker.setLevel(logging.CRITICAL + 1)
+    """Silence FakeTensor's log, which holds tracebacks of errors that are caught here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        talker.setLevel(before)
+        logger.setLevel(before)
 
 
 def _on_fake_cpu(model: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Tensors of the meta device become fake ones of a CPU, where autocast does what it does; tied ones stay tied."""
+    """Replace meta tensors by fake CPU ones, to which autocast applies; tied ones stay tied."""
     moved: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for own in (module._parameters, module._buffers):
@@ -308,13 +309,13 @@ def _on_fake_cpu(model: torch.nn.Module, mode: FakeTensorMode) -> None:
                     continue
                 if tensor not in moved:
                     fake = mode.fake_tensor_converter.from_meta_and_device(mode, tensor.detach(), torch.device("cpu"))
-                    learns = isinstance(tensor, torch.nn.Parameter)
-                    moved[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if learns else fake
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    moved[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
                 own[name] = moved[tensor]
 
 
 class _Flash(torch.autograd.Function):
-    """What kernels of the flash family keep: what goes in, what comes out, and a number for each query and head."""
+    """Stand-in for flash kernels that saves what they save: inputs, output, and one float32 per query and head."""
 
     @staticmethod
     def forward(ctx, query_THD, key_TKD, value_TKD):
@@ -328,6 +329,6 @@ class _Flash(torch.autograd.Function):
 def _flash_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """In the place of `attention.attend` on a GPU: heads laid end to end, in the values' data type."""
-    ends = (tensor[0].transpose(0, 1).to(value.dtype).contiguous() for tensor in (query, key, value))
-    return _Flash.apply(*ends)[None], None
+    """Replace `attention.attend` on a GPU: queries, keys and values contiguous by token, in the values' data type."""
+    inputs = (tensor[0].transpose(0, 1).to(value.dtype).contiguous() for tensor in (query, key, value))
+    return _Flash.apply(*inputs)[None], None

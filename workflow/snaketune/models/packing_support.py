@@ -1,7 +1,7 @@
-"""What a model's config alone tells: whether it can see packed rows as it sees each document alone.
+"""Check, by a model's config alone, whether the model supports packed rows: each document computed as if it were alone.
 
-Asked before weights are loaded, so that a refusal costs seconds. What it lets through is still up to the self-test, which
-asks the model itself.
+It runs before weights are loaded, so that a refusal costs seconds. Models that pass are still subject to the self-test
+(`models.selftest`), which runs the model itself.
 """
 
 import copy
@@ -14,47 +14,49 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 
 from snaketune.models.attention import Unpackable, attend, usable_kernels, use_attention
 from snaketune.models.devices import Compute
-from snaketune.models.kernels import SOFTCAP, Asked, refusal, segments_for
+from snaketune.models.kernels import SOFTCAP_KERNELS, AttentionOptions, refusal, segments_for
 from snaketune.packing.segments import layout
 
-INSTEAD = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
-# Rotary factors of these types depend on the longest position in the batch.
+ALTERNATIVES = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
+# Types of rotary embeddings whose factors depend on the longest position in the batch.
 BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
 
 
 def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
-    """Refuse what can't be right in packed rows.
+    """Raise Unpackable if the model can't compute packed rows correctly.
 
     Args:
         longest: tokens of the longest segment with its prefix.
         prefixes: whether segments share prompts, as pairs do.
-        kernel: of attention, one of `models.kernels.KERNELS`.
+        kernel: attention kernel, one of `models.kernels.KERNELS`.
     Raises:
-        Unpackable: with the model's name, the reason, and what can be done.
+        Unpackable: with the model's name, the reason, and the alternatives.
     """
     text = config.get_text_config()
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    heard = _dry_run(config) if known else DryRun()
-    if reason := _reason(text, known, prefixes, kernel) or heard.trouble or heard.refused_by(kernel):
-        raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
-    if reason := _too_long(text, longest, heard.windows):
+    dry_run = _dry_run(config) if known else DryRun()
+    if reason := _config_reason(text, known, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel):
+        raise Unpackable(f"{config.model_type} doesn't support packed rows: {reason}. {ALTERNATIVES}")
+    if reason := _too_long(text, longest, dry_run.windows):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
-def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str) -> str:
-    if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP:
-        return refusal(kernel, 0, Asked(softcap=softcap))
-    strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
-    if strange:
-        return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
+def _config_reason(
+    text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str
+) -> str:
+    if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP_KERNELS:
+        return refusal(kernel, 0, AttentionOptions(softcap=softcap))
+    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
+    if unknown:
+        return f"its layers ({', '.join(unknown)}) ignore document boundaries"
     if model_class is None:
         return ""
     if model_class._is_stateful:
         return "its layers carry a state from one document to the next"
     if not model_class._can_set_attn_implementation():
-        # By positions alone, documents can be told apart, but nobody can see another's prompt.
-        return "its attention is code of its own, which knows no shared prompts" if prefixes else ""
+        # Positions alone can separate documents, but can't make another segment's prompt visible.
+        return "its own attention code can't be replaced, and doesn't support shared prompts" if prefixes else ""
     only_capped = getattr(text, "attn_logit_softcapping", None) and model_class._supports_flash_attn
     if not model_class._supports_sdpa and not only_capped:
         return "its attention does more than scaled_dot_product_attention (attention sinks, for instance)"
@@ -63,108 +65,109 @@ def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, p
 
 @dataclass
 class DryRun:
-    """What a model's layers asked of their attention in a dry run.
+    """Attention options of a model's layers, recorded in a dry run.
 
     Attributes:
-        trouble: why it failed for good.
-        windows: of sliding attention.
+        error: why the model can't run over segments; empty if it can, or if that is unknown.
+        windows: window sizes that layers pass to their attention.
         needs: head sizes and attention options, the arguments of `kernels.refusal`.
     """
 
-    trouble: str = ""
+    error: str = ""
     windows: set[int] = field(default_factory=set)
-    needs: set[tuple[int, Asked]] = field(default_factory=set)
+    needs: set[tuple[int, AttentionOptions]] = field(default_factory=set)
 
     def refused_by(self, kernel: str) -> str:
-        """Why a kernel can't compute it; empty if it can."""
+        """Return why a kernel can't compute this attention; empty if it can."""
         return min(filter(None, (refusal(kernel, *need) for need in self.needs)), default="")
 
 
-# By config and mode: trainings ask several times.
+# Cache by config class, config and mode, since a training needs the result several times.
 _DRY_RUNS: dict[tuple[type, str, bool], DryRun] = {}
 
 
 def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
-    """Push two documents through a model of this config without weights, to hear what its attention asks for.
+    """Run two documents through a model of this config without weights, and record the options of its attention.
 
-    The tensors are fake: they have shapes and hold nothing. Failures that only come from that (values that aren't there) say
-    nothing about the model.
+    The tensors are fake: they have shapes and no values. Errors that may be due to missing values are ignored.
     """
     key = (type(config), config.to_json_string(), training)
     if key in _DRY_RUNS:
         return _DRY_RUNS[key]
-    placed = layout([[3, 2]], [[0, 0]], row_lengths=[6])
-    found = _DRY_RUNS[key] = DryRun()
+    rows = layout([[3, 2]], [[0, 0]], row_lengths=[6])
+    dry_run = _DRY_RUNS[key] = DryRun()
 
-    def listen(module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, **others):
+    def record(module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, **others):
         if sliding_window:
-            found.windows.add(sliding_window)
-        found.needs.add((query.shape[-1], Asked(dropout=dropout, softcap=softcap)))
+            dry_run.windows.add(sliding_window)
+        dry_run.needs.add((query.shape[-1], AttentionOptions(dropout=dropout, softcap=softcap)))
         return attend(module, query, key, value, mask, dropout=dropout, **others)
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16).train(training)
         except Exception:
-            return found
+            return dry_run
         try:
-            use_attention(model, listen)
+            use_attention(model, record)
             model(
                 input_ids=torch.zeros(1, 6, dtype=torch.int64),
-                position_ids=torch.from_numpy(placed.positions)[None],
-                segments=segments_for("sdpa", placed),
+                position_ids=torch.from_numpy(rows.positions)[None],
+                segments=segments_for("sdpa", rows),
                 use_cache=False,
             )
         except (Unpackable, TypeError, AttributeError) as error:
-            found.trouble = (str(error).splitlines() or [type(error).__name__])[0]
+            dry_run.error = (str(error).splitlines() or [type(error).__name__])[0]
         except Exception:
             pass
-    return found
+    return dry_run
 
 
-def suited(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
-    """With the fastest kernel that can compute this model's attention: its head sizes, and its dropout of attention weights.
+def with_supported_kernel(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
+    """Return `compute` with the fastest kernel that supports this model's attention: its head sizes, and dropout of attention
+    weights.
 
-    The log says why a faster one isn't taken. What a config doesn't tell is left to the self-test.
+    Prints why a faster kernel isn't used. Properties that the config doesn't show are left to the self-test.
 
     Args:
-        config: None where there is no model of transformers' own.
+        config: None where the model isn't one of transformers' own.
         dropout: whether the model's dropout will be on.
     """
     kernels = usable_kernels(compute.device, compute.dtype)
     if compute.kernel not in kernels[:-1] or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is None:
         return compute
-    heard = _dry_run(config, training=dropout)
+    dry_run = _dry_run(config, training=dropout)
     for kernel in kernels[kernels.index(compute.kernel) :]:
-        if not heard.refused_by(kernel):
+        if not dry_run.refused_by(kernel):
             break
     else:
         return compute
     if kernel != compute.kernel:
-        print(f"attention: {heard.refused_by(compute.kernel)}; taking kernel {kernel}", flush=True)
+        print(f"attention: {dry_run.refused_by(compute.kernel)}; using kernel {kernel}", flush=True)
     return replace(compute, kernel=kernel)
 
 
-def _too_long(text: PretrainedConfig, longest: int, handed_on: set[int]) -> str:
+def _too_long(text: PretrainedConfig, longest: int, reported: set[int]) -> str:
     windows = windows_of(text)
-    # What a layer hands to its attention is cut off there.
-    unknown = min((window for window in windows if window not in handed_on), default=None)
+    # A window that a layer passes to its attention is applied by the kernel.
+    unknown = min((window for window in windows if window not in reported), default=None)
     if unknown and longest > unknown:
         return (
-            f"a sequence of {longest} tokens is longer than the {unknown} that some layers see, which they don't hand to "
-            "their attention; lower packing.length to that"
+            f"a sequence of {longest} tokens is longer than the window of {unknown} that some layers have and don't pass to "
+            f"their attention; lower packing.length to {unknown}"
         )
     original = batch_dependent_rope(text)
     if original and longest > original:
         return (
-            f"a sequence of {longest} tokens is longer than the {original} that its rotary positions were made for, and "
-            "beyond that, one sequence's length would change all others of its batch; lower packing.length to that"
+            f"a sequence of {longest} tokens is longer than the {original} that its rotary embeddings were made for, and "
+            "beyond that, the length of one sequence changes the results of all others in its batch; lower packing.length to "
+            f"{original}"
         )
     return ""
 
 
 def windows_of(text: PretrainedConfig) -> set[int]:
-    """How far back layers see, where that is less than everything: sliding windows, and chunks."""
+    """Return the sizes of sliding windows and attention chunks of a config's layers, in tokens."""
     kinds = getattr(text, "layer_types", None)
     windows = []
     if getattr(text, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds):
@@ -175,11 +178,11 @@ def windows_of(text: PretrainedConfig) -> set[int]:
 
 
 def batch_dependent_rope(text: PretrainedConfig) -> int | None:
-    """Up to which length rotary factors don't depend on the batch, where they do beyond it."""
-    ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    nested = [value for value in ropes.values() if isinstance(value, dict)]
-    found = [rope for rope in [ropes, *nested] if rope.get("rope_type") in BATCH_DEPENDENT_ROPE]
-    if not found:
+    """Return the length beyond which rotary factors depend on the batch; None if they never do."""
+    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    ropes = [rope for rope in [parameters, *nested] if rope.get("rope_type") in BATCH_DEPENDENT_ROPE]
+    if not ropes:
         return None
     return min(
         int(
@@ -187,5 +190,5 @@ def batch_dependent_rope(text: PretrainedConfig) -> int | None:
             or getattr(text, "original_max_position_embeddings", None)
             or text.max_position_embeddings
         )
-        for rope in found
+        for rope in ropes
     )

@@ -1,7 +1,7 @@
-"""The most that a device can compute in matrix products, which shares of it are of.
+"""Peak matmul throughput of a device, the reference for model FLOPs utilization.
 
-Known cards from one table, everything else by measuring: a share of a measured peak is of what this machine does today, with
-the threads in use; one of a data sheet's figure is of what its vendor promises.
+Known GPUs come from a table of data sheets, everything else is measured: utilization is then relative to the vendor's figure,
+or to what this machine reaches now with the threads in use.
 """
 
 import re
@@ -18,16 +18,16 @@ TERA = 10**12
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """FLOP/s of one device in one data type, and where the figure is from."""
+    """Peak FLOP/s of one device in one data type, and the source of the figure."""
 
     flops_per_second: float
     source: str
 
 
 # Dense peaks in TFLOP/s, as (16 bit with float32 accumulation, TF32, float32): vendors quote twice as much for tensor cores
-# where half of the weights are zero ("with sparsity"). Names are torch's, without vendor, line and memory. None: the card has
-# no such unit. Variants that aren't here (laptops, slices of a card, others of a family) run at other clocks: measured. Of
-# 16 bits, bfloat16 and float16 are equally fast on all of these but those of NO_BFLOAT16.
+# where half of the weights are zero ("with sparsity"). Names are torch's, without vendor, product line and memory. None: the
+# GPU has no such unit. Variants that aren't listed (laptops, MIG slices, others of a family) run at other clocks: measured.
+# bfloat16 and float16 are equally fast on all of these but those of NO_BFLOAT16.
 PEAKS: dict[tuple[str, ...], tuple[float | None, float | None, float]] = {
     # NVIDIA H100 data sheet: columns SXM, PCIe (first edition), NVL.
     ("h100 hbm3", "h100 sxm5"): (989.4, 494.7, 66.9),
@@ -61,7 +61,7 @@ PEAKS: dict[tuple[str, ...], tuple[float | None, float | None, float]] = {
     # NVIDIA RTX Blackwell architecture, appendix A.
     ("rtx 5080",): (112.6, 56.3, 56.3),
     ("rtx 5090",): (209.5, 104.8, 104.8),
-    # AMD Instinct data sheets. A MI250X is two devices to torch, so this is half of a card.
+    # AMD Instinct data sheets. torch shows a MI250X as two devices, so this is half of its peak.
     ("mi250x",): (191.5, None, 47.9),
     ("mi300x", "mi325x"): (1307.4, 653.7, 163.4),
     # NVIDIA T4 and V100 data sheets.
@@ -74,14 +74,14 @@ DECORATION = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct)\b|[- ]\d+ ?gb\b|
 
 
 def peak_of(compute: Compute) -> Peak:
-    """The peak of what this process computes with."""
+    """Return the peak of this process's device in its data type."""
     dtype = compute.dtype
     name = torch.cuda.get_device_name(compute.device) if compute.device.type == "cuda" else ""
     tf32 = name and dtype == torch.float32 and _products_in_tf32()
-    called = "tf32" if tf32 else str(dtype).removeprefix("torch.")
-    if known := name and known_peak(name, called):
-        return Peak(flops_per_second=known, source=f"data sheet of {name}, dense {called}")
-    return measured_peak(compute.device, dtype, called, torch.get_num_threads())
+    dtype_name = "tf32" if tf32 else str(dtype).removeprefix("torch.")
+    if known := name and known_peak(name, dtype_name):
+        return Peak(flops_per_second=known, source=f"data sheet of {name}, dense {dtype_name}")
+    return measured_peak(compute.device, dtype, dtype_name, torch.get_num_threads())
 
 
 def _products_in_tf32() -> bool:
@@ -89,7 +89,7 @@ def _products_in_tf32() -> bool:
 
 
 def known_peak(name: str, dtype: str) -> float | None:
-    """FLOP/s of a card by torch's name for it, if the table has it.
+    """Return the peak FLOP/s of a GPU by torch's name for it; None if the table doesn't have it.
 
     >>> known_peak("NVIDIA H100 80GB HBM3", "bfloat16"), known_peak("NVIDIA A100-SXM4-40GB", "tf32")
     (989400000000000.0, 156000000000000.0)
@@ -106,29 +106,31 @@ def known_peak(name: str, dtype: str) -> float | None:
 
 
 @cache
-def measured_peak(device: torch.device, dtype: torch.dtype, called: str, threads: int, seconds: float = 0.3) -> Peak:
-    """The best of a few square matrix products, once per process.
+def measured_peak(
+    device: torch.device, dtype: torch.dtype, dtype_name: str, threads: int, seconds: float = 0.3
+) -> Peak:
+    """Measure the fastest of a few square matmuls, once per process.
 
-    The numbers multiplied come from a generator of their own, so that a training draws what it would have drawn without.
+    The matrices come from a separate generator, so that the training's random numbers don't change.
     """
     on_cpu = device.type == "cpu"
-    # A GPU is given several at once, so that starting them takes no part of the time.
-    side, together = (1024, 1) if on_cpu else (4096, 16)
+    # A GPU gets several matmuls per synchronization, so that launch overhead doesn't count.
+    side, calls = (1024, 1) if on_cpu else (4096, 16)
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
     product = torch.empty_like(left)
-    best, begun = float("inf"), time.perf_counter()
-    # The first ones warm up.
-    for tries in range(50):
+    best, begin = float("inf"), time.perf_counter()
+    # The first repetition is a warm-up.
+    for repeat in range(50):
         started = time.perf_counter()
-        for _ in range(together):
+        for _ in range(calls):
             torch.matmul(left, right, out=product)
         if not on_cpu:
             torch.accelerator.synchronize(device)
         now = time.perf_counter()
-        if tries:
-            best = min(best, (now - started) / together)
-        if tries >= 2 and now - begun > seconds:
+        if repeat:
+            best = min(best, (now - started) / calls)
+        if repeat >= 2 and now - begin > seconds:
             break
     on = f", {threads} thread{'s' if threads > 1 else ''}" if on_cpu else ""
-    return Peak(flops_per_second=2 * side**3 / best, source=f"measured matrix product, {called}{on}")
+    return Peak(flops_per_second=2 * side**3 / best, source=f"measured matrix product, {dtype_name}{on}")

@@ -1,6 +1,7 @@
-"""How fast a machine is, in half a second: a matrix product, a copy in memory, a file read from disk.
+"""Half-second speed probe of a machine: a matmul, a memory copy, and a file read from disk.
 
-The same everywhere, so that two figures of one kind of device tell machines apart: a node that is warm, shared, or throttled.
+The probe is the same everywhere, so that figures of one kind of device can be compared between nodes, to detect one that is
+hot, shared or throttled.
 """
 
 import os
@@ -13,33 +14,34 @@ import torch
 
 from snaketune.models.peak_flops import measured_peak
 
-COPIED, READ = 2**27, 2**25
-TIMES = 5
+COPY_BYTES, READ_BYTES = 2**27, 2**25
+REPEATS = 5
 
 
-def probe(device: torch.device, place: Path) -> dict[str, float]:
-    """FLOP/s of a square matrix product, bytes per second of a copy (read and written) and of a disk; on a CPU in float32, of
-    one thread, elsewhere in bfloat16, whatever a training computes in.
+def probe(device: torch.device, folder: Path) -> dict[str, float]:
+    """Measure FLOP/s of a square matmul, and bytes per second of a memory copy (read plus written) and of a disk read.
+
+    The matmul is in float32 with one thread on a CPU, else in bfloat16, whatever the training's data type.
 
     Args:
-        place: a folder on the disk.
+        folder: a folder on the disk.
     """
-    dtype, called = (torch.float32, "float32") if device.type == "cpu" else (torch.bfloat16, "bfloat16")
+    dtype, dtype_name = (torch.float32, "float32") if device.type == "cpu" else (torch.bfloat16, "bfloat16")
     threads = torch.get_num_threads()
-    # On a CPU trainings compute with more threads or fewer; a machine is to be told from a machine.
+    # One thread, so that figures don't depend on the number of threads of a training.
     torch.set_num_threads(1)
     try:
         return {
-            "matmul_flops_per_second": measured_peak(device, dtype, called, 1).flops_per_second,
+            "matmul_flops_per_second": measured_peak(device, dtype, dtype_name, 1).flops_per_second,
             "copy_bytes_per_second": _copy(device),
-            "disk_bytes_per_second": _disk(place),
+            "disk_bytes_per_second": _disk(folder),
         }
     finally:
         torch.set_num_threads(threads)
 
 
 def processor(table: Path = Path("/proc/cpuinfo")) -> str:
-    """The model of the CPU, as Linux names it on x86; empty elsewhere."""
+    """Return the CPU model as Linux names it on x86; empty elsewhere."""
     with suppress(OSError):
         for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -49,28 +51,28 @@ def processor(table: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _copy(device: torch.device) -> float:
-    source = torch.empty(COPIED, dtype=torch.uint8, device=device).zero_()
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).zero_()
     target = torch.empty_like(source)
     best = float("inf")
-    for _ in range(TIMES):
+    for _ in range(REPEATS):
         started = time.perf_counter()
         target.copy_(source)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         best = min(best, time.perf_counter() - started)
-    return round(2 * COPIED / best)
+    return round(2 * COPY_BYTES / best)
 
 
-def _disk(place: Path) -> float:
-    """Of what was just written, as far as the system can be had to forget it."""
-    with NamedTemporaryFile(dir=place) as file:
-        file.write(os.urandom(READ))
+def _disk(folder: Path) -> float:
+    """Return the read throughput of a new file that is evicted from the page cache, as far as the system allows that."""
+    with NamedTemporaryFile(dir=folder) as file:
+        file.write(os.urandom(READ_BYTES))
         file.flush()
         os.fsync(file.fileno())
         with suppress(AttributeError, OSError):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         started = time.perf_counter()
-        with Path(file.name).open("rb", buffering=0) as again:
-            while again.read(2**20):
+        with Path(file.name).open("rb", buffering=0) as reopened:
+            while reopened.read(2**20):
                 pass
-        return round(READ / (time.perf_counter() - started))
+        return round(READ_BYTES / (time.perf_counter() - started))

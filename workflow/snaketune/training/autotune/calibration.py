@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import host_limit, ran_out, start_again
+from snaketune.models.device_memory import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.models.load_model import load_base, read_config, scratch_config
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
@@ -117,7 +117,7 @@ class TrialRunner:
             self.device = torch.cuda.get_device_name(device)
             self.memory = torch.cuda.get_device_properties(device).total_memory
         else:
-            self.device, self.memory = device.type, host_limit()
+            self.device, self.memory = device.type, host_memory_limit()
 
     def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
         """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
@@ -133,12 +133,12 @@ class TrialRunner:
         # Hosts may differ in memory, but all processes must decide alike.
         if why := next(filter(None, gather_object([self._host_memory_shortage(plan, before)])), ""):
             return trial | {"why": why}
-        start_again(self.run.compute.device)
+        reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
         try:
             timing = self._time(plan)
         except Exception as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
             trial["why"] = str(error).strip().partition("\n")[0]
             if self.spec.processes > 1:
@@ -176,7 +176,7 @@ class TrialRunner:
         the last two trials.
         """
         fitted = [one for one in before if one["fits"]]
-        limit = None if self.run.compute.device.type == "cuda" else host_limit()
+        limit = None if self.run.compute.device.type == "cuda" else host_memory_limit()
         if limit is None or len(fitted) < 2:
             return ""
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])

@@ -14,9 +14,9 @@ from transformers import PretrainedConfig
 from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.models.devices import Compute
-from snaketune.models.machine import Machine, bitsandbytes_trouble, look, resident_memory
+from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
 from snaketune.models.memory import Estimate, Sharing, estimate
-from snaketune.models.memory_trace import Batch, Planned, plan_model
+from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
 from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.gpu_needs import ALLOW, Finding, gpu_findings
@@ -43,7 +43,7 @@ class MachineCheck:
     """
 
     machine: Machine
-    planned: Planned | None
+    planned: TracedModel | None
     estimate: Estimate | None
     findings: tuple[Finding, ...]
 
@@ -53,7 +53,7 @@ class MachineCheck:
         if self.estimate is None:
             return "memory unknown (this model can't be built from its config without weights)"
         if self.estimate.expected is None:
-            return f"at least {_gb(self.estimate.least)}"
+            return f"at least {_gb(self.estimate.minimum)}"
         return f"{_gb(self.estimate.expected)} expected"
 
 
@@ -83,7 +83,7 @@ def check_machine(
         operation: with `auto` resolved to numbers.
         config: the model's config; None if unknown, then memory and duration aren't checked.
         rows: the training's dataset; if it isn't packed, the tokens of a batch and the duration are unknown.
-        dropout, summed: see `models.memory_trace.plan_model` and `models.memory.estimate`.
+        dropout, summed: see `models.memory_trace.trace_model` and `models.memory.estimate`.
         processes: number of training processes; default: those of this launch (WORLD_SIZE).
     Raises:
         SnaketuneError: `lora` names modules that the model doesn't have.
@@ -91,9 +91,9 @@ def check_machine(
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch = operation.micro_batch_rows
     packed = isinstance(rows, PackedRows)
-    batch = Batch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None
-    planned = config and plan_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
-    machine = look(compute)
+    batch = MicroBatch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None
+    planned = config and trace_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
+    machine = inspect_machine(compute)
     on_cpu = compute.device.type == "cpu"
     estimated = planned and estimate(
         planned,
@@ -106,7 +106,7 @@ def check_machine(
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
         processes=processes,
         sharing=sharing_mode(operation),
-        there=resident_memory() if on_cpu else 0,
+        already_used=resident_memory() if on_cpu else 0,
     )
     findings = _training_findings(spec, operation, compute, machine)
     if estimated:
@@ -135,7 +135,7 @@ def _training_findings(
     spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
 ) -> list[Finding]:
     findings = library_findings(spec, compute, machine)
-    if machine.others:
+    if machine.used_by_others:
         findings.append(shared_gpu_finding(machine))
     if compute.device.type != "cuda":
         findings += gpu_findings(spec, operation)
@@ -156,7 +156,7 @@ def shared_gpu_finding(machine: Machine) -> Finding:
     """Finding that other processes use the same GPU."""
     return Finding(
         key="operation.gpus",
-        problem=f"other processes use {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
+        problem=f"other processes use {machine.used_by_others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.gpu}",
         do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
         "CUDA_VISIBLE_DEVICES selects another GPU",
         certain=False,
@@ -189,7 +189,7 @@ def kernel_findings(machine: Machine, compute: Compute) -> list[Finding]:
             ),
             certain=False,
         )
-        for kernel, why in machine.unloadable
+        for kernel, why in machine.broken_kernels
     ]
 
 
@@ -199,7 +199,7 @@ def bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
     optimizer = training.optimizer if training and OPTIMIZERS[training.optimizer].package == "bitsandbytes" else ""
     if not (spec.quantization or optimizer):
         return []
-    trouble = bitsandbytes_trouble(compute.device)
+    trouble = bitsandbytes_error(compute.device)
     if not trouble:
         return []
     instead = "remove quantization" if spec.quantization else "use optimizer adamw_torch_fused"
@@ -220,8 +220,8 @@ def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes:
         processes: number of training processes.
         here: number of these that share this memory.
     """
-    least, whole = here * estimated.least, machine.memory
-    where = machine.card or "this machine"
+    least, whole = here * estimated.minimum, machine.memory
+    where = machine.gpu or "this machine"
     if least > whole:
         return [
             Finding(
@@ -247,7 +247,7 @@ def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes:
 
 
 def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
-    if not machine.card:
+    if not machine.gpu:
         return f"run it on a machine with a GPU or with more memory, or train {'a smaller model' if spec.lora else 'by `lora`'}"
     ways = ["`quantization`" if spec.lora else "`lora`, alone or with `quantization`"] * (not spec.quantization)
     if not spec.lora and not OPTIMIZERS[spec.training.optimizer].for_gpus:

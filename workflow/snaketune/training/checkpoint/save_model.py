@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from snaketune.config.training_runs import Pretrained, SaveDtype
 from snaketune.models.adapter_stack import ADAPTER
-from snaketune.models.adapters import add_lora, merge, round_weights, rounding, save_adapter
+from snaketune.models.adapters import add_lora, cast_parameters, merge, parameter_cast, save_adapter
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
 from snaketune.models.load_model import stored_dtype
@@ -69,7 +69,7 @@ def save_trained(
         if spec.quantization:
             model = copy_trained(model, add_lora(reload(), spec.lora))
         model = merge(model, dtype)
-    round_weights(model, dtype)
+    cast_parameters(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
 
 
@@ -102,7 +102,7 @@ def gather_trained(
         whole_of: as of `sharded.gather`.
         keep: whether this is the process.
     """
-    rounded = rounding(inner_model(model), dtype)
+    rounded = parameter_cast(inner_model(model), dtype)
     gather(
         model,
         whole_of,

@@ -148,10 +148,10 @@ def main(job_file: Path) -> None:
         # No failure, of which launchers would make tracebacks.
         print(left, flush=True)
     except Exception as error:
-        from snaketune.models.device_memory import ran_out
+        from snaketune.models.device_memory import is_out_of_memory
 
         told = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
-        if not told and ran_out(error):
+        if not told and is_out_of_memory(error):
             told = f"out of memory: {str(error).strip()}"
             if not (job_file.parent / OUT_OF_MEMORY).is_file():
                 record_out_of_memory(job_file.parent, None, error)

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, Trainer
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
-from snaketune.models.compiling import Choice, choose, compile_layers, layers_of
+from snaketune.models.compiling import CompileChoice, choose_compilation, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
 from snaketune.models.kernels import ANY_SHAPE
 from snaketune.models.logprobs import summed_losses
@@ -62,10 +62,10 @@ class PackedTrainer(BaseTrainer, Trainer):
     def compile(self) -> None:
         training = self.run.spec.training
         flops = self.gauge.flops.per_token * self.rows.tokens * training.epochs
-        choice = choose(training.compile, flops, self.run.compute.device)
+        choice = choose_compilation(training.compile, flops, self.run.compute.device)
         if choice.compiled and training.compile == "auto" and not layers_of(self.model):
-            choice = Choice(compiled=False, why="auto: this model has no layers that can be compiled")
-        print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.why})", flush=True)
+            choice = CompileChoice(compiled=False, reason="auto: this model has no layers that can be compiled")
+        print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.reason})", flush=True)
         if not choice.compiled:
             return
         self.compiled = True

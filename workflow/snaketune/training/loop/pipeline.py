@@ -12,8 +12,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.config.training_runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora, fill_adapter, leave_casts_to_autocast
-from snaketune.models.device_memory import ran_out
+from snaketune.models.adapters import add_lora, leave_casts_to_autocast, load_adapter_weights
+from snaketune.models.device_memory import is_out_of_memory
 from snaketune.models.devices import Compute, deterministic_algorithms, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
@@ -185,7 +185,7 @@ def _told_if_memory_runs_out() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         raise SnaketuneError(
             f"all steps are done, and memory ran out as the result was put together: {error}. Run again where there is more of "
@@ -277,7 +277,7 @@ def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
     if run.compute.dtype != torch.float32:
         leave_casts_to_autocast(adapted)
     if run.adapter:
-        fill_adapter(adapted, run.adapter)
+        load_adapter_weights(adapted, run.adapter)
     if run.operation.gradient_checkpointing:
         adapted.enable_input_require_grads()
     return adapted

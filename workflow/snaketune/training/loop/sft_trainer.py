@@ -5,7 +5,7 @@ SFTTrainer. The loss is the mean negative log-probability over all supervised to
 """
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.models.adapter_stack import Stack
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
@@ -34,7 +34,7 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artif
 
 def begin(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Begun:
     """What a training of these begins with."""
-    start = Stack(
+    start = AdapterStack(
         results=results,
         base=run.spec.base,
         tokenizer=tokenizer.folder,

@@ -15,9 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, Tra
 
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import ran_out
+from snaketune.models.device_memory import is_out_of_memory
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.packing_support import suited
+from snaketune.models.packing_support import with_supported_kernel
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import Tracked
@@ -52,8 +52,8 @@ class Run:
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
     def suited(self, config: PretrainedConfig | None, *, dropout: bool) -> "Run":
-        """With an attention kernel that can compute a model; see `models.packable.suited`."""
-        return replace(self, compute=suited(self.compute, config, dropout=dropout))
+        """With an attention kernel that can compute a model; see `models.packable.with_supported_kernel`."""
+        return replace(self, compute=with_supported_kernel(self.compute, config, dropout=dropout))
 
     @property
     def in_shards(self) -> bool:
@@ -107,7 +107,7 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
         try:
             return super().train(*arguments, **keywords)
         except Exception as error:
-            if ran_out(error):
+            if is_out_of_memory(error):
                 record_out_of_memory(self.run.work.state, self.state.global_step + 1, error)
             raise
         finally:

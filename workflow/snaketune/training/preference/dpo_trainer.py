@@ -11,7 +11,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapter_stack import ADAPTER, Stack, check_trained_on
+from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
 from snaketune.models.batches import collate
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop import pipeline
@@ -254,7 +254,9 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
     """
     spec, tokenizer = run.spec, results[0].folder
     base_layers = results[1:] if spec.continued else results
-    start = Stack(results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+    start = AdapterStack(
+        results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
+    )
     run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
     if ref_logps:
         check_ref_logps(

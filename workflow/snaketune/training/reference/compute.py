@@ -24,11 +24,11 @@ import torch
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
-from snaketune.models.adapter_stack import ADAPTER, Stack, holds_adapter_alone
+from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.logprobs import completion_logprobs, passes
-from snaketune.models.machine import look
-from snaketune.models.packing_support import check_config, suited
+from snaketune.models.logprobs import completion_logprobs, losses_of_rows
+from snaketune.models.machine import inspect_machine
+from snaketune.models.packing_support import check_config, with_supported_kernel
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.stages.cache.work_folders import WorkFolder, sync
@@ -67,7 +67,7 @@ def compute_logps(
     for result in (*results, *tokenizer):
         result.files()
     compute = resolve_compute(spec.precision)
-    report_findings(library_findings(spec, compute, look(compute)))
+    report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
     if tokenizer:
@@ -87,7 +87,7 @@ def compute_logps(
             model, _ = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()), merged=True)
         total = sum(len(pairs.ids[row]) for row in rest)
         done = progress(
-            passes(model, rows, rest, tested.compute, f"reference, {split}"),
+            losses_of_rows(model, rows, rest, tested.compute, f"reference, {split}"),
             f"reference, {split}",
             "pairs",
             total,
@@ -137,17 +137,17 @@ class _PartPairs:
 
 def reference_stack(
     spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
-) -> Stack:
+) -> AdapterStack:
     """The adapter stack of the reference, without an adapter that stays unmerged.
 
     Args:
         merged: whether to include that adapter, merged as its run saved it.
     """
     layers, base = results[1:] if spec.apart and not merged else results, spec.base
-    if merged and not holds_adapter_alone(results[0]):
+    if merged and not is_adapter_only(results[0]):
         # The result holds complete weights, so it needs no base layers.
         layers, base = results[:1], None
-    return Stack(
+    return AdapterStack(
         results=layers,
         base=base,
         tokenizer=(*tokenizer, *results)[0].folder,
@@ -170,16 +170,16 @@ def _load(
         merged: whether to load it as evaluations do, not as the policies' trainings do.
     """
     stack = reference_stack(spec, results, tokenizer, merged=merged)
-    compute = suited(compute, stack.config(), dropout=False)
+    compute = with_supported_kernel(compute, stack.config(), dropout=False)
     check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
     loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
     if not spec.quantization:
         loaded = loaded.to(compute.device)
     tested = self_test(loaded, packs, compute, training=False)
     if spec.apart and not merged:
-        from snaketune.models.adapters import put_adapter
+        from snaketune.models.adapters import load_adapter
 
-        loaded = put_adapter(loaded, results[0].folder / ADAPTER)
+        loaded = load_adapter(loaded, results[0].folder / ADAPTER)
     return loaded, tested
 
 

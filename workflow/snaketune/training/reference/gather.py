@@ -15,7 +15,7 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.packing_support import suited
+from snaketune.models.packing_support import with_supported_kernel
 from snaketune.packing.reader import documents
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -56,7 +56,9 @@ def gather_logps(
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
-    compute = suited(resolve_compute(spec.precision), reference_stack(spec, results, tokenizer).config(), dropout=False)
+    compute = with_supported_kernel(
+        resolve_compute(spec.precision), reference_stack(spec, results, tokenizer).config(), dropout=False
+    )
     _check_parts(parts, spec, results, pack, operation, compute)
     names = schema(spec.token_logps).names
     tables = [read_table(part.file(FILE)).select(names) for part in parts]
