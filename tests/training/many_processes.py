@@ -34,7 +34,7 @@ from snaketune.stages.specs import DpoSpec
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.launch.accelerate_config import deepspeed_config
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.parallel.fsdp import local
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
@@ -136,7 +136,7 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
         training=Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
     operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
-    run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
+    run = TrainingRun(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
     return dpo_trainer.train_on(run, (Start(root / "model"),), packed, reference)
 
@@ -209,7 +209,7 @@ def run_all(plans: list[Plan], root: Path) -> None:
 SHORT = {"micro_batch_rows": 1, "epochs": 1}
 # Three processes: 12 rows, then 10.
 WIDE = SHORT | {"batch_rows": 12}
-SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
+SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
 AMID = (DpoTrainer, "batch_loss")

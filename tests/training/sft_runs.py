@@ -9,7 +9,7 @@ from snaketune.config.training_runs import Lora, Pretrained, Scratch, Training
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
@@ -41,9 +41,9 @@ def sft_spec(folder: Path, lora: Lora | None) -> SftSpec:
     return SftSpec(base=base, training=settings, lora=lora, quantization=None)
 
 
-def sft_run(folder: Path, lora: Lora | None = None) -> Run:
+def sft_run(folder: Path, lora: Lora | None = None) -> TrainingRun:
     work = WorkFolder(folder / "work")
     work.start()
     spec = sft_spec(folder, lora)
     operation = executed(spec.training, log_steps=1, checkpoint_steps=2)
-    return Run(spec=spec, operation=operation, work=work, compute=CPU)
+    return TrainingRun(spec=spec, operation=operation, work=work, compute=CPU)

@@ -11,7 +11,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.compiling import choose
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.trainer import LogCallback
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 from .preference_runs import Trained
@@ -30,14 +30,14 @@ def fresh():
 @pytest.fixture
 def nothing_again(fresh, monkeypatch):
     """From the second step on, anything that would have to be compiled is an error."""
-    on_step_end, steps = Watch.on_step_end, []
+    on_step_end, steps = LogCallback.on_step_end, []
 
     def ended(self, *arguments, **keywords):
         on_step_end(self, *arguments, **keywords)
         steps.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         torch.compiler.set_stance("fail_on_recompile")
 
-    monkeypatch.setattr(Watch, "on_step_end", ended)
+    monkeypatch.setattr(LogCallback, "on_step_end", ended)
     return steps
 
 

@@ -60,7 +60,7 @@ def test_an_optimizer_learns_and_resumes_exactly(optimizer, tmp_path, monkeypatc
     losses = ends_the_same(tmp_path, monkeypatch, optimizer=optimizer, weight_decay=0.1)
     # The same rows once more.
     assert sum(losses[3:]) < sum(losses[:3])
-    assert (f"on cpu {optimizer} doesn't page" in capsys.readouterr().out) == optimizer.startswith("paged")
+    assert (f"on cpu {optimizer} isn't paged" in capsys.readouterr().out) == optimizer.startswith("paged")
 
 
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_ademamix_8bit"])

@@ -28,7 +28,7 @@ from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
 from snaketune.training.checkpoint.checkpoints import copy_trained, trained_tensors
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.reference.logps_table import schema
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
@@ -242,7 +242,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     work.start()
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
-    run = Run(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
+    run = TrainingRun(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
     return dpo_trainer.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
 
 

@@ -30,7 +30,7 @@ def own_handler():
 def ending(monkeypatch):
     """Jobs that end five seconds after they begin, all of which a checkpoint is given, and a queue without a place for them."""
     monkeypatch.setattr(preemption, "ends_at", lambda: time.time() + 5)
-    monkeypatch.setattr(preemption, "LARGEST_SHARE", 2.0)
+    monkeypatch.setattr(preemption, "MAX_SAVE_SHARE", 2.0)
 
 
 def test_told_to_end_it_leaves_with_a_checkpoint_and_goes_on_exactly(tmp_path, monkeypatch):
@@ -46,7 +46,7 @@ def test_told_to_end_it_leaves_with_a_checkpoint_and_goes_on_exactly(tmp_path, m
             return original(*arguments, **keywords)
 
         patch.setattr(DpoTrainer, "batch_loss", told)
-        with pytest.raises(requeue.Left, match="stopped after step"):
+        with pytest.raises(requeue.Preempted, match="stopped after step"):
             trained.train("resumed", {"loss": "sigmoid"}, **SETTINGS)
     resumed, again = trained.train("resumed", {"loss": "sigmoid"}, **SETTINGS)
     assert describe_files(again.payload) == describe_files(work.payload)
@@ -62,7 +62,7 @@ def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
         straight, work = trained.train("straight", {"loss": "sigmoid"}, **SETTINGS)
     steps = straight.counts["steps"]
     for done in range(1, steps):
-        with pytest.raises(requeue.Left, match=f"stopped after step {done}, with a checkpoint"):
+        with pytest.raises(requeue.Preempted, match=f"stopped after step {done}, with a checkpoint"):
             trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
     chained, again = trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
     assert describe_files(again.payload) == describe_files(work.payload)
@@ -73,7 +73,7 @@ def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
 def test_a_short_job_is_not_all_leaving(monkeypatch, tmp_path, seconds, least):
     """Of a minute, most is gone when it begins to train; to leave at once would make no end of jobs."""
     monkeypatch.setattr(preemption, "ends_at", lambda: seconds and time.time() + seconds)
-    assert preemption.Leave(1000, tmp_path).least == pytest.approx(least, abs=0.1)
+    assert preemption.PreemptionCallback(1000, tmp_path).min_seconds == pytest.approx(least, abs=0.1)
 
 
 def test_a_training_that_stop_if_ends_is_over_and_leaves_nothing_to_go_on_with(tmp_path, ending):
@@ -89,41 +89,41 @@ def test_only_a_job_whose_time_is_up_is_queued_again(tmp_path, monkeypatch, requ
     asked = []
     monkeypatch.setattr(requeue, "requeued", lambda: asked.append(1) or requeues)
     monkeypatch.setattr(requeue, "SECONDS_TO_END", 0)
-    requeue.after_leaving(tmp_path)
-    requeue.leave(tmp_path, 7, "signal", first=True)
-    with pytest.raises(requeue.Left, match="told to end \\(SIGTERM\\); run again"):
-        requeue.after_leaving(tmp_path)
+    requeue.raise_if_preempted(tmp_path)
+    requeue.record_preemption(tmp_path, 7, "signal", first=True)
+    with pytest.raises(requeue.Preempted, match="told to end \\(SIGTERM\\); run again"):
+        requeue.raise_if_preempted(tmp_path)
     assert not asked
-    requeue.leave(tmp_path, 7, "deadline", first=False)
+    requeue.record_preemption(tmp_path, 7, "deadline", first=False)
     assert json.loads(Path(tmp_path / requeue.FILE).read_text(encoding="utf-8"))["why"] == "signal"
-    requeue.leave(tmp_path, 7, "deadline", first=True)
-    with pytest.raises(requeue.Left, match="stopped after step 7"):
-        requeue.after_leaving(tmp_path)
+    requeue.record_preemption(tmp_path, 7, "deadline", first=True)
+    with pytest.raises(requeue.Preempted, match="stopped after step 7"):
+        requeue.raise_if_preempted(tmp_path)
     assert asked
-    requeue.forget_left(tmp_path)
-    requeue.after_leaving(tmp_path)
+    requeue.clear_preemption(tmp_path)
+    requeue.raise_if_preempted(tmp_path)
 
 
 def test_what_a_checkpoint_took_is_known_to_the_next_job(tmp_path, monkeypatch):
     """Of 7B, the estimate for a slow disk is more than a short job has: it would leave after each step for ever."""
     monkeypatch.setattr(preemption, "ends_at", lambda: time.time() + 1800)
-    first = preemption.Leave(7_000_000_000, tmp_path)
-    assert first._reason() == "deadline"
+    first = preemption.PreemptionCallback(7_000_000_000, tmp_path)
+    assert first._own_reason() == "deadline"
     first.on_step_begin()
     first.on_save()
-    assert first._reason() is None
-    again = preemption.Leave(7_000_000_000, tmp_path)
-    assert again.save_seconds < 60 and again._reason() is None
-    (tmp_path / preemption.TOOK).write_text("{", encoding="utf-8")
-    assert preemption.Leave(7_000_000_000, tmp_path).save_seconds == pytest.approx(840)
+    assert first._own_reason() is None
+    again = preemption.PreemptionCallback(7_000_000_000, tmp_path)
+    assert again.save_seconds < 60 and again._own_reason() is None
+    (tmp_path / preemption.SAVE_SECONDS_FILE).write_text("{", encoding="utf-8")
+    assert preemption.PreemptionCallback(7_000_000_000, tmp_path).save_seconds == pytest.approx(840)
 
 
 def test_a_scheduler_that_did_not_answer_is_asked_again(tmp_path, monkeypatch):
     answers = [None, None, time.time() + 10, time.time() + 10]
     monkeypatch.setattr(preemption, "ends_at", lambda: answers.pop(0))
-    leave = preemption.Leave(1000, tmp_path)
-    assert leave._reason() is None and len(answers) == 3
-    monkeypatch.setattr(preemption, "ASKED_AGAIN_SECONDS", -1)
-    assert leave._reason() is None
-    leave.least = 60
-    assert leave._reason() == "deadline" and not answers
+    callback = preemption.PreemptionCallback(1000, tmp_path)
+    assert callback._own_reason() is None and len(answers) == 3
+    monkeypatch.setattr(preemption, "RETRY_SECONDS", -1)
+    assert callback._own_reason() is None
+    callback.min_seconds = 60
+    assert callback._own_reason() == "deadline" and not answers

@@ -17,7 +17,7 @@ from .preference_runs import Trained
 # amid a step, between its passes, amid a checkpoint whose weights are there already, before one counts, at the very end.
 STEP = (DpoTrainer, "batch_loss")
 WEIGH = (DpoTrainer, "_weigh")
-SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
+SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 END = (DpoTrainer, "conclusions")
 

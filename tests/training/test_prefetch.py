@@ -11,7 +11,7 @@ from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import KERNELS
 from snaketune.training.loop import prefetch
-from snaketune.training.loop.prefetch import Ahead, Batch
+from snaketune.training.loop.prefetch import Batch, Prefetcher
 from snaketune.training.loop.sft_trainer import SftTrainer
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
@@ -28,13 +28,13 @@ def overlapping(monkeypatch):
     """As on a GPU."""
     taken = []
 
-    class Noted(Ahead):
+    class Noted(Prefetcher):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             taken.append(self)
 
     monkeypatch.setattr(prefetch, "overlaps", lambda device: True)
-    monkeypatch.setattr(prefetch, "Ahead", Noted)
+    monkeypatch.setattr(prefetch, "Prefetcher", Noted)
     yield taken
     assert not threads()
 
@@ -44,13 +44,13 @@ def test_items_come_in_their_order_and_errors_after_them():
         yield from range(20)
         raise SnaketuneError("row 20 is no row")
 
-    taken = Ahead(source(), 3, CPU)
+    taken = Prefetcher(source(), 3, CPU)
     assert [next(taken) for _ in range(20)] == list(range(20))
     for _ in range(2):
         with pytest.raises(SnaketuneError, match=r"^row 20 is no row$"):
             next(taken)
     taken.close()
-    assert list(Ahead(iter(range(5)), 3, CPU)) == list(range(5))
+    assert list(Prefetcher(iter(range(5)), 3, CPU)) == list(range(5))
 
 
 def test_no_more_is_taken_than_may_wait_and_closing_ends_the_thread():
@@ -64,7 +64,7 @@ def test_no_more_is_taken_than_may_wait_and_closing_ends_the_thread():
                 enough.set()
             yield number
 
-    taken = Ahead(source(), 2, CPU)
+    taken = Prefetcher(source(), 2, CPU)
     assert enough.wait(30)
     assert next(taken) == 0
     taken.close()

@@ -27,7 +27,7 @@ from snaketune.stages.table import STAGES
 from snaketune.training.launch import processes, worker
 from snaketune.training.launch.worker_failures import record_failure
 from snaketune.training.loop import pipeline
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 
 MODULE = "snaketune.training.ref_logps"
 JOB = {"stage": "ref_logps"}
@@ -42,7 +42,7 @@ def run_worker(tmp_path, monkeypatch):
         base.write_text("weights")
         Attempt(stage="sft", code=code, stamps=stamps_of([base]), threads=1).save(tmp_path)
         (tmp_path / "job.json").write_text(json.dumps(JOB), encoding="utf-8")
-        monkeypatch.setattr(worker, "work_on", train)
+        monkeypatch.setattr(worker, "build_stage", train)
         worker.main(tmp_path / "job.json")
 
     return run
@@ -114,7 +114,7 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
     monkeypatch.setattr(STAGES[stage].spec, "model_validate", lambda _: None)
     monkeypatch.setattr(import_module(STAGES[stage].module), "build", reached)
     with pytest.raises(SnaketuneError if replaced else Reached) as caught:
-        worker.work_on(job)
+        worker.build_stage(job)
     if replaced:
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
 
@@ -150,7 +150,7 @@ def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(STAGES["sft"].spec, "model_validate", lambda _: None)
     monkeypatch.setattr(import_module(STAGES["sft"].module), "build", reached)
     with pytest.raises(Reached):
-        worker.work_on(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
+        worker.build_stage(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
 
 
 def test_a_full_disk_is_told_and_no_traceback(run_worker, tmp_path):
@@ -186,7 +186,7 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
     class Trainer:
         """As much of one as there is before the first step."""
 
-        run = Run(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
+        run = TrainingRun(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
         model = torch.nn.Linear(1, 1)
 
         class accelerator:
@@ -331,7 +331,7 @@ def test_what_an_orphan_dies_of_is_no_failure_of_its_successor(tmp_path, monkeyp
     def fails(job):
         raise SnaketuneError("no")
 
-    monkeypatch.setattr(worker, "work_on", fails)
+    monkeypatch.setattr(worker, "build_stage", fails)
     monkeypatch.setattr(worker, "parent_is_gone", lambda: gone)
     (tmp_path / "job.json").write_text('{"stage": "sft"}', encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -355,7 +355,7 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
     monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], inputs={}, takes_operation=False))
     job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}
     job |= {"operation": {}, "tracking": {}}
-    worker.work_on(job)
+    worker.build_stage(job)
     assert seen == [rank == "0"]
     assert (work.state / "outcome.json").is_file() == (rank == "0")
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoint.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train
@@ -90,7 +90,7 @@ def test_a_resumed_training_saves_and_logs_as_often_as_the_config_now_says(tmp_p
 def test_steps_that_are_done_again_count_once(tmp_path, monkeypatch, log_steps):
     """Killed after six of nine steps, and gone on with after the fourth."""
     rows, made = pack(tmp_path / "pack", rows=12), spec()
-    on_step_end = Watch.on_step_end
+    on_step_end = LogCallback.on_step_end
 
     def killed(self, args, state, control, **keywords):
         on_step_end(self, args, state, control, **keywords)
@@ -98,7 +98,7 @@ def test_steps_that_are_done_again_count_once(tmp_path, monkeypatch, log_steps):
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Watch, "on_step_end", killed)
+        patch.setattr(LogCallback, "on_step_end", killed)
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", rows, made, log_steps=log_steps)
     assert last_checkpoint(tmp_path / "resumed/state/checkpoints").name == "checkpoint-4"

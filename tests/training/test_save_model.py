@@ -314,7 +314,7 @@ def test_a_tokenizer_that_plain_transformers_reads_otherwise_is_told(tmp_path, t
         (tmp_path / path.name).write_bytes(path.read_bytes())
     for family, told in (("llama", False), ("mistral", False), ("phi3", False), ("qwen2", True)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-        save_model.tell_other_tokenizer(tmp_path)
+        save_model.warn_if_tokenizer_differs(tmp_path)
         assert ("makes other tokens" in (said := capsys.readouterr().out)) == told, family
     assert "reads this folder as Qwen2Tokenizer" in said
     advised = PreTrainedTokenizerFast.from_pretrained(tmp_path)

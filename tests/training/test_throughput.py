@@ -17,8 +17,8 @@ from snaketune.models.flops import count_flops
 from snaketune.models.peak_flops import measured_peak
 from snaketune.training.loop import throughput as gauge_module
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.throughput import Gauge
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.throughput import ThroughputMeter
+from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
 from .pipeline_runs import pack, spec, train
@@ -43,49 +43,49 @@ def clock(monkeypatch) -> Clock:
 
 
 @pytest.fixture
-def gauge() -> Gauge:
-    return Gauge(tiny_model("llama"), CPU, 1)
+def meter() -> ThroughputMeter:
+    return ThroughputMeter(tiny_model("llama"), CPU, 1)
 
 
-def step(gauge: Gauge, clock: Clock, *, waits: float = 0.0, computes: float = 2.0) -> None:
+def step(meter: ThroughputMeter, clock: Clock, *, waits: float = 0.0, computes: float = 2.0) -> None:
     def batches():
         clock.now += waits
         yield "batch"
 
-    assert list(gauge.batches(batches())) == ["batch"]
-    gauge.count(*DOCUMENTS, supervised=20, projected=20)
+    assert list(meter.batches(batches())) == ["batch"]
+    meter.count(*DOCUMENTS, supervised=20, projected=20)
     clock.now += computes
 
 
-def test_rates_are_of_the_time_between_two_lines_with_the_wait_for_data(gauge, clock):
-    step(gauge, clock, computes=50.0)
-    assert gauge.read()["warming_up"]
+def test_rates_are_of_the_time_between_two_lines_with_the_wait_for_data(meter, clock):
+    step(meter, clock, computes=50.0)
+    assert meter.read()["warming_up"]
     # Nobody trains while it is logged and saved.
     clock.now += 7.0
-    step(gauge, clock, waits=0.5)
-    gauge.stop()
+    step(meter, clock, waits=0.5)
+    meter.stop()
     clock.now += 9.0
-    step(gauge, clock, waits=0.5)
-    found = gauge.read()
+    step(meter, clock, waits=0.5)
+    found = meter.read()
     assert "warming_up" not in found
     assert found["tokens_per_second"] == 56 / 5
     assert found["supervised_tokens_per_second"] == 40 / 5
-    flops = 2 * gauge.flops.batch(*DOCUMENTS)
-    assert found["mfu"] == pytest.approx(flops / 5 / gauge.peak.flops_per_second, abs=1e-5)
-    about = gauge.about([found])
+    flops = 2 * meter.flops.batch(*DOCUMENTS)
+    assert found["mfu"] == pytest.approx(flops / 5 / meter.peak.flops_per_second, abs=1e-5)
+    about = meter.about([found])
     assert about["steps_of_this_process"] == 3
     # The first step's, and the others'; a source that is at its end takes no time.
     assert (about["waited_for_first_batch_s"], about["waited_for_data_s"]) == (0.0, 1.0)
 
 
-def test_only_what_trains_is_read_off(gauge):
-    assert gauge.read() == {}
+def test_only_what_trains_is_read_off(meter):
+    assert meter.read() == {}
 
 
 def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
-    gauge = Gauge(tiny_model("llama"), CPU, 2)
-    step(gauge, clock)
-    gauge.add(items=4, accuracy=torch.tensor(3))
+    meter = ThroughputMeter(tiny_model("llama"), CPU, 2)
+    step(meter, clock)
+    meter.add(items=4, accuracy=torch.tensor(3))
 
     def gather(own):
         other = own.clone()
@@ -94,18 +94,18 @@ def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
         other[0, -1] *= 2
         return torch.cat([own, other])
 
-    found = gauge.read(gather)
+    found = meter.read(gather)
     assert found["tokens_per_second"] == 2 * 28 / 4
     assert found["memory_gb"] == 5.0
     assert found["accuracy"] == 0.75
     # Of two devices.
     assert found["mfu"] == pytest.approx(
-        2 * gauge.flops.batch(*DOCUMENTS) / 4 / 3 / gauge.peak.flops_per_second, abs=1e-5
+        2 * meter.flops.batch(*DOCUMENTS) / 4 / 3 / meter.peak.flops_per_second, abs=1e-5
     )
-    assert " on each of 2 GPUs (" in str(gauge)
+    assert " on each of 2 GPUs (" in str(meter)
 
 
-def test_medians_leave_out_the_first_line_of_every_process(gauge):
+def test_medians_leave_out_the_first_line_of_every_process(meter):
     names = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed")
 
     def entry(rate, **more):
@@ -120,12 +120,12 @@ def test_medians_leave_out_the_first_line_of_every_process(gauge):
         entry(0.6),
         entry(0.7),
     ]
-    about = gauge.about(history)
+    about = meter.about(history)
     assert about["tokens_per_second_median"] == about["mfu_median"] == 0.6
     assert about["peak_memory_gb"] == 0.7
-    assert gauge.about(history[:1])["mfu_median"] == 0.1
+    assert meter.about(history[:1])["mfu_median"] == 0.1
     plain = 6 * sum(p.numel() for p in tiny_model("llama").parameters())
-    assert about["mfu_plain_median"] == round(0.6 * plain / gauge.peak.flops_per_second, 7)
+    assert about["mfu_plain_median"] == round(0.6 * plain / meter.peak.flops_per_second, 7)
 
 
 def test_a_training_says_what_mfu_means_and_how_fast_it_is(tmp_path, capsys):
@@ -176,7 +176,7 @@ def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch, capsys, cl
     class State:
         is_world_process_zero, max_steps, global_step = True, 100, 41
 
-    watch = Watch()
+    watch = LogCallback()
     monkeypatch.setattr("snaketune.training.loop.trainer.time.monotonic", clock.monotonic)
     clock.now += 500.0
     watch.on_step_end(None, State, TrainerControl())

@@ -5,7 +5,7 @@ import torch.distributed
 
 from snaketune.errors import SnaketuneError
 from snaketune.training.launch import worker_failures
-from snaketune.training.launch.worker_failures import first_failure, forget_failures, record_failure
+from snaketune.training.launch.worker_failures import clear_failures, first_failure, record_failure
 
 GLOO = RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:426: Connection reset by peer")
 OURS = SnaketuneError("step 3: loss nan")
@@ -55,7 +55,7 @@ def test_echoes_alone_are_of_a_process_that_was_killed(fail):
 
 def test_an_earlier_attempt_is_forgotten(fail, tmp_path):
     fail((0, OURS))
-    forget_failures(tmp_path)
+    clear_failures(tmp_path)
     assert first_failure(tmp_path) == ""
 
 

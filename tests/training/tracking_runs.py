@@ -18,11 +18,11 @@ import pytest
 from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.tracking.curves import Curves, Tracked
+from snaketune.tracking.curves import Curves, TrackedRun
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed
 
@@ -38,8 +38,8 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
     if os.environ.get("RANK", "0") == "0":
         work.start()
     out = root / "results/sft" / name
-    tracked = Tracked.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
-    run = Run(
+    tracked = TrackedRun.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
+    run = TrainingRun(
         spec=made,
         operation=executed(made.training, checkpoint_steps=CHECKPOINT, log_steps=log_steps),
         work=work,

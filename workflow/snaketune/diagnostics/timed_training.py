@@ -32,11 +32,11 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.gpu_needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
-from snaketune.training.launch.worker import is_first_process
+from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop import sft_trainer
-from snaketune.training.loop.pipeline import Begun, fitness_of, prepared
+from snaketune.training.loop.pipeline import PreparedTraining, examine_machine, ready_trainer
 from snaketune.training.loop.sample_order import SetEpoch
-from snaketune.training.loop.trainer import BaseTrainer, Run
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.preference import dpo_trainer
 
 WINDOWS = 10
@@ -63,23 +63,23 @@ def time_training(
     tokenizer.files()
     for result in (*model, *base_layers):
         result.files()
-    run = Run.of(spec.run, operation, work)
+    run = TrainingRun.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        begun = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
+        begun = sft_trainer.prepare_training(run, pack, tokenizer, (*model, *base_layers))
     else:
         begun = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
-    fitness = fitness_of(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
+    fitness = examine_machine(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
     if small := [finding.found for finding in fitness.findings if finding.certain and finding.key == "training"]:
         # Found beforehand, it is as much a finding as a trial that runs out of memory.
-        if is_first_process():
+        if is_main_process():
             write_json(work.payload / MEASURED, {"fits": False, "why": small[0]})
         return Outcome(counts={"steps": 0}, about=run.compute.about())
-    tell(fitness.findings, aloud=is_first_process())
+    tell(fitness.findings, aloud=is_main_process())
     if run.compute.device.type == "cpu":
         keep_freed_memory()
     measured = _measure(begun, spec) | {"probe": probe(run.compute.device, work.state)}
     measured |= _sequences(measured, pack)
-    if is_first_process():
+    if is_main_process():
         write_json(work.payload / MEASURED, measured)
         print(
             f"{measured['tokens_per_second']:,.0f} tokens/s over {spec.steps} steps, "
@@ -94,7 +94,7 @@ class Windows(TrainerCallback):
 
     def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, goes_on: bool):
         """Args: goes_on: whether somebody else ends the training."""
-        self.gauge, self.warmup, self.last, self.goes_on = trainer.gauge, warmup, warmup + steps, goes_on
+        self.meter, self.warmup, self.last, self.goes_on = trainer.meter, warmup, warmup + steps, goes_on
         self.length = max(1, steps // WINDOWS)
         # Step, time, the tokens that were counted since the mark before, and the seconds that were waited for rows so far.
         self.marks: list[tuple[int, float, float, float]] = []
@@ -107,20 +107,20 @@ class Windows(TrainerCallback):
         ends = step == min(self.last, state.max_steps)
         if not ends and (not self.warmup <= step < self.last or (step - self.warmup) % self.length):
             return
-        if self.gauge.device.type != "cpu":
-            torch.accelerator.synchronize(self.gauge.device)
-        self.marks.append((step, time.monotonic(), float(self.gauge.sums.get("tokens", 0)), self.gauge.waited))
+        if self.meter.device.type != "cpu":
+            torch.accelerator.synchronize(self.meter.device)
+        self.marks.append((step, time.monotonic(), float(self.meter.sums.get("tokens", 0)), self.meter.waited))
         # The log takes the loss, and begins to count anew.
         control.should_log = True
 
 
-def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
-    with prepared(*begun[:5]) as ready:
+def _measure(begun: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
+    with ready_trainer(*begun[:5]) as ready:
         trainer = ready.trainer
-        args, gauge = trainer.args, trainer.gauge
+        args, meter = trainer.args, trainer.meter
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         windows = Windows(trainer, spec.warmup_steps, spec.steps, goes_on=spec.profile)
-        profiled = Profiled(windows.last, gauge.device, begun.run.work.payload / TRACE)
+        profiled = Profiled(windows.last, meter.device, begun.run.work.payload / TRACE)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(SetEpoch(trainer))
         trainer.add_callback(windows)
@@ -133,11 +133,11 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
                 f"the whole training has {trainer.state.global_step} steps, and {spec.warmup_steps} of a trial go before one "
                 "is measured; give it more epochs, or its steps fewer rows (training.batch_rows)"
             )
-        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(gauge.device)}
+        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(meter.device)}
         everyone = gather_object([own])
         history = [entry for entry in trainer.state.log_history if "loss" in entry]
         found = _windows(windows.marks, [sum(tokens) for tokens in zip(*(one["tokens"] for one in everyone))], history)
-        about = gauge.about(history)
+        about = meter.about(history)
         first, last = windows.marks[0], windows.marks[-1]
         step_seconds = (last[1] - first[1]) / (last[0] - first[0])
         return {
@@ -162,7 +162,7 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,
             "processes": args.world_size,
-            "device": device_name(gauge.device),
+            "device": device_name(meter.device),
             "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }
 

@@ -31,7 +31,7 @@ NO_METRICS = ("step", "warming_up")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracked:
+class TrackedRun:
     """A training as trackers know it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Tracked:
     parameters: dict[str, bool | int | float | str]
 
     @classmethod
-    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> "Tracked":
+    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> "TrackedRun":
         """Args: spec: as plain JSON; work: where it works, below the folder of all results."""
         return cls(
             settings=settings,
@@ -69,7 +69,7 @@ class Tracker(Protocol):
     newest: dict[str, int]
     """The newest step of each curve that the tracker holds; 0 of one that it hasn't."""
 
-    def __init__(self, tracked: Tracked): ...
+    def __init__(self, tracked: TrackedRun): ...
 
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
         """Points that the tracker doesn't hold: steps, rising, with their values by curve."""
@@ -81,7 +81,7 @@ class Tracker(Protocol):
 class Curves(TrainerCallback):
     """Hands the lines of the log to the trackers."""
 
-    def __init__(self, tracked: Tracked):
+    def __init__(self, tracked: TrackedRun):
         self.tracked = tracked
         self.trackers: dict[str, Tracker] = {}
 
@@ -130,7 +130,7 @@ class Curves(TrainerCallback):
 
 
 @contextmanager
-def drawn(trainer: Any, tracked: Tracked | None) -> Iterator[None]:
+def track_curves(trainer: Any, tracked: TrackedRun | None) -> Iterator[None]:
     """Draw the curves of what `trainer` trains meanwhile."""
     if tracked is None:
         yield
@@ -145,7 +145,7 @@ def drawn(trainer: Any, tracked: Tracked | None) -> Iterator[None]:
         curves.close(finished)
 
 
-def _open(name: str, tracked: Tracked) -> Tracker:
+def _open(name: str, tracked: TrackedRun) -> Tracker:
     """Imported only where it is asked for: each of these libraries costs up to a second."""
     return import_module(f"snaketune.tracking.to_{name}").Run(tracked)
 

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 
 from snaketune.stages.host.locks import locked
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 FINGERPRINT = "snaketune.fingerprint"
 # What MLflow takes at a time.
@@ -21,7 +21,7 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT
 class Run:
     """One training; found again by a tag that holds its fingerprint."""
 
-    def __init__(self, tracked: Tracked):
+    def __init__(self, tracked: TrackedRun):
         # Read where it is imported.
         os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
         for name, value in PATIENCE.items():

@@ -18,7 +18,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.plugins.hparams import metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 NAME = "events.out.tfevents."
 LENGTH, CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
@@ -27,7 +27,7 @@ LENGTH, CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 class Run:
     """One training in a folder of its own; what replaces it under its name gets another one."""
 
-    def __init__(self, tracked: Tracked):
+    def __init__(self, tracked: TrackedRun):
         folder = tracked.out / "tensorboard" / tracked.fingerprint[:8]
         folder.mkdir(parents=True, exist_ok=True)
         self.newest: dict[str, int] = defaultdict(int)
@@ -77,7 +77,7 @@ def read_events(path: Path) -> Iterator[Event]:
             yield Event.FromString(data[:size])
 
 
-def _parameters(tracked: Tracked) -> Event:
+def _parameters(tracked: TrackedRun) -> Event:
     """What the hyperparameters' page shows and compares."""
     data = HParamsPluginData()
     data.session_start_info.start_time_secs = time.time()

@@ -9,13 +9,13 @@ import os
 from collections import defaultdict
 from datetime import UTC, datetime
 
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 
 class Run:
     """One training; its identity is its fingerprint, whatever else had its name."""
 
-    def __init__(self, tracked: Tracked):
+    def __init__(self, tracked: TrackedRun):
         # Read where trackio is imported.
         os.environ.setdefault("TRACKIO_DIR", str((tracked.results / "trackio").absolute()))
         from trackio.fragments import FragmentWriter, metric_record

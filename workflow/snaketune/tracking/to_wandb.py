@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import defaultdict
 
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 SECONDS_TO_FINISH = 60
 
@@ -17,7 +17,7 @@ SECONDS_TO_FINISH = 60
 class Run:
     """One training; its id is its fingerprint."""
 
-    def __init__(self, tracked: Tracked):
+    def __init__(self, tracked: TrackedRun):
         # Its reports of its own errors. Read where it is imported, as wandb-core's are where that is started.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb

@@ -13,7 +13,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec
 
 if TYPE_CHECKING:
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
@@ -37,7 +37,7 @@ def build(
     pack: Artifact,
     tokenizer: Artifact,
     base: list[Path],
-    tracked: "Tracked | None" = None,
+    tracked: "TrackedRun | None" = None,
 ) -> Outcome:
     """Fill `work.payload` with `curve.json`; see `measure_curve`.
 

@@ -19,7 +19,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 
 if TYPE_CHECKING:
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
@@ -51,7 +51,7 @@ def build(
     ref_logps: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
-    tracked: "Tracked | None" = None,
+    tracked: "TrackedRun | None" = None,
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
 
@@ -59,14 +59,14 @@ def build(
         ref_logps: one, or none for a loss without a reference.
         base_layers, base: what lies beneath the model, if that is an adapter alone.
     """
-    from snaketune.training.launch.worker import is_first_process
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.launch.worker import is_main_process
+    from snaketune.training.loop.trainer import TrainingRun
     from snaketune.training.preference.dpo_trainer import train_on
 
     for result in (model, *base_layers):
         result.files()
-    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
-    if is_first_process():
+    outcome = train_on(TrainingRun.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
+    if is_main_process():
         for name in model.manifest["payload"]:
             # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.
             weights = name.endswith((".safetensors", ".index.json"))

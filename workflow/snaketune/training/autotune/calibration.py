@@ -32,10 +32,10 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.batch_plan import CURVE, RAN_OUT, Portions, best_of, divisors, tell, tell_ran_out
 from snaketune.training.autotune.search import Trial, Trials, search
 from snaketune.training.autotune.timed_steps import Timing, time_steps
-from snaketune.training.launch.worker import is_first_process
-from snaketune.training.loop.pipeline import check_fitness, prepared
+from snaketune.training.launch.worker import is_main_process
+from snaketune.training.loop.pipeline import check_machine, ready_trainer
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import BaseTrainer, Run
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 from snaketune.training.preference.pair_dataset import PairRows
@@ -57,14 +57,14 @@ def measure_curve(
         SnaketuneError: such a model can't be trained on such rows here, in any portions.
     """
     tokenizer.files()
-    run = Run.of(spec.run, operation, work)
+    run = TrainingRun.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
     chat = ChatTokenizer.load(tokenizer.folder)
     base_config = read_config(spec.base) or scratch_config(spec.base, chat)
-    run = run.suited(base_config, dropout=trainer_class.drops_out)
+    run = run.with_kernel_for(base_config, dropout=trainer_class.drops_out)
     # The smallest portions that it may come to.
     smallest = Portions(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    check_fitness(trainer_class, rows, replace(run, operation=smallest.put_in(operation)), base_config)
+    check_machine(trainer_class, rows, replace(run, operation=smallest.put_in(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
@@ -73,7 +73,7 @@ def measure_curve(
     trials = []
     for trial in search(possible, spec.gradient_checkpointing, bench.measure):
         trials.append(trial)
-        if is_first_process():
+        if is_main_process():
             print(_line(trial), flush=True)
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
@@ -89,7 +89,7 @@ def measure_curve(
         "trials": trials,
         "best": best_of(fitting),
     }
-    if is_first_process():
+    if is_main_process():
         write_json(work.payload / CURVE, curve)
         _tell(curve, spec, operation)
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
@@ -98,7 +98,9 @@ def measure_curve(
 class _Bench:
     """On which trials are made, each with a model of its own; what was measured is kept in the work folder."""
 
-    def __init__(self, spec: CalibrateSpec, run: Run, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer):
+    def __init__(
+        self, spec: CalibrateSpec, run: TrainingRun, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer
+    ):
         self.spec, self.run, self.rows, self.trainer_class, self.chat = spec, run, rows, trainer_class, chat
         self.kept = Trials(run.work.state)
         # A trial may have lowered it.
@@ -115,7 +117,7 @@ class _Bench:
         trial = self.kept.get(portions)
         # All processes look before any of them writes.
         trial = trial if all(gather_object([trial is not None])) else self._try(portions, before)
-        if is_first_process():
+        if is_main_process():
             self.kept.add(portions, trial)
         return trial
 
@@ -157,7 +159,7 @@ class _Bench:
         def load(weights_dtype, quantization):
             return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
 
-        with prepared(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
+        with ready_trainer(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
             return Timing.of_all(gather_object([time_steps(made.trainer)]))
 
     def _cannot(self, portions: Portions, before: list[Trial]) -> str:
@@ -172,7 +174,7 @@ class _Bench:
 
 
 def _rows(
-    spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: Run
+    spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun
 ) -> tuple[PackedRows | RawRows, type[BaseTrainer]]:
     in_memory = run.operation.load_in_memory
     if not isinstance(spec.run, SftSpec):

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from snaketune.models.device_memory import peak_memory
-from snaketune.training.loop.throughput import Gauge
+from snaketune.training.loop.throughput import ThroughputMeter
 from snaketune.training.loop.trainer import BaseTrainer
 
 # On one device as many steps as fit into these seconds, two at least; several count alike, each by its own clock.
@@ -58,9 +58,9 @@ class Timing:
 class Stopwatch(TrainerCallback):
     """Laps of the steps after the first one; ends the training when there are enough."""
 
-    def __init__(self, gauge: Gauge, alone: bool):
-        self.gauge, self.device, self.alone = gauge, gauge.device, alone
-        # Seconds, and the tokens that the gauge had counted by then.
+    def __init__(self, meter: ThroughputMeter, alone: bool):
+        self.meter, self.device, self.alone = meter, meter.device, alone
+        # Seconds, and the tokens that the meter had counted by then.
         self.micro_batches: list[tuple[float, int]] = []
         self.optimizers: list[float] = []
         self.last = self.started = 0.0
@@ -85,7 +85,7 @@ class Stopwatch(TrainerCallback):
         self.micro_batches.append((self._lap(), self._tokens()))
 
     def _tokens(self) -> int:
-        before, self.counted = self.counted, int(self.gauge.sums["tokens"])
+        before, self.counted = self.counted, int(self.meter.sums["tokens"])
         return self.counted - before
 
     def on_step_end(self, args, state, control, **_):
@@ -100,7 +100,7 @@ class Stopwatch(TrainerCallback):
 def time_steps(trainer: BaseTrainer) -> Timing:
     """Train for some steps. The trainer, and its model, are of no use afterwards."""
     args, device = trainer.args, trainer.run.compute.device
-    watch = Stopwatch(trainer.gauge, alone=args.world_size == 1)
+    watch = Stopwatch(trainer.meter, alone=args.world_size == 1)
     args.max_steps, args.save_strategy, args.logging_strategy = MOST_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)

@@ -22,12 +22,18 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import sync_folder
-from snaketune.training.checkpoint.numerics import Way, save_ways, ways_until_now
+from snaketune.training.checkpoint.numerics import Numerics, numerics_history, save_numerics
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.checkpoint.random_states import file_of, restore, save_random_state
-from snaketune.training.checkpoint.tensor_files import Stored, described, write
-from snaketune.training.parallel.fsdp import is_sharded, local, unsharded
-from snaketune.training.parallel.zero import PlainOptimizer, is_zero, leave, trained_weights, whole
+from snaketune.training.checkpoint.tensor_files import StoredTensors, describe_tensor, write
+from snaketune.training.parallel.fsdp import full_tensor, is_sharded, local
+from snaketune.training.parallel.zero import (
+    UnshardedOptimizer,
+    gathered_weight,
+    is_zero,
+    trained_weights,
+    unset_deepspeed,
+)
 
 COMPLETE = "complete"
 WEIGHTS = "weights"
@@ -101,11 +107,11 @@ class MarkComplete(TrainerCallback):
                 shutil.rmtree(other)
 
 
-class SafeCheckpoints:
+class CheckpointMixin:
     """Mixed into a transformers Trainer: its checkpoints hold safetensors and JSON where it would pickle."""
 
     # Of the checkpoint that it goes on from, and of now.
-    ways: list[Way] = []
+    numerics: list[Numerics] = []
 
     def save_model(self, output_dir=None, _internal_call=False):
         self._save(output_dir)
@@ -114,7 +120,7 @@ class SafeCheckpoints:
         model, first = self.accelerator.unwrap_model(self.model), self.args.should_save
         if first:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            save_ways(Path(output_dir), self.ways or [self.run.compute.about()])
+            save_numerics(Path(output_dir), self.numerics or [self.run.compute.about()])
         if is_zero(self.model_wrapped):
             tensors, wrong = trained_weights(model, first)
             self._stop_if(wrong)
@@ -133,12 +139,12 @@ class SafeCheckpoints:
         if wrong:
             raise diverged(self.state.global_step, f"{wrong} holds numbers that aren't finite")
 
-    def whole_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
+    def full_tensor_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
         """When the training is done: what gives a weight of the model whole; None where it is so already."""
         if is_zero(self.model_wrapped):
-            leave()
-            return whole
-        return unsharded if is_sharded(self.model) else None
+            unset_deepspeed()
+            return gathered_weight
+        return full_tensor if is_sharded(self.model) else None
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         # DeepSpeed takes the checkpoint's weights from the model, and transformers would look for a checkpoint of its own.
@@ -159,11 +165,11 @@ class SafeCheckpoints:
 
     def _plain_optimizer(self) -> Any:
         zero = is_zero(self.model_wrapped)
-        return PlainOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
+        return UnshardedOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         now, aloud = self.run.compute.about(), self.is_world_process_zero()
-        self.ways = ways_until_now(Path(resume_from_checkpoint), now, aloud)
+        self.numerics = numerics_history(Path(resume_from_checkpoint), now, aloud)
         load_weights(Path(resume_from_checkpoint), model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
@@ -216,10 +222,10 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
     Raises:
         SnaketuneError: a tensor is missing, left over, or of another shape or data type; then nothing was changed.
     """
-    stored = Stored(folder, WEIGHTS)
+    stored = StoredTensors(folder, WEIGHTS)
     wanted = trained_tensors(model)
     try:
-        _compare({name: described(*found) for name, found in stored.tensors.items()}, wanted)
+        _compare({name: describe_tensor(*found) for name, found in stored.tensors.items()}, wanted)
     except ValueError as error:
         raise SnaketuneError(f"{stored.path} doesn't fit the model ({error}); remove {folder} to begin again") from None
     stored.read(wanted)
@@ -229,14 +235,14 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
 def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
     """Give `model` what training changed in `trained`; ValueError if the two aren't made alike."""
     tensors, wanted = trained_tensors(trained), trained_tensors(model)
-    _compare({name: described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
+    _compare({name: describe_tensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
     for name, tensor in wanted.items():
         tensor.copy_(tensors[name])
     return model
 
 
 def _compare(there: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    wanted = {name: described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: describe_tensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     differs = [
         *(f"{name} is missing" for name in sorted(wanted.keys() - there.keys())),
         *(f"{name} is of no use here" for name in sorted(there.keys() - wanted.keys())),

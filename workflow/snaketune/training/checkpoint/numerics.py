@@ -10,15 +10,15 @@ from snaketune.artifacts.manifest import write_json
 
 FILE = "computed_as.json"
 # As `Compute.about` tells it.
-Way = dict[str, str]
+Numerics = dict[str, str]
 
 
-def save_ways(folder: Path, ways: list[Way]) -> None:
+def save_numerics(folder: Path, ways: list[Numerics]) -> None:
     """Into a checkpoint."""
     write_json(folder / FILE, ways)
 
 
-def ways_until_now(folder: Path, now: Way, aloud: bool) -> list[Way]:
+def numerics_history(folder: Path, now: Numerics, aloud: bool) -> list[Numerics]:
     """Those of a checkpoint that is gone on from, and the one of now; if that is another one, it is told."""
     ways = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if ways[-1] == now:

@@ -8,8 +8,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.tensor_files import Stored, write
-from snaketune.training.parallel.zero import PlainOptimizer
+from snaketune.training.checkpoint.tensor_files import StoredTensors, write
+from snaketune.training.parallel.zero import UnshardedOptimizer
 
 OPTIMIZER = "optimizer"
 SEPARATOR = "/"
@@ -19,7 +19,7 @@ TUPLE = "(tuple)"
 
 
 def save_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any, first: bool = True
+    folder: Path, optimizer: torch.optim.Optimizer | UnshardedOptimizer, scheduler: Any, first: bool = True
 ) -> None:
     """Write `optimizer`, tensors, and `optimizer.json` (numbers, groups and the schedule).
 
@@ -34,11 +34,11 @@ def save_optimizer(
         (folder / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
 
 
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any) -> None:
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | UnshardedOptimizer, scheduler: Any) -> None:
     """Put back what `save_optimizer` wrote."""
     plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
-    stored = Stored(folder, OPTIMIZER)
-    if isinstance(optimizer, PlainOptimizer):
+    stored = StoredTensors(folder, OPTIMIZER)
+    if isinstance(optimizer, UnshardedOptimizer):
         optimizer.load(stored, plain["numbers"], plain["groups"])
         scheduler.load_state_dict(plain["scheduler"])
         return

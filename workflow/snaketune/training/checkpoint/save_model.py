@@ -91,7 +91,7 @@ def gather_trained(
     spec: SftSpec | DpoSpec,
     dtype: torch.dtype,
     *,
-    whole_of: Callable[[torch.nn.Parameter], torch.Tensor],
+    full_tensor_of: Callable[[torch.nn.Parameter], torch.Tensor],
     keep: bool,
 ) -> None:
     """Make a model that is shared out whole in the host's memory of one process, as `save_trained` takes it; called by all.
@@ -99,20 +99,20 @@ def gather_trained(
     What isn't merged with adapters is rounded at once, so that no more than the result is ever held.
 
     Args:
-        whole_of: as of `sharded.gather`.
+        full_tensor_of: as of `sharded.gather`.
         keep: whether this is the process.
     """
     rounded = rounding(inner_model(model), dtype)
     gather(
         model,
-        whole_of,
+        full_tensor_of,
         keep=keep,
         only_trained=spec.quantization is not None,
         finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
     )
 
 
-def tell_other_tokenizer(folder: Path) -> None:
+def warn_if_tokenizer_differs(folder: Path) -> None:
     """Say so if plain transformers makes other tokens of a text than the model learned.
 
     For some architectures, Qwen2 among them, AutoTokenizer takes the family's own class whatever the folder says, and that

@@ -51,7 +51,7 @@ def _files_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return found
 
 
-class Stored:
+class StoredTensors:
     """What `write` wrote.
 
     Attributes:
@@ -85,9 +85,9 @@ class _OneFile(FileSystem):
         return [str(path)]
 
 
-def described(dtype: torch.dtype, shape: torch.Size) -> str:
+def describe_tensor(dtype: torch.dtype, shape: torch.Size) -> str:
     """
-    >>> described(torch.float32, torch.Size([2, 3]))
+    >>> describe_tensor(torch.float32, torch.Size([2, 3]))
     'float32[2, 3]'
     """
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

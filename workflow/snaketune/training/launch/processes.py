@@ -28,11 +28,11 @@ from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.host.launch_command import JOB_FILE, STEP_FILE, check_installed, check_nodes, command
 from snaketune.stages.outcome import Outcome
 from snaketune.training.launch.accelerate_config import write_launch_files
-from snaketune.training.launch.requeue import after_leaving, forget_left
-from snaketune.training.launch.worker_failures import first_failure, forget_failures
+from snaketune.training.launch.requeue import clear_preemption, raise_if_preempted
+from snaketune.training.launch.worker_failures import clear_failures, first_failure
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
-SECONDS_BETWEEN_WORDS = 1.0
+SECONDS_BETWEEN_SIGNALS = 1.0
 # slurmctld has others to answer.
 SECONDS_BETWEEN_STEPS = 10.0
 
@@ -63,7 +63,7 @@ def launch(
     check_launch(operation, gpus)
     outcome_file = work.state / "outcome.json"
     outcome_file.unlink(missing_ok=True)
-    forget_failures(work.state)
+    clear_failures(work.state)
     job = {
         "stage": stage,
         "spec": spec.model_dump(mode="json"),
@@ -80,12 +80,12 @@ def launch(
     write_json(work.state / JOB_FILE, job)
     if operation.launch != "single":
         write_launch_files(operation, work.state, cpu=not gpus)
-    forget_left(work.state)
+    clear_preemption(work.state)
     step = work.state / STEP_FILE if operation.nodes > 1 else None
     if step:
         step.unlink(missing_ok=True)
     status = run_processes(command(operation, work.state, sys.executable), environment(operation), step)
-    after_leaving(work.state)
+    raise_if_preempted(work.state)
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
@@ -108,7 +108,7 @@ def run_processes(command: list[str], variables: dict[str, str], step: Path | No
         # In a group of their own: Ctrl-C in a terminal reaches this process, which ends them.
         process = subprocess.Popen(command, env=variables, process_group=0)
         told = threading.Event()
-        threading.Thread(target=_tell_to_leave, args=(process, told, step), daemon=True).start()
+        threading.Thread(target=_forward_sigterm, args=(process, told, step), daemon=True).start()
         signal.signal(signal.SIGTERM, lambda *_: told.set())
         try:
             return process.wait()
@@ -120,10 +120,10 @@ def run_processes(command: list[str], variables: dict[str, str], step: Path | No
         signal.signal(signal.SIGTERM, before)
 
 
-def _tell_to_leave(launched: subprocess.Popen, told: threading.Event, step: Path | None) -> None:
+def _forward_sigterm(launched: subprocess.Popen, told: threading.Event, step: Path | None) -> None:
     """Once told, until they have left: one that is still importing its libraries ignores it."""
     while launched.poll() is None:
-        if not told.wait(SECONDS_BETWEEN_WORDS):
+        if not told.wait(SECONDS_BETWEEN_SIGNALS):
             continue
         if step is None:
             for process in psutil.Process().children(recursive=True):
@@ -132,7 +132,7 @@ def _tell_to_leave(launched: subprocess.Popen, told: threading.Event, step: Path
         elif step.is_file():
             # srun itself would end them all at once.
             asked("scancel", "--signal=TERM", step.read_text(encoding="utf-8").strip())
-        time.sleep(SECONDS_BETWEEN_WORDS if step is None else SECONDS_BETWEEN_STEPS)
+        time.sleep(SECONDS_BETWEEN_SIGNALS if step is None else SECONDS_BETWEEN_STEPS)
 
 
 def check_launch(operation: Operation, gpus: list[str]) -> None:

@@ -16,27 +16,27 @@ FILE = "left.json"
 SECONDS_TO_END = 120
 
 
-class Left(SnaketuneError):
+class Preempted(SnaketuneError):
     """A training has left, and a checkpoint holds all of it."""
 
 
-def leave(state: Path, step: int, why: str, first: bool) -> Left:
+def record_preemption(state: Path, step: int, why: str, first: bool) -> Preempted:
     """The error by which a process ends that leaves. Args: first: whether it is the one that writes."""
     if first:
         write_json(state / FILE, {"step": step, "why": why})
-    return Left(f"stopped after step {step}, with a checkpoint")
+    return Preempted(f"stopped after step {step}, with a checkpoint")
 
 
-def forget_left(state: Path) -> None:
+def clear_preemption(state: Path) -> None:
     """Before an attempt."""
     (state / FILE).unlink(missing_ok=True)
 
 
-def after_leaving(state: Path) -> None:
+def raise_if_preempted(state: Path) -> None:
     """Called when its processes have ended.
 
     Raises:
-        Left: they had to leave. Where the time limit was the reason and SLURM queues the job again, that ends it first.
+        Preempted: they had to leave. Where the time limit was the reason and SLURM queues the job again, that ends it first.
     """
     try:
         told = json.loads((state / FILE).read_text(encoding="utf-8"))
@@ -44,9 +44,9 @@ def after_leaving(state: Path) -> None:
         return
     stopped = f"stopped after step {told['step']}, with a checkpoint, since"
     if told["why"] == "signal":
-        raise Left(f"{stopped} it was told to end (SIGTERM); run again to go on")
+        raise Preempted(f"{stopped} it was told to end (SIGTERM); run again to go on")
     print(f"{stopped} the job's time is up", flush=True)
     if requeued():
         print("the job goes back into the queue, and goes on from there", flush=True)
         time.sleep(SECONDS_TO_END)
-    raise Left(f"{stopped} the job's time is up; it isn't queued again, so run again to go on")
+    raise Preempted(f"{stopped} the job's time is up; it isn't queued again, so run again to go on")

@@ -27,7 +27,7 @@ from snaketune.stages.job import result_at
 from snaketune.stages.table import STAGES
 from snaketune.training.autotune.batch_plan import RAN_OUT, tell_ran_out
 from snaketune.training.launch.processes import PARENT_VARIABLE
-from snaketune.training.launch.requeue import Left
+from snaketune.training.launch.requeue import Preempted
 from snaketune.training.launch.worker_failures import record_failure
 
 # prctl(2)
@@ -35,25 +35,25 @@ PR_SET_PDEATHSIG = 1
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def work_on(job: dict[str, Any]) -> None:
+def build_stage(job: dict[str, Any]) -> None:
     """Build the job's stage, and write down what it reports."""
     # It brings libraries that were to be quieted first.
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
     spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
-    tracked = Tracked.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
+    tracked = TrackedRun.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
     artifacts = {
         role: [_unchanged(Path(path), content) for path, content in some] for role, some in job["artifacts"].items()
     }
     files = {role: [Path(path) for path in some] for role, some in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
     # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
-    with lock if is_first_process() else nullcontext() as lease:
+    with lock if is_main_process() else nullcontext() as lease:
         work = replace(work, lease=lease)
         build = import_module(stage.module).build
         outcome = build(spec, work, operation=operation, tracked=tracked, **stage.arguments(artifacts, files))
-        if is_first_process():
+        if is_main_process():
             work.check_held()
             write_json(work.state / "outcome.json", asdict(outcome))
 
@@ -70,7 +70,7 @@ def _unchanged(manifest: Path, content: str) -> Artifact:
     return artifact
 
 
-def is_first_process() -> bool:
+def is_main_process() -> bool:
     """Whether this is the process that writes, of those that train together."""
     return int(os.environ.get("RANK", 0)) == 0
 
@@ -130,7 +130,7 @@ def take_gpu() -> None:
 def main(job_file: Path) -> None:
     """Exits with a message where the fault isn't ours."""
     quiet_libraries()
-    if not is_first_process():
+    if not is_main_process():
         # All would say the same, into the same log; errors go elsewhere.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
@@ -143,8 +143,8 @@ def main(job_file: Path) -> None:
         disable_progress_bar()
         if attempt := read_attempt(job_file.parent):
             attempt.import_code(STAGES[job["stage"]].module)
-        work_on(job)
-    except Left as left:
+        build_stage(job)
+    except Preempted as left:
         # No failure, of which launchers would make tracebacks.
         print(left, flush=True)
     except Exception as error:

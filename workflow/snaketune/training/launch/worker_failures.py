@@ -15,7 +15,7 @@ ECHOES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 ECHOED = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
-def forget_failures(state: Path) -> None:
+def clear_failures(state: Path) -> None:
     """Before an attempt: what an earlier one died of is history."""
     shutil.rmtree(state / FOLDER, ignore_errors=True)
 

@@ -102,14 +102,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def unsharded(parameter: torch.nn.Parameter) -> torch.Tensor:
+def full_tensor(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Whole. Called by all processes."""
     return parameter.detach().full_tensor()
 
 
 def gather(
     model: torch.nn.Module,
-    whole_of: Callable[[torch.nn.Parameter], torch.Tensor],
+    full_tensor_of: Callable[[torch.nn.Parameter], torch.Tensor],
     *,
     keep: bool,
     only_trained: bool,
@@ -120,7 +120,7 @@ def gather(
     Called by all processes.
 
     Args:
-        whole_of: gives a weight whole, if all processes call it.
+        full_tensor_of: gives a weight whole, if all processes call it.
         keep: whether this process is to have it; the others are left with what they had.
         only_trained: frozen weights stay where they are.
         finish: is given each weight's name and its whole value, and gives what to keep of it.
@@ -133,7 +133,7 @@ def gather(
                 continue
             if parameter not in whole:
                 # By all processes, and once of tied weights.
-                tensor, whole[parameter] = whole_of(parameter), None
+                tensor, whole[parameter] = full_tensor_of(parameter), None
                 if keep:
                     kept = finish(f"{place}.{name}".removeprefix("."), tensor).to("cpu")
                     whole[parameter] = torch.nn.Parameter(kept, requires_grad=parameter.requires_grad)
@@ -145,7 +145,7 @@ def gather(
             module.__class__ = type(module).__bases__[1]
 
 
-class KeepsShards:
+class ShardedModelMixin:
     """Mixed into a transformers Trainer: it trains a model that comes in shards, and is told so by transformers' own mark."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -172,25 +172,25 @@ class KeepsShards:
 
     def _prepare_for_training(self, *arguments, **keywords):
         prepared = super()._prepare_for_training(*arguments, **keywords)
-        check_launch(self.run.operation, self.model_wrapped)
+        check_strategy(self.run.operation, self.model_wrapped)
         return prepared
 
 
-def check_launch(operation: Operation, model: torch.nn.Module) -> None:
+def check_strategy(operation: Operation, model: torch.nn.Module) -> None:
     """What trains is what was asked for.
 
     Raises:
         SnaketuneError: it isn't.
     """
     # One process has nobody to share with, however it was started.
-    if processes() > 1 and (found := _launched(model)) != (operation.launch, operation.zero_stage):
+    if processes() > 1 and (found := _strategy(model)) != (operation.launch, operation.zero_stage):
         raise SnaketuneError(
             f"operation.launch: {operation.launch} on {processes()} processes came out as {found[0]} (zero_stage {found[1]}); "
             "nothing was trained"
         )
 
 
-def _launched(model: torch.nn.Module) -> tuple[str, int | None]:
+def _strategy(model: torch.nn.Module) -> tuple[str, int | None]:
     if is_zero(model):
         return "deepspeed", model.zero_optimization_stage()
     return "fsdp" if _all_in_shards(model) else "ddp" if isinstance(model, DistributedDataParallel) else "single", None

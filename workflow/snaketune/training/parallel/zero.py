@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from snaketune.training.checkpoint.tensor_files import Stored
+from snaketune.training.checkpoint.tensor_files import StoredTensors
 
 
 def is_zero(model: torch.nn.Module) -> bool:
@@ -18,7 +18,7 @@ def is_zero(model: torch.nn.Module) -> bool:
     return type(model).__name__ == "DeepSpeedEngine"
 
 
-def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
+def gathered_weight(parameter: torch.nn.Parameter) -> torch.Tensor:
     """A weight as it is learned, in float32; a frozen one as it is. Called by all processes."""
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
@@ -31,7 +31,7 @@ def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
         return parameter.detach().clone()
 
 
-def leave() -> None:
+def unset_deepspeed() -> None:
     """After a training: what transformers loads from here on, one process may load for itself."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -50,7 +50,7 @@ def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch
     tensors: dict[str, torch.Tensor] = {}
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     for name, tensor in [*trained, *((name, buffer) for name, buffer in model.named_buffers() if name in saved)]:
-        full = whole(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor
+        full = gathered_weight(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor
         if wrong is None and full.is_floating_point() and not full.isfinite().all():
             wrong = name
         if keep:
@@ -58,7 +58,7 @@ def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch
     return tensors, wrong
 
 
-class PlainOptimizer:
+class UnshardedOptimizer:
     """The optimizer of a DeepSpeed engine, as checkpoints have it: the plain one that it was made from, on whole parameters."""
 
     def __init__(self, engine: Any, groups: list[list[torch.nn.Parameter]]):
@@ -105,7 +105,7 @@ class PlainOptimizer:
         return torch.is_tensor(value) and value.numel() == self.flat[0].numel()
 
     @torch.no_grad()
-    def load(self, states: Stored, numbers: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+    def load(self, states: StoredTensors, numbers: dict[str, Any], groups: list[dict[str, Any]]) -> None:
         """Put back what was written of `state_dict`.
 
         Args:
@@ -126,7 +126,7 @@ class PlainOptimizer:
             group |= {key: value for key, value in saved.items() if key != "params"}
 
 
-def _fill(parameter: torch.nn.Parameter, key: str, stored: Stored, name: str) -> None:
+def _fill(parameter: torch.nn.Parameter, key: str, stored: StoredTensors, name: str) -> None:
     """Put what this process has of a parameter's state where DeepSpeed has it."""
     from deepspeed.utils import safe_get_local_optimizer_state
 

@@ -17,9 +17,9 @@ from snaketune.models.batches import collate
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.pipeline import Begun
+from snaketune.training.loop.pipeline import PreparedTraining
 from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference.dpo_loss import Pairs
 from snaketune.training.preference.dpo_monitor import Course
 from snaketune.training.preference.metrics import Sums, Tally, added, by_source, means
@@ -229,17 +229,21 @@ def _of_rows(rows_PK: torch.Tensor, labelled: bool) -> Pairs:
     )
 
 
-def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
+def train_on(
+    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
+) -> Outcome:
     """Train on packed pairs, from the model that is their reference unless another one is, or none is needed."""
     return pipeline.train(*begin(run, results, pack, ref_logps))
 
 
-def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
+def begin(
+    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
+) -> PreparedTraining:
     """What a training of these begins with; raises SnaketuneError if the log-probabilities aren't of its reference."""
     spec, tokenizer = run.spec, results[0].folder
     base_layers = results[1:] if spec.continued else results
     start = Stack(results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
-    run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
+    run = run.with_kernel_for(start.config(), dropout=DpoTrainer.drops_out)
     if ref_logps:
         check_ref_logps(
             ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
@@ -251,4 +255,4 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
         check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)
+    return PreparedTraining(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

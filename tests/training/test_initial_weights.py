@@ -24,7 +24,7 @@ from tests.models.conftest import tiny_model
 from tests.training.executed import executed
 from tests.training.pipeline_runs import Interrupted, stop_after
 
-from .test_stacks import SECOND, Chain, Made, training
+from .test_adapter_stacks import SECOND, Chain, Made, training
 
 FIRST = Lora(rank=4, modules_to_save=("embed_tokens",))
 FOUR_BITS = Quantization()
