@@ -42,7 +42,7 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
         # By as many processes it goes on as if nothing had happened.
         assert found(tmp_path / f"{since}-{since}-2")["loss"].equal(found(tmp_path / f"full-{since}")["loss"])
         assert not differing(tmp_path / f"{since}-{since}-2", tmp_path / f"full-{since}")
-        assert "checkpoint-2 was made by 2 processes, 4 go on: rows come in the same order" in said
+        assert "checkpoint-2 was written by 2 processes, 4 resume from it: rows come in the same order" in said
     for name, processes in (("full-single", 1), ("full-ddp", 2), ("full-fsdp", 2), ("wide-3", 3), ("wide-4", 4)):
         seen = torch.cat([found(tmp_path / name, rank)["seen"] for rank in range(processes)]).tolist()
         # Rows, and what fills up the last step: blank ones.

@@ -138,7 +138,7 @@ def test_what_is_of_several_precisions_says_so(tmp_path, monkeypatch, capsys):
     assert outcome.about["resumed_from_numerics"] == [
         {"dtype": "float32", "kernel": "sdpa"}, {"dtype": "bfloat16", "kernel": "sdpa"},
     ]  # fmt: skip
-    assert capsys.readouterr().out.count("so the result is of both") == 2
+    assert capsys.readouterr().out.count("so the result mixes both") == 2
 
 
 def test_what_was_computed_alike_throughout_names_nothing(tmp_path, monkeypatch):

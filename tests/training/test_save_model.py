@@ -309,14 +309,14 @@ def test_sampling_settings_that_contradict_each_other_stop_no_training_at_its_en
     assert written["eos_token_id"]
 
 
-def test_a_tokenizer_that_plain_transformers_reads_otherwise_is_told(tmp_path, tokenizer, capsys):
+def test_a_tokenizer_that_autotokenizer_loads_differently_is_noted(tmp_path, tokenizer, capsys):
     for path in tokenizer.folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    for family, told in (("llama", False), ("mistral", False), ("phi3", False), ("qwen2", True)):
+    for family, differs in (("llama", False), ("mistral", False), ("phi3", False), ("qwen2", True)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
         save_model.warn_if_tokenizer_differs(tmp_path)
-        assert ("makes other tokens" in (said := capsys.readouterr().out)) == told, family
-    assert "reads this folder as Qwen2Tokenizer" in said
+        assert ("tokenizes text differently from" in (output := capsys.readouterr().out)) == differs, family
+    assert "loads this model's tokenizer as Qwen2Tokenizer" in output
     advised = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(save_model.PROBE).ids
     assert advised(save_model.PROBE)["input_ids"] == own
