@@ -1,4 +1,4 @@
-"""The `calibrate` stage: in which micro-batches a training is fastest on this device; in launched processes
+"""The `calibrate` stage: measure throughput and memory by micro-batch size on this device, in worker processes
 (`training.autotune.calibration`)."""
 
 from pathlib import Path
@@ -39,10 +39,10 @@ def build(
     base: list[Path],
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with `curve.json`; see `measure_curve`.
+    """Write `curve.json` to `work.payload`; see `measure_curve`.
 
     Args:
-        tracked: not used, as its curve is the result.
+        tracked: not used; a calibration isn't tracked.
     """
     from snaketune.training.autotune.calibration import measure_curve
 

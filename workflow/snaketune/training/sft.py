@@ -1,4 +1,4 @@
-"""The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model; in launched processes
+"""The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model, in worker processes
 (`training.loop.sft_trainer`)."""
 
 import shutil
@@ -49,10 +49,11 @@ def build(
     base_layers: Sequence[Artifact] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
+    """Write a model folder to `work.payload`: weights or an adapter, config and tokenizer.
 
     Args:
-        model, beneath: the result that it starts from, and what lies beneath that.
+        base: the folder of the base model, if the training starts from a local one.
+        model, base_layers: the result that the training starts from, and the results that its adapters are applied to.
     """
     from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
     from snaketune.training.launch.worker import is_main_process

@@ -116,7 +116,7 @@ def gather_trained(
 def warn_if_tokenizer_differs(folder: Path) -> None:
     """Print a note if AutoTokenizer would tokenize differently from the tokenizer that the model was trained with.
 
-    For some architectures, Qwen2 among them, AutoTokenizer uses the family's tokenizer class and ignores the folder's config.
+    For some architectures, Qwen2 among them, AutoTokenizer uses the family's tokenizer class whatever the folder names.
     That class splits text by its own rules: right for the family's models, wrong for a vocabulary that was trained here.
     """
     own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
@@ -127,7 +127,7 @@ def warn_if_tokenizer_differs(folder: Path) -> None:
         return
     if plain(PROBE, add_special_tokens=False)["input_ids"] != own:
         print(
-            f"note: AutoTokenizer loads this model's tokenizer as {type(plain).__name__}, which tokenizes text differently from "
-            "training; outside of snaketune load it with transformers.PreTrainedTokenizerFast",
+            f"note: AutoTokenizer loads this model's tokenizer as {type(plain).__name__}, which tokenizes text differently "
+            "from training; outside of snaketune load it with transformers.PreTrainedTokenizerFast",
             flush=True,
         )
