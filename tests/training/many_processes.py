@@ -219,7 +219,7 @@ SORTED = {
 
 
 def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
-    """The same training by one process, and by two under each of `launches`."""
+    """Plans for one training in a single process, and in two under each of `launches`."""
     counts = (("single", 1), *((launch, 2) for launch in launches))
     return [Plan(name=f"{name}-{launch}", processes=count, launch=launch, **what) for launch, count in counts]
 

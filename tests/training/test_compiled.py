@@ -43,7 +43,7 @@ def nothing_again(fresh, monkeypatch):
 
 @pytest.fixture
 def compiled_calls(monkeypatch):
-    """How many compiled graphs each training step ran."""
+    """Count the compiled graphs that each training step ran."""
     step, calls = SftTrainer.training_step, []
 
     def profiled(self, *arguments):
@@ -67,7 +67,7 @@ def weights(folder):
 def test_a_compiled_training_is_the_same_and_compiles_once(
     tmp_path, nothing_again, compiled_calls, family, lora, checkpointing
 ):
-    # Of 21 rows the last batch has one, of the last step too.
+    # With 21 rows the last batch and the last step have one row.
     rows, settings = pack(tmp_path / "pack", rows=21), {"lora": lora, "gradient_checkpointing": checkpointing}
     compiled = train(tmp_path / "compiled", rows, spec(compile=True, **settings), family)
     # Forward and backward of each layer, in every step.

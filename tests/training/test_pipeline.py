@@ -265,7 +265,7 @@ def test_dpo_refuses_a_model_that_is_not_its_own_reference(tmp_path, monkeypatch
 
 
 def test_adapters_trained_on_other_weights_are_merged_into_the_given_ones():
-    """As in QLoRA: trained on 4-bit weights, merged into the 16-bit ones."""
+    """QLoRA trains on 4-bit weights and merges into the 16-bit ones."""
 
     trained, fresh = (add_lora(tiny_model("llama"), Lora(rank=2)) for _ in range(2))
     with torch.no_grad():

@@ -163,7 +163,7 @@ def test_adapters_name_what_is_frozen(tmp_path, capsys):
 
 
 def test_measuring_the_peak_changes_no_weight(tmp_path, monkeypatch):
-    """The same training with the peak measured, and with it cached."""
+    """A training with the peak measured equals one with the peak cached."""
     rows, made = pack(tmp_path / "pack", rows=8), spec(Lora(rank=2, dropout=0.5), epochs=1)
     measured_peak.cache_clear()
     for name in ("measured", "known"):

@@ -150,27 +150,27 @@ def held(root: Path, fingerprints: list[str]) -> None:
     from trackio.sqlite_storage import SQLiteStorage
 
     client = MlflowClient(tracking_uri=(root / "results/mlruns").as_uri())
-    (experiment,) = [found for found in client.search_experiments() if found.name == "snaketune"]
-    found: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list)}
+    (experiment,) = [one for one in client.search_experiments() if one.name == "snaketune"]
+    points: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list)}
     for run in client.search_runs([experiment.experiment_id]):
         fingerprint = run.data.tags["snaketune.fingerprint"]
-        found["mlflow"][fingerprint] = [
+        points["mlflow"][fingerprint] = [
             [point.step, curve, point.value]
             for curve in run.data.metrics
             for point in client.get_metric_history(run.info.run_id, curve)
         ]
-        found["runs"][fingerprint].append([run.info.run_name, run.info.status, run.data.params])
+        points["runs"][fingerprint].append([run.info.run_name, run.info.status, run.data.params])
     for fingerprint in fingerprints:
         lines = SQLiteStorage.get_logs("snaketune", "sft/demo", run_id=fingerprint)
-        found["trackio"][fingerprint] = [
+        points["trackio"][fingerprint] = [
             [line["step"], curve, value]
             for line in lines
             for curve, value in line.items()
             if curve not in ("step", "timestamp")
         ]
         (folder,) = (root / "results/wandb").glob(f"offline-run-*-{fingerprint}")
-        found["wandb"][fingerprint] = list(wandb_points(folder / f"run-{fingerprint}.wandb"))
-    (root / "held.json").write_text(json.dumps(found))
+        points["wandb"][fingerprint] = list(wandb_points(folder / f"run-{fingerprint}.wandb"))
+    (root / "held.json").write_text(json.dumps(points))
 
 
 def wandb_points(path: Path):

@@ -69,7 +69,7 @@ class SampleOrderMixin:
 class SetEpoch(TrainerCallback):
     """Sets the epoch of the sample order.
 
-    The Trainer does so too, but in a resumed epoch it tells only the wrapper that skips the batches already trained on.
+    The Trainer does so too, but in a resumed epoch it informs only the wrapper that skips the batches already trained on.
     """
 
     def __init__(self, trainer: SampleOrderMixin):
