@@ -72,7 +72,7 @@ def measure(name: str) -> dict[str, float]:
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline
     from snaketune.training.loop.sft_trainer import SftTrainer
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.loop.trainer import TrainingRun
 
     shape, (rows, tokens), settings = CASES[name]
     config = AutoConfig.for_model("llama", **{"vocab_size": 32000, "tie_word_embeddings": True} | shape)
@@ -86,14 +86,14 @@ def measure(name: str) -> dict[str, float]:
         work = WorkFolder(Path(folder) / "work")
         work.start()
         operation = executed(training, checkpoint_steps=10**6, log_steps=1)
-        run = Run(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
-        expected = pipeline.check_fitness(SftTrainer, packed, run, config).estimate.expected
+        run = TrainingRun(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
+        expected = pipeline.check_machine(SftTrainer, packed, run, config).estimate.expected
 
         def load(dtype, quantization):
             set_seed(0)
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
-        with pipeline.prepared(SftTrainer, packed, run, load) as made:
+        with pipeline.ready_trainer(SftTrainer, packed, run, load) as made:
             pipeline.fit(made.trainer)
             return {"expected": expected / 1e9, "peak": peak_memory(run.compute.device) / 1e9}
 

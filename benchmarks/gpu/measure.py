@@ -208,7 +208,7 @@ def _trainer(
     from snaketune.training.autotune.machine_check import check_machine
     from snaketune.training.loop.pipeline import fit
     from snaketune.training.loop.sft_trainer import SftTrainer
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.loop.trainer import TrainingRun
 
     class Measured(SftTrainer):
         def training_step(self, model, inputs, *others):
@@ -235,7 +235,7 @@ def _trainer(
     with tempfile.TemporaryDirectory() as name:
         work = WorkFolder(Path(name))
         work.start()
-        run = Run(spec=spec, operation=operation, work=work, compute=compute)
+        run = TrainingRun(spec=spec, operation=operation, work=work, compute=compute)
         trainer = Measured(model=model, rows=rows, run=run)
         trainer.add_callback(Ends())
         fit(trainer)

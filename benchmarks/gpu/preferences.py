@@ -93,7 +93,7 @@ def _trainer(
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import DpoSpec
     from snaketune.training.loop.pipeline import fit
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.loop.trainer import TrainingRun
     from snaketune.training.preference.dpo_trainer import DpoTrainer
 
     class Measured(DpoTrainer):
@@ -115,6 +115,8 @@ def _trainer(
     with tempfile.TemporaryDirectory() as name:
         work = WorkFolder(Path(name))
         work.start()
-        trainer = Measured(model=model, rows=rows, run=Run(spec=spec, operation=operation, work=work, compute=compute))
+        trainer = Measured(
+            model=model, rows=rows, run=TrainingRun(spec=spec, operation=operation, work=work, compute=compute)
+        )
         trainer.add_callback(Ends())
         fit(trainer)

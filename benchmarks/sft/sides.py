@@ -33,7 +33,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import sft_trainer
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.loop.trainer import TrainingRun
 
     clock = Clock(warm_up, steps)
 
@@ -52,7 +52,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
         work = WorkFolder(Path(name))
         work.start()
         operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
-        run = Run.of(SftSpec.model_validate(sft_spec(material)), operation, work)
+        run = TrainingRun.of(SftSpec.model_validate(sft_spec(material)), operation, work)
         outcome = sft_trainer.train_on(
             run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
         )

@@ -9,7 +9,7 @@ from benchmarks.gpu.shapes import make_rows
 from snaketune.config.training_runs import Lora
 from snaketune.packing.shards import IGNORED
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.trainer import LogCallback
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 from snaketune.training.preference.pair_dataset import PairRows
@@ -25,7 +25,7 @@ STEPS = 6
 @pytest.fixture
 def graphs(fresh, monkeypatch):
     """Count the graphs compiled by the end of each step; graphs are traced only, no code is generated."""
-    compiled, counted, ended = torch.nn.Module.compile, [], Watch.on_step_end
+    compiled, counted, ended = torch.nn.Module.compile, [], LogCallback.on_step_end
 
     def compile_without_code(self, *arguments, **keywords):
         return compiled(self, *arguments, **keywords | {"backend": "aot_eager"})
@@ -35,7 +35,7 @@ def graphs(fresh, monkeypatch):
         counted.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_without_code)
-    monkeypatch.setattr(Watch, "on_step_end", on_step_end)
+    monkeypatch.setattr(LogCallback, "on_step_end", on_step_end)
     return counted
 
 

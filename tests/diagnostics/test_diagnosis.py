@@ -166,11 +166,11 @@ def test_a_change_that_makes_no_run_names_itself():
 def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(files=list)
     prepared = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
-    monkeypatch.setattr(timed_training.sft_trainer, "begin", lambda *_: prepared)
+    monkeypatch.setattr(timed_training.sft_trainer, "prepare_training", lambda *_: prepared)
     result = [
         Finding(key="training", problem="needs 900.0 GB before there is a single activation", do="use a smaller one")
     ]
-    monkeypatch.setattr(timed_training, "fitness_of", lambda *_: SimpleNamespace(findings=result))
+    monkeypatch.setattr(timed_training, "examine_machine", lambda *_: SimpleNamespace(findings=result))
     spec = TrialSpec(
         run=SftSpec(base=RUN.base, training=Learning(learning_rate=1e-3, batch_rows=8), lora=None, quantization=None),
         micro_batch_rows=1, gradient_checkpointing=False, launch="single", zero_stage=None, load_in_memory="auto",

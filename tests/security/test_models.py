@@ -16,7 +16,7 @@ from snaketune.evaluation.tasks import prepared_tasks
 from snaketune.models.load_model import load_folder, own_tokenizer, read_config
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.creation.adopt import adopt
-from snaketune.training.checkpoint.save_model import tell_other_tokenizer
+from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
 from tests.models.conftest import tiny_model
 from tests.tokenization.small_tokenizers import save_tokenizer
 
@@ -85,7 +85,7 @@ def test_code_that_comes_with_a_tokenizer_does_not_run(with_code, tmp_path, mark
 
 
 def test_no_prompt_asks_whether_the_code_of_a_result_may_run(with_code, tmp_path, mark):
-    tell_other_tokenizer(with_code)
+    warn_if_tokenizer_differs(with_code)
     mark.check()
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/t.yaml").write_text("task: t\ndataset_path: json\n")

@@ -96,7 +96,7 @@ CALLED = {
     "stages.progress": {"progress"},
     "stages.cache.status": {"differing"},
     "stages.cache.work_folders": {"remove", "sync", "sync_folder"},
-    "tracking.curves": {"drawn"},
+    "tracking.curves": {"track_curves"},
 }
 
 

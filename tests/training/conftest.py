@@ -1,4 +1,4 @@
-"""A small tokenizer, trained once; deepspeed, if it isn't installed."""
+"""Fixtures: a small tokenizer, trained once; deepspeed, even if it isn't installed."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ from tests.tokenization.small_tokenizers import train_in
 from tests.workflow.conftest import made_once
 
 ROOT = Path(__file__).parents[2]
-# What deepspeed imports besides what snaketune has.
+# Packages that deepspeed needs and snaketune doesn't.
 WITH = ("hjson", "py-cpuinfo", "ninja", "msgpack", "einops")
 
 
@@ -29,7 +29,7 @@ def probed(tmp_path_factory) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def probed_once(monkeypatch, probed):
     """Measure the machine once for hundreds of trainings; `tests/models/test_speed_probe.py` measures it itself."""
-    monkeypatch.setattr(pipeline, "probe", lambda device, place: probed)
+    monkeypatch.setattr(pipeline, "probe", lambda device, state: probed)
 
 
 @pytest.fixture(scope="session")

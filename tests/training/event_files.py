@@ -1,4 +1,4 @@
-"""What TensorBoard's own reader finds in a folder."""
+"""Event files, read by TensorBoard's own reader."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import (
 
 
 def points_of(folder: Path, purge: bool = False) -> list[tuple[int, str, float]]:
-    """Steps, curves and values, as it would draw them; args: purge: whether it drops what a restart seems to have left."""
+    """Return (step, curve, value) as TensorBoard would plot them. Args: purge: whether it drops points before a restart."""
     events = EventAccumulator(
         str(folder), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE, purge_orphaned_data=purge
     ).Reload()

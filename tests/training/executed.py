@@ -1,4 +1,4 @@
-"""How a test's training runs: in the portions that its own settings name."""
+"""The operation of a test's training, with the batch plan that its settings name."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from snaketune.config.training_runs import Training
 
 
 def executed(training: Training, **operation: Any) -> Execution:
-    """With numbers in the place of `auto`, as processes are told them."""
+    """Return an operation with every `auto` resolved, as worker processes get it."""
     return Execution(
         micro_batch_rows=training.micro_batch_rows,
         gradient_checkpointing=training.gradient_checkpointing is True,
-        # Tests have nothing else.
+        # Tests run on the CPU.
         allow_cpu=True,
         **operation,
     )

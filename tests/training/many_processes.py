@@ -1,7 +1,7 @@
-"""As a program: trainings of tiny models in several processes, killed and continued by others; each writes down how it went.
+"""Program that trains tiny models in several processes, killed and resumed by others; each process records its losses.
 
-One start of Python for all of them: processes are forked from this one, which has imported everything, and are told what
-torch's launcher would tell them. A run that dies takes its whole process group with it, as `kill -9` of a job does.
+Python starts once: processes are forked from this one, which has imported everything, with the environment variables that
+torch's launcher would set. A run is killed with its whole process group, as `kill -9` of a job does.
 """
 
 import json
@@ -34,7 +34,7 @@ from snaketune.stages.specs import DpoSpec
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.launch.accelerate_config import deepspeed_config
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.parallel.fsdp import local
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
@@ -44,20 +44,20 @@ from .executed import executed
 from .pipeline_runs import FORKED, pack, read_pack, spec, train
 from .preference_runs import Start, packed_pairs, referenced
 
-# Of the runs with no model of their own: pairs, and what their reference gives them.
+# For preference runs: the pairs and their reference log-probabilities.
 PREFERENCES: list[Artifact] = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run: in which processes, of what, and where it goes on or ends early.
+    """One run.
 
     Attributes:
-        model: a family, or what makes a model; None for preferences.
-        told: of preferences, what their loss is told.
-        since: the run whose folder it finds, as that left it.
-        fails: whether all of them end with an error.
-        killed: the method before whose nth call by the first process all of them are killed.
+        model: a family, or a function that makes a model; None for preference training.
+        preference: loss settings of preference training.
+        since: the name of the run that it resumes, whose folder is copied.
+        fails: whether its processes end with an error.
+        killed: owner, method and n: all processes are killed before the main process's nth call of the method.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Plan:
     training: dict[str, Any] = field(default_factory=dict)
     lora: Lora | None = None
     model: Any = "llama"
-    told: dict[str, Any] = field(default_factory=dict)
+    preference: dict[str, Any] = field(default_factory=dict)
     since: str = ""
     trainer: type = SftTrainer
     quantization: Quantization | None = None
@@ -77,7 +77,7 @@ class Plan:
 
 
 class BreaksOneShard(SftTrainer):
-    """In the second process, before the first checkpoint."""
+    """Writes an infinite weight in the second process, before the first checkpoint."""
 
     def check_finite(self):
         if os.environ["RANK"] == "1":
@@ -86,30 +86,29 @@ class BreaksOneShard(SftTrainer):
 
 
 def work(plan: Plan, root: Path) -> None:
-    """One of the processes of a training."""
+    """Train in one of the processes."""
     patch = pytest.MonkeyPatch()
-    first = os.environ["RANK"] == "0"
-    if plan.killed and first:
+    if plan.killed and os.environ["RANK"] == "0":
         kill_before(*plan.killed, patch)
     if plan.launch == "deepspeed":
-        tell_of_deepspeed(plan, root, patch)
+        use_deepspeed(plan, root, patch)
     seen: list[int] = []
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
     outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
     names = ("loss", "grad_norm", *(("margin", "kl", "chosen_logp") if plan.model is None else ()))
     columns = {name: [entry[name] for entry in outcome.run["history"]] for name in names}
-    found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
-    save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
+    recorded = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
+    save_file(recorded | {"seen": torch.tensor(seen)}, root / plan.name / f"recorded-{os.environ['RANK']}")
 
 
-def tell_of_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None:
-    """As `accelerate launch` does."""
-    told = root / plan.name / "deepspeed.json"
-    told.write_text(json.dumps(deepspeed_config(plan.zero_stage)), encoding="utf-8")
+def use_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Set up DeepSpeed as `accelerate launch` does."""
+    config = root / plan.name / "deepspeed.json"
+    config.write_text(json.dumps(deepspeed_config(plan.zero_stage)), encoding="utf-8")
     del os.environ["ACCELERATE_USE_CPU"]
-    os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(told)}
-    # It would be compiled first, and gloo can do without.
+    os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}
+    # It would be compiled first, and gloo doesn't need it.
     patch.setattr(import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
 
 
@@ -132,11 +131,11 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:
     made = DpoSpec(
-        **{"loss": "sigmoid", "beta": 0.5, **plan.told}, lora=plan.lora, quantization=None, trust_remote_code=False,
+        **{"loss": "sigmoid", "beta": 0.5, **plan.preference}, lora=plan.lora, quantization=None, trust_remote_code=False,
         training=Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
     operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
-    run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
+    run = TrainingRun(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
     return dpo_trainer.train_on(run, (Start(root / "model"),), packed, reference)
 
@@ -155,7 +154,7 @@ def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -
 
 
 def run_forked(processes: int, work_in: Callable[..., None], *arguments: Any) -> list[int | None]:
-    """Run `work_in` in so many processes of one group; their exit codes."""
+    """Run `work_in` in this number of processes of one process group; return their exit codes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -166,13 +165,13 @@ def run_forked(processes: int, work_in: Callable[..., None], *arguments: Any) ->
         ranks.append(FORKED.Process(target=in_group, args=(ranks[0].pid if ranks else 0, work_in, *arguments)))
         ranks[-1].start()
         if rank == 0:
-            # Before the others join it, and by both sides, whoever comes first.
+            # The group must exist before the others join it, so parent and child both create it.
             os.setpgid(ranks[0].pid, ranks[0].pid)
     while running := [rank.sentinel for rank in ranks if rank.exitcode is None]:
         wait(running)
         if any(rank.exitcode for rank in ranks):
             for rank in ranks:
-                # It would wait for the one that failed.
+                # The others would wait for the one that failed.
                 rank.kill()
     return [rank.exitcode for rank in ranks]
 
@@ -183,11 +182,11 @@ def in_group(leader: int, work_in: Callable[..., None], *arguments: Any) -> None
 
 
 def run_all(plans: list[Plan], root: Path) -> None:
-    """One after the other; ends where one doesn't end as it should."""
+    """Run the plans in order; exit with an error if one ends with unexpected exit codes."""
     pack(root / "pack")
     model = tiny_model("llama")
     model.save_pretrained(root / "model")
-    # Of two or three pairs each, ten rows: in the last of three steps of four, two are blank.
+    # Ten rows of two or three pairs: the last of three steps of four rows has two blank ones.
     pairs = packed_pairs(root / "pairs", rows=10)
     PREFERENCES.extend((pairs, referenced(root / "pairs/logps", pairs, model)))
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -199,27 +198,30 @@ def run_all(plans: list[Plan], root: Path) -> None:
         WorkFolder(root / plan.name).start()
         codes = run_forked(plan.processes, work, plan, root)
         print(f"{plan.name}: exit codes {codes}, {time.monotonic() - began:.1f} s", flush=True)
-        # Of those that fail the first one to end takes the others along.
+        # When processes fail, the others are killed after the first one.
         ended = any(codes) if plan.fails else codes == [-signal.SIGKILL if plan.killed else 0] * plan.processes
         if not ended:
             sys.exit(f"{plan.name} failed")
 
 
-# Of 22 rows in steps of four, the last of the six holds two.
+# 22 rows in steps of four: the last of the six steps has two.
 SHORT = {"micro_batch_rows": 1, "epochs": 1}
 # Three processes: 12 rows, then 10.
 WIDE = SHORT | {"batch_rows": 12}
-SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
+SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
 AMID = (DpoTrainer, "batch_loss")
-SORTED = {"model": None, "told": {"loss": {"aot": 1.0, "sft": 0.5}, "stop_if": {"margin_below": 100, "window": 2}}}
+SORTED = {
+    "model": None,
+    "preference": {"loss": {"aot": 1.0, "sft": 0.5}, "stop_if": {"margin_below": 100, "window": 2}},
+}
 
 
 def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
-    """The same training by one process, and by two under each of `launches`."""
-    ways = (("single", 1), *((launch, 2) for launch in launches))
-    return [Plan(name=f"{name}-{launch}", processes=count, launch=launch, **what) for launch, count in ways]
+    """Plans for one training in a single process, and in two under each of `launches`."""
+    counts = (("single", 1), *((launch, 2) for launch in launches))
+    return [Plan(name=f"{name}-{launch}", processes=count, launch=launch, **what) for launch, count in counts]
 
 
 def plans() -> list[Plan]:
@@ -228,12 +230,12 @@ def plans() -> list[Plan]:
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
         *alike("preferences", "ddp", "fsdp", model=None),
-        # Of all pairs of a step at once, in whichever process they are; of three steps the last isn't taken.
+        # The loss is a function of all pairs of a step, in all processes; `stop_if` ends the run before the third step.
         *alike("sorted", "ddp", "fsdp", **SORTED),
         Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 4)),
         Plan(name="sorted-again", processes=2, launch="ddp", **SORTED, since="sorted-killed"),
         Plan(name="sorted-alone", processes=1, launch="single", **SORTED, since="sorted-killed"),
-        # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
+        # Tied weights with float32 masters and bfloat16 products, and gradient checkpointing.
         *alike(
             "bfloat16",
             "fsdp",
@@ -246,7 +248,7 @@ def plans() -> list[Plan]:
         Plan(name="wide-1", processes=1, launch="single", training=WIDE),
         Plan(name="wide-3", processes=3, launch="ddp", training=WIDE),
         Plan(name="wide-4", processes=4, launch="ddp", training=WIDE),
-        # Amid the second of three checkpoints, when its weights are there but nothing else; and before it counts.
+        # Killed during the second of three checkpoints: when only its weights are written, and before it is marked complete.
         Plan(name="ddp-killed", processes=2, launch="ddp", training=SHORT, killed=(*SAVE, 2)),
         Plan(name="fsdp-killed", processes=2, launch="fsdp", training=SHORT, killed=(*MARK, 2)),
         *(

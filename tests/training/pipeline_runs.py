@@ -1,4 +1,4 @@
-"""Whole packed trainings of tiny models in this process, without a workflow around."""
+"""Complete packed trainings of tiny models in this process, without the workflow."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ from snaketune.stages.specs import SftSpec
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 
@@ -29,14 +29,14 @@ FORKED = multiprocessing.get_context("fork")
 
 
 class Interrupted(BaseException):
-    """As if the process had been killed."""
+    """Stands for a killed process."""
 
 
 def pack(folder: Path, rows: int = 22, supervised: Any = None) -> PackedRows:
-    """Rows of two documents each, and four free tokens.
+    """Write rows of two documents each, and four padding tokens.
 
     Args:
-        supervised: says of each row whether it teaches anything.
+        supervised: whether a row has supervised tokens, given its number.
     """
     (folder / "shards").mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -77,10 +77,10 @@ def train(
     zero_stage: int | None = None,
     compute: Compute = CPU,
 ) -> Outcome:
-    """Train in the work folder `folder`; `model` is a family, or makes a model."""
+    """Train in the work folder `folder`; `model` is a family, or a function that makes a model."""
     work = WorkFolder(folder)
     if "RANK" not in os.environ:
-        # Of several processes none empties the folder: who launches them has done so.
+        # In several processes their launcher has emptied the folder.
         work.start()
 
     def load(weights_dtype, quantization):
@@ -91,11 +91,13 @@ def train(
     operation = executed(
         made.training, checkpoint_steps=every, log_steps=log_steps, gpus=processes, launch=launch, zero_stage=zero_stage
     )
-    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
+    return pipeline.train(
+        trainer, rows, TrainingRun(spec=made, operation=operation, work=work, compute=compute), load, config
+    )
 
 
 def stop_after(save: int, monkeypatch) -> None:
-    """End the training when its `save`th checkpoint is complete."""
+    """Interrupt the training when its `save`th checkpoint is complete."""
     counted = iter(range(1, 10**6))
     on_save = checkpoints.MarkComplete.on_save
 
@@ -108,7 +110,7 @@ def stop_after(save: int, monkeypatch) -> None:
 
 
 def read_pack(folder: Path) -> Artifact:
-    """Of the rows that another process made in `folder`."""
+    """Return the artifact of rows that another process wrote to `folder`."""
     manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "pack/shards")
     return Artifact(folder / "pack/manifest.json", manifest, folder / "pack/shards")

@@ -18,7 +18,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.reference import logps_table as logps
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
@@ -126,6 +126,6 @@ class Trained:
         work = WorkFolder(self.folder / name)
         work.start()
         operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every)
-        run = Run(spec=made, operation=operation, work=work, compute=self.compute)
+        run = TrainingRun(spec=made, operation=operation, work=work, compute=self.compute)
         references = [self.reference] if made.needs_reference else []
         return dpo_trainer.train_on(run, (Start(self.folder / "model"),), self.packed, *references), work

@@ -1,4 +1,4 @@
-"""SFT runs as the worker has them: a small tokenizer, conversations packed and raw, tiny models."""
+"""SFT runs as in a worker: a small tokenizer, packed and raw conversations, tiny models."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from snaketune.config.training_runs import Lora, Pretrained, Scratch, Training
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
@@ -23,7 +23,7 @@ def packed_rows(folder: Path, tokenizer: Artifact) -> Artifact:
 
 
 def raw_rows(folder: Path, rows: int = len(ROWS), version: str = "2.0") -> Artifact:
-    """As the write stage has them with packing.strategy none."""
+    """Write raw rows, as the write stage does with packing.strategy none."""
     (folder / "shards").mkdir(parents=True)
     table = pa.Table.from_pylist(ROWS).set_column(2, "tools", pa.nulls(len(ROWS), pa.string()))
     write_table(folder / "shards/train-00000.arrow", table.slice(0, rows))
@@ -32,7 +32,7 @@ def raw_rows(folder: Path, rows: int = len(ROWS), version: str = "2.0") -> Artif
 
 
 def sft_spec(folder: Path, lora: Lora | None) -> SftSpec:
-    """From scratch, or with adapters on a base whose vocabulary lacks the tokenizer's tokens."""
+    """A spec from scratch, or with adapters on a base whose vocabulary lacks the tokenizer's tokens."""
     settings = Training(epochs=2, batch_rows=4, micro_batch_rows=2, learning_rate=0.01, seed=1)
     base: Pretrained | Scratch = Scratch(hidden_size=16, intermediate_size=16, layers=1, heads=2)
     if lora:
@@ -41,9 +41,9 @@ def sft_spec(folder: Path, lora: Lora | None) -> SftSpec:
     return SftSpec(base=base, training=settings, lora=lora, quantization=None)
 
 
-def sft_run(folder: Path, lora: Lora | None = None) -> Run:
+def sft_run(folder: Path, lora: Lora | None = None) -> TrainingRun:
     work = WorkFolder(folder / "work")
     work.start()
     spec = sft_spec(folder, lora)
     operation = executed(spec.training, log_steps=1, checkpoint_steps=2)
-    return Run(spec=spec, operation=operation, work=work, compute=CPU)
+    return TrainingRun(spec=spec, operation=operation, work=work, compute=CPU)

@@ -1,4 +1,4 @@
-"""What accelerate and DeepSpeed are told, read by accelerate and DeepSpeed themselves."""
+"""The configs of accelerate and DeepSpeed, as accelerate and DeepSpeed read them."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from snaketune.config.operation import Operation
 from snaketune.stages.host.launch_command import command
 from snaketune.training.launch.accelerate_config import accelerate_config, deepspeed_config, write_launch_files
 
-SAY_WHO = """
+WRITE_ENVIRONMENT = """
 import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-said = {name: value for name, value in os.environ.items() if name in names or name.startswith(("ACCELERATE_", "FSDP_"))}
+variables = {name: value for name, value in os.environ.items() if name in names or name.startswith(("ACCELERATE_", "FSDP_"))}
 with open(f"{sys.argv[1]}.{os.environ.get('RANK', 0)}", "w") as file:
-    json.dump(said, file)
+    json.dump(variables, file)
 """
 
 CHECK = """
@@ -26,17 +26,17 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-told = HfTrainerDeepSpeedConfig(sys.argv[1])
+config = HfTrainerDeepSpeedConfig(sys.argv[1])
 arguments = TrainingArguments(
     output_dir="out", use_cpu=True, per_device_train_batch_size=2, gradient_accumulation_steps=3, max_grad_norm=0.7, bf16=True
 )
 shape = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
 model = LlamaForCausalLM(shape)
-told.trainer_config_process(arguments)
-told.trainer_config_finalize(arguments, model, 10)
-read = DeepSpeedConfig(told.config)
+config.trainer_config_process(arguments)
+config.trainer_config_finalize(arguments, model, 10)
+read = DeepSpeedConfig(config.config)
 print(json.dumps({
-    "left": [key for key, value in told.config["zero_optimization"].items() if value == "auto"],
+    "unset": [key for key, value in config.config["zero_optimization"].items() if value == "auto"],
     "stage": read.zero_optimization_stage,
     "batch": [read.train_batch_size, read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps],
     "clipping": read.gradient_clipping,
@@ -49,17 +49,17 @@ print(json.dumps({
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_takes_its_config_as_the_trainer_fills_it_in(with_deepspeed, tmp_path, stage):
-    told = tmp_path / "deepspeed.json"
-    told.write_text(json.dumps(deepspeed_config(stage)), encoding="utf-8")
+    config = tmp_path / "deepspeed.json"
+    config.write_text(json.dumps(deepspeed_config(stage)), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(told)], cwd=tmp_path, env=with_deepspeed, capture_output=True, text=True
+        [sys.executable, "-c", CHECK, str(config)], cwd=tmp_path, env=with_deepspeed, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     read = json.loads(done.stdout.splitlines()[-1])
-    # Of width 16: DeepSpeed's advice is its square.
+    # The hidden size is 16; DeepSpeed recommends its square.
     bucket = 256 if stage == 3 else 500_000_000
     assert read == {
-        "left": [], "stage": stage, "batch": [6, 2, 3], "clipping": 0.7, "bfloat16": True, "bucket": bucket,
+        "unset": [], "stage": stage, "batch": [6, 2, 3], "clipping": 0.7, "bfloat16": True, "bucket": bucket,
         "any_optimizer": True,
     }  # fmt: skip
 
@@ -67,29 +67,29 @@ def test_deepspeed_takes_its_config_as_the_trainer_fills_it_in(with_deepspeed, t
 def started(
     operation: Operation, state: Path, environment: dict[str, str], also: int = 0
 ) -> list[list[dict[str, str]]]:
-    """What the processes of `1 + also` launches at the same time find in their environment, with `SAY_WHO` for the training."""
+    """Run `1 + also` concurrent launches with `WRITE_ENVIRONMENT` as the training; return their processes' environments."""
     state.mkdir(exist_ok=True)
-    (state / "who.py").write_text(SAY_WHO, encoding="utf-8")
+    (state / "write.py").write_text(WRITE_ENVIRONMENT, encoding="utf-8")
     write_launch_files(operation, state, cpu=True)
     *words, last = command(operation, state, sys.executable)
     launches = []
     for number in range(1 + also):
-        instead = f"{state / 'who.py'} {state / f'said{number}'}"
+        script = f"{state / 'write.py'} {state / f'environment{number}'}"
         if operation.nodes > 1:
-            # All that a node runs is one line of the shell's.
-            told = [*words, last[: last.index("--module")] + instead]
+            # A node's command is a single shell line.
+            launch = [*words, last[: last.index("--module")] + script]
         else:
-            told = [*words[: words.index("--module")], *instead.split()]
+            launch = [*words[: words.index("--module")], *script.split()]
         launches.append(
-            subprocess.Popen(told, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            subprocess.Popen(launch, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
-    said = []
-    for number, one in enumerate(launches):
-        output, _ = one.communicate(timeout=120)
-        assert one.returncode == 0, output[-3000:]
-        ranks = [state / f"said{number}.{rank}" for rank in range(operation.processes)]
-        said.append([json.loads(rank.read_text(encoding="utf-8")) for rank in ranks])
-    return said
+    environments = []
+    for number, process in enumerate(launches):
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output[-3000:]
+        ranks = [state / f"environment{number}.{rank}" for rank in range(operation.processes)]
+        environments.append([json.loads(rank.read_text(encoding="utf-8")) for rank in ranks])
+    return environments
 
 
 def test_two_launches_at_once_meet_at_different_ports(tmp_path):
@@ -103,7 +103,7 @@ def test_two_launches_at_once_meet_at_different_ports(tmp_path):
         assert {one["OMP_NUM_THREADS"] for one in launch} == {"1"}
 
 
-# What SLURM's does, on one machine: the command once for each node, with what SLURM says of the job and the node.
+# A stand-in for srun on one machine: runs the command once per node, with SLURM's variables for job and node.
 SRUN = """#!/bin/bash
 echo "$*" > "$(dirname "$0")/called"
 nodes=${1#--nodes=}
@@ -115,45 +115,45 @@ for step in "${steps[@]}"; do wait "$step" || exit 1; done
 """
 
 
-def test_nodes_meet_by_what_slurm_says(tmp_path):
+def test_nodes_rendezvous_by_slurm_variables(tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "srun").write_text(SRUN, encoding="utf-8")
     (tools / "srun").chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    (said,) = started(Operation(gpus=2, nodes=2), tmp_path / "state", environment)
-    assert [one["RANK"] for one in said] == ["0", "1", "2", "3"]
-    assert [one["LOCAL_RANK"] for one in said] == ["0", "1", "0", "1"]
-    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in said} == {
+    (environments,) = started(Operation(gpus=2, nodes=2), tmp_path / "state", environment)
+    assert [one["RANK"] for one in environments] == ["0", "1", "2", "3"]
+    assert [one["LOCAL_RANK"] for one in environments] == ["0", "1", "0", "1"]
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in environments} == {
         ("4", "127.0.0.1", "14021")
     }
     called = (tools / "called").read_text(encoding="utf-8")
     assert called.startswith("--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 ")
 
 
-def test_a_single_process_is_started_as_it_is(tmp_path):
+def test_a_single_process_is_started_without_accelerate(tmp_path):
     assert command(Operation(gpus=1), tmp_path, "python") == [
         *("python", "-m", "snaketune.training.launch.worker"),
         str(tmp_path / "job.json"),
     ]
 
 
-def test_accelerate_is_told_nothing_of_sharding(tmp_path):
-    """The trainer shares a model out by itself."""
+def test_accelerate_gets_no_sharding_settings(tmp_path):
+    """The trainer shards the model itself."""
     ((only,),) = started(Operation(gpus=1, launch="fsdp"), tmp_path / "state", dict(os.environ))
     assert only["WORLD_SIZE"] == "1"
     assert "ACCELERATE_USE_FSDP" not in only
 
 
-def test_accelerate_hands_deepspeed_its_config(with_deepspeed, tmp_path):
+def test_accelerate_passes_deepspeed_its_config(with_deepspeed, tmp_path):
     ((only,),) = started(Operation(gpus=1, launch="deepspeed", zero_stage=3), tmp_path / "state", with_deepspeed)
     assert only["ACCELERATE_USE_DEEPSPEED"] == "true"
     config = Path(only["ACCELERATE_DEEPSPEED_CONFIG_FILE"])
     assert json.loads(config.read_text(encoding="utf-8"))["zero_optimization"]["stage"] == 3
-    # Else accelerate refuses what both files say.
+    # accelerate refuses settings that are in both files.
     assert not {"mixed_precision", "zero_stage"} & set(only["ACCELERATE_CONFIG_DS_FIELDS"].split(","))
 
 
 def test_nodes_count_all_processes():
-    told = accelerate_config(Operation(gpus=8, nodes=2, launch="fsdp"), Path("S"), cpu=False)
-    assert (told["num_machines"], told["num_processes"]) == (2, 16)
+    config = accelerate_config(Operation(gpus=8, nodes=2, launch="fsdp"), Path("S"), cpu=False)
+    assert (config["num_machines"], config["num_processes"]) == (2, 16)

@@ -37,7 +37,7 @@ def step(model, optimizer, scheduler):
     scheduler.step()
 
 
-def test_optimizer_and_schedule_go_on_as_if_nothing_had_happened(tmp_path):
+def test_optimizer_and_schedule_resume_exactly(tmp_path):
     model, optimizer, scheduler = trained(3)
     save_optimizer(tmp_path, optimizer, scheduler)
     other, other_optimizer, other_scheduler = trained(0)
@@ -50,7 +50,7 @@ def test_optimizer_and_schedule_go_on_as_if_nothing_had_happened(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["optimizer.json", "optimizer.safetensors"]
 
 
-def test_random_states_come_back(tmp_path):
+def test_random_states_are_restored(tmp_path):
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     np.random.standard_normal()  # leaves a cached second value behind
     save_random_state(tmp_path / "random.safetensors")
@@ -59,7 +59,7 @@ def test_random_states_come_back(tmp_path):
     assert drawn == (random.random(), np.random.standard_normal(3).tolist(), torch.rand(3).tolist())
 
 
-def test_states_of_8_bit_optimizers_come_back_too(tmp_path):
+def test_states_of_8_bit_optimizers_are_restored(tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     parameters = [torch.nn.Parameter(torch.randn(64, 80)), torch.nn.Parameter(torch.randn(64, 80))]
 
@@ -82,7 +82,7 @@ def test_states_of_8_bit_optimizers_come_back_too(tmp_path):
         assert torch.equal(one["state1"], other["state1"])
 
 
-def test_the_newest_complete_checkpoint_counts_and_half_written_ones_go(tmp_path):
+def test_the_newest_complete_checkpoint_is_used_and_incomplete_ones_are_removed(tmp_path):
     for number, complete in ((5, True), (10, True), (100, False)):
         (tmp_path / f"checkpoint-{number}").mkdir()
         if complete:
@@ -93,8 +93,8 @@ def test_the_newest_complete_checkpoint_counts_and_half_written_ones_go(tmp_path
     assert last_checkpoint(tmp_path / "nothing") is None
 
 
-def test_who_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):
-    """Its machine hung while it wrote, and another one has gone on meanwhile."""
+def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):
+    """Its machine hung while it saved, and another machine has resumed the training meanwhile."""
     for number in (2, 4, 8):
         (tmp_path / f"checkpoint-{number}").mkdir()
         (tmp_path / f"checkpoint-{number}/weights.safetensors").write_text("weights")
@@ -106,14 +106,14 @@ def test_who_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):
     with pytest.raises(SnaketuneError, match="another process"):
         MarkComplete(lost).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
     assert len(list(tmp_path.iterdir())) == 3 and not list(tmp_path.rglob(COMPLETE))
-    # Not even where it doesn't know: what is newer isn't its own.
+    # Nor if it doesn't notice: newer checkpoints aren't its own.
     MarkComplete(lambda: None).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "shards/random-1.safetensors", "trainer_state.json", COMPLETE])
-def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path, capsys, name):
-    """A single byte of its weights would train on, to other weights than those of an undisturbed run."""
+def test_a_damaged_checkpoint_is_removed_and_named(tmp_path, capsys, name):
+    """Resuming with a single changed byte would give other weights than an undisturbed run."""
     newest = tmp_path / "checkpoint-10"
     for file in ("weights.safetensors", "shards/random-1.safetensors", "trainer_state.json"):
         (newest / file).parent.mkdir(parents=True, exist_ok=True)

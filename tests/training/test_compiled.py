@@ -11,7 +11,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.compiling import choose_compilation
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.trainer import LogCallback
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 from .preference_runs import Trained
@@ -29,21 +29,21 @@ def fresh():
 
 @pytest.fixture
 def nothing_again(fresh, monkeypatch):
-    """From the second step on, anything that would have to be compiled is an error."""
-    on_step_end, steps = Watch.on_step_end, []
+    """Raise an error if anything is compiled after the first step."""
+    on_step_end, steps = LogCallback.on_step_end, []
 
     def ended(self, *arguments, **keywords):
         on_step_end(self, *arguments, **keywords)
         steps.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         torch.compiler.set_stance("fail_on_recompile")
 
-    monkeypatch.setattr(Watch, "on_step_end", ended)
+    monkeypatch.setattr(LogCallback, "on_step_end", ended)
     return steps
 
 
 @pytest.fixture
 def compiled_calls(monkeypatch):
-    """How many compiled graphs each training step ran."""
+    """Count the compiled graphs that each training step ran."""
     step, calls = SftTrainer.training_step, []
 
     def profiled(self, *arguments):
@@ -67,7 +67,7 @@ def weights(folder):
 def test_a_compiled_training_is_the_same_and_compiles_once(
     tmp_path, nothing_again, compiled_calls, family, lora, checkpointing
 ):
-    # Of 21 rows the last batch has one, of the last step too.
+    # With 21 rows the last batch and the last step have one row.
     rows, settings = pack(tmp_path / "pack", rows=21), {"lora": lora, "gradient_checkpointing": checkpointing}
     compiled = train(tmp_path / "compiled", rows, spec(compile=True, **settings), family)
     # Forward and backward of each layer, in every step.
@@ -86,7 +86,7 @@ def test_a_compiled_training_is_the_same_and_compiles_once(
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3, target_modules=("c_attn", "c_fc"))])
-def test_a_model_that_drops_out_drops_the_same(tmp_path, fresh, lora):
+def test_dropout_is_the_same(tmp_path, fresh, lora):
     # 20 rows: the last batch is as large as the others, so as many numbers are drawn.
     rows, config = pack(tmp_path / "pack", rows=20), tiny_config("gpt2")
     assert config.resid_pdrop > 0
@@ -98,7 +98,7 @@ def test_a_model_that_drops_out_drops_the_same(tmp_path, fresh, lora):
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "aot"])
-def test_preferences_on_trees_too(tmp_path, nothing_again, loss):
+def test_preferences_on_trees(tmp_path, nothing_again, loss):
     """The second loss is of a whole step, so its forward runs without gradients first."""
     pairs = Trained(tmp_path, rows=10)
     settings = {"micro_batch_rows": 2, "epochs": 2, "learning_rate": 1e-3}
@@ -114,7 +114,7 @@ def test_preferences_on_trees_too(tmp_path, nothing_again, loss):
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
 
 
-def test_a_compiled_training_that_was_cut_off_goes_on_exactly(tmp_path, fresh, monkeypatch):
+def test_a_compiled_training_resumes_exactly(tmp_path, fresh, monkeypatch):
     rows, made = pack(tmp_path / "pack", rows=11), spec(epochs=2, compile=True)
     train(tmp_path / "straight", rows, made)
     with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_a_compiled_training_that_was_cut_off_goes_on_exactly(tmp_path, fresh, m
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
 
 
-def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fresh, monkeypatch):
+def test_compiled_layers_with_another_loss_are_refused(tmp_path, fresh, monkeypatch):
     def break_layers(model, compute, checkpointing):
         for layer in model.model.layers:
             layer.register_forward_hook(lambda module, arguments, output: output.flip(-1))
@@ -139,7 +139,7 @@ def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fre
         train(tmp_path / "work", pack(tmp_path / "pack"), spec(compile=True))
 
 
-def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
+def test_auto_compiles_long_trainings_and_logs_why(monkeypatch):
     monkeypatch.setattr(compiling, "_compile_error", lambda device: "")
     short, long = choose_compilation("auto", 1e12, CPU), choose_compilation("auto", 1e14, CPU)
     assert (short.compiled, long.compiled) == (False, True)
@@ -150,9 +150,9 @@ def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
     assert choose_compilation(True, 1.0, CPU).compiled
 
 
-def test_without_layers_auto_goes_on_and_true_ends(tmp_path, fresh, monkeypatch, capsys):
+def test_without_layers_auto_continues_and_true_fails(tmp_path, fresh, monkeypatch, capsys):
     monkeypatch.setattr(compiling, "MIN_FLOPS", {"cpu": 0.0})
-    # As of a model whose code comes with it.
+    # A model with remote code.
     monkeypatch.setattr(compiling, "GradientCheckpointingLayer", type("Unknown", (), {}))
     rows = pack(tmp_path / "pack", rows=4)
     assert not train(tmp_path / "auto", rows, spec(epochs=1)).about["compiled"]
@@ -161,7 +161,7 @@ def test_without_layers_auto_goes_on_and_true_ends(tmp_path, fresh, monkeypatch,
         train(tmp_path / "true", rows, spec(epochs=1, compile=True))
 
 
-def test_without_a_compiler_auto_goes_on_and_true_ends(fresh, monkeypatch, tmp_path):
+def test_without_a_compiler_auto_continues_and_true_fails(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "none"),))

@@ -262,11 +262,11 @@ def line_of(trained: int, **arguments) -> str:
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "world_size": 1} | arguments
     args = SimpleNamespace(gradient_checkpointing=False, **settings)
     trainer = SimpleNamespace(run=SimpleNamespace(compute=GPU), args=args, compiled=True)
-    made = pipeline.Prepared(
+    made = pipeline.ReadyTrainer(
         trainer=trainer, about={"kernel": "varlen"}, facts={}, parameters=23_100_000, trainable=trained
     )
     estimated = taken(30_500_000_000, 30_500_000_000)
-    return pipeline.setting(
+    return pipeline.describe_training(
         made, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())
     )
 

@@ -1,4 +1,4 @@
-"""In several processes, under DDP and in shards: what one process learns, killed or not, whoever goes on."""
+"""Several processes, under DDP, FSDP and ZeRO, learn what one process learns, also when killed and resumed by others."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def run(folder: Path, which: str, environment: dict[str, str]) -> str:
 
 
 def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
-    said = run(tmp_path, "plain", dict(os.environ))
+    log = run(tmp_path, "plain", dict(os.environ))
     for name in ("full", "adapters", "preferences", "sorted"):
         for way in ("ddp", "fsdp"):
             same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
@@ -30,26 +30,26 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
     same(tmp_path / "four-bit-fsdp", tmp_path / "four-bit-single")
     same_in_bfloat16(tmp_path / "bfloat16-fsdp", tmp_path / "bfloat16-single")
     for way in ("single", "ddp", "fsdp"):
-        assert len(found(tmp_path / f"sorted-{way}")["loss"]) == 2
-        assert len(found(tmp_path / f"preferences-{way}")["loss"]) == 3
-    # Each process says so, whoever holds the number that isn't finite.
-    assert said.count("step 2: lm_head.weight holds numbers that aren't finite") == 2
+        assert len(recorded(tmp_path / f"sorted-{way}")["loss"]) == 2
+        assert len(recorded(tmp_path / f"preferences-{way}")["loss"]) == 3
+    # Every process reports it, whichever one has the number that isn't finite.
+    assert log.count("step 2: lm_head.weight holds numbers that aren't finite") == 2
     for processes in (3, 4):
         same(tmp_path / f"wide-{processes}", tmp_path / "wide-1")
     for since in ("ddp", "fsdp"):
         for way in CONTINUED:
             same(tmp_path / f"{since}-{way}", tmp_path / "full-single")
-        # By as many processes it goes on as if nothing had happened.
-        assert found(tmp_path / f"{since}-{since}-2")["loss"].equal(found(tmp_path / f"full-{since}")["loss"])
+        # With the same number of processes, resume is exact.
+        assert recorded(tmp_path / f"{since}-{since}-2")["loss"].equal(recorded(tmp_path / f"full-{since}")["loss"])
         assert not differing(tmp_path / f"{since}-{since}-2", tmp_path / f"full-{since}")
-        assert "checkpoint-2 was made by 2 processes, 4 go on: rows come in the same order" in said
+        assert "checkpoint-2 was written by 2 processes, 4 resume from it: rows come in the same order" in log
     for name, processes in (("full-single", 1), ("full-ddp", 2), ("full-fsdp", 2), ("wide-3", 3), ("wide-4", 4)):
-        seen = torch.cat([found(tmp_path / name, rank)["seen"] for rank in range(processes)]).tolist()
-        # Rows, and what fills up the last step: blank ones.
+        seen = torch.cat([recorded(tmp_path / name, rank)["seen"] for rank in range(processes)]).tolist()
+        # All rows, and the blank ones that fill the last step.
         assert sorted(item for item in seen if item < 22) == list(range(22))
 
 
-def test_deepspeed_too(with_deepspeed, tmp_path):
+def test_deepspeed_learns_the_same(with_deepspeed, tmp_path):
     run(tmp_path, "deepspeed", with_deepspeed | {"DS_ACCELERATOR": "cpu"})
     same(tmp_path / "adapters-zero-3", tmp_path / "adapters-single")
     # Killed after four of eleven steps, whose losses the checkpoint holds.
@@ -58,11 +58,11 @@ def test_deepspeed_too(with_deepspeed, tmp_path):
 
 
 def same(one: Path, other: Path) -> None:
-    """Curves to 1e-5, and results of the same names and data types, weights to 1e-5."""
-    for name in found(other).keys() - {"seen"}:
+    """Assert equal names and data types, and curves and weights equal to 1e-5."""
+    for name in recorded(other).keys() - {"seen"}:
         # The first margin is zero, but for rounding.
         atol = 0 if name in ("loss", "grad_norm") else 1e-4
-        torch.testing.assert_close(found(one)[name], found(other)[name], rtol=1e-5, atol=atol)
+        torch.testing.assert_close(recorded(one)[name], recorded(other)[name], rtol=1e-5, atol=atol)
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -72,21 +72,24 @@ def same(one: Path, other: Path) -> None:
 
 
 def same_in_bfloat16(one: Path, other: Path) -> None:
-    """The first step to 1e-5. Gradients summed in another order differ in a weight's 24th bit, and after some steps, more or
-    fewer by the processor, one is rounded to the other side: from there on all is the same to the last of bfloat16's 8 bits."""
+    """Assert that the first step is equal to 1e-5, and the rest to bfloat16's last bit.
+
+    Gradients summed in another order differ in the 24th bit, and after some steps, depending on the processor, a weight is
+    rounded to the other side.
+    """
     for name in ("loss", "grad_norm"):
-        ours, theirs = found(one)[name], found(other)[name]
+        ours, theirs = recorded(one)[name], recorded(other)[name]
         assert len(ours) == 6
         torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=0)
         torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=0)
     ours, theirs = weights(one), weights(other)
     assert {name: tensor.dtype for name, tensor in ours.items()} == dict.fromkeys(theirs, torch.bfloat16)
-    # Of the largest, a bit; of a bias without a gradient, steps of the optimizer's in either direction.
+    # One bit of the largest weight; a bias without a gradient may take optimizer steps in either direction.
     torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=2**-8)
 
 
-def found(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
-    return load_file(folder / f"found-{rank}")
+def recorded(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"recorded-{rank}")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Every optimizer and schedule that a config may name trains, and goes on after a kill as if there had been none."""
+"""Every optimizer and schedule that a config may name trains, and resumes exactly after a kill."""
 
 import json
 from types import SimpleNamespace
@@ -28,12 +28,12 @@ OPTIONS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "cosine_warmup_with_min_l
 
 
 def model():
-    """Weights of 4096 numbers, which bitsandbytes quantizes the states of; it leaves smaller ones alone."""
+    """A model with weights of 4096 elements, the smallest whose states bitsandbytes quantizes."""
     return tiny_model("llama", hidden_size=64, intermediate_size=64, num_hidden_layers=1)
 
 
 def ends_the_same(folder, monkeypatch, **training) -> list[float]:
-    """Train twice, once killed after the fourth step of six; the losses, the same weights being asserted."""
+    """Train twice, once killed after the fourth of six steps; assert equal weights and return the losses."""
     rows, made = pack(folder / "pack", rows=12), spec(epochs=2, learning_rate=0.003, **training)
     losses = [entry["loss"] for entry in train(folder / "straight", rows, made, model).run["history"]]
     with monkeypatch.context() as patch:
@@ -42,7 +42,7 @@ def ends_the_same(folder, monkeypatch, **training) -> list[float]:
             train(folder / "resumed", rows, made, model)
     (checkpoint,) = (folder / "resumed/state/checkpoints").glob("checkpoint-4")
     states = load_file(checkpoint / "optimizer.safetensors")
-    # What the estimate of memory takes them to be, but for tables that all share, and counters.
+    # The sizes that the memory estimate assumes, without shared tables and counters.
     planned = trace_model(model().config, CPU).weights
     held = sum(state.nbytes for name, state in states.items() if "qmap" not in name and state.numel() > 2)
     assert held == pytest.approx(sum(_state_bytes(weight, made.training.optimizer) for weight in planned), rel=0.01)
@@ -60,12 +60,12 @@ def test_an_optimizer_learns_and_resumes_exactly(optimizer, tmp_path, monkeypatc
     losses = ends_the_same(tmp_path, monkeypatch, optimizer=optimizer, weight_decay=0.1)
     # The same rows once more.
     assert sum(losses[3:]) < sum(losses[:3])
-    assert (f"on cpu {optimizer} doesn't page" in capsys.readouterr().out) == optimizer.startswith("paged")
+    assert (f"on cpu {optimizer} isn't paged" in capsys.readouterr().out) == optimizer.startswith("paged")
 
 
 @pytest.mark.parametrize("name", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_ademamix_8bit"])
-def test_paged_states_come_back_paged(name, tmp_path, monkeypatch):
-    """With the host's memory in the place of what CUDA would page."""
+def test_paged_states_are_restored_paged(name, tmp_path, monkeypatch):
+    """Host memory stands in for CUDA's paged memory."""
     from bitsandbytes import functional
 
     def get_paged(*shape, dtype, device):
@@ -92,7 +92,7 @@ def test_paged_states_come_back_paged(name, tmp_path, monkeypatch):
     save_optimizer(tmp_path, saved, schedule(saved))
     monkeypatch.setattr(functional, "get_paged", get_paged)
     monkeypatch.setattr(functional, "prefetch_tensor", lambda *_: None)
-    # One list for all optimizers of a process.
+    # The list is shared by all optimizers of a process.
     monkeypatch.setattr(loaded.page_mng, "paged_tensors", [])
     large, small = loaded.param_groups[0]["params"]
     monkeypatch.setattr(optimizer_states, "_is_paged", lambda optimizer, parameter: parameter is large)
@@ -104,7 +104,7 @@ def test_paged_states_come_back_paged(name, tmp_path, monkeypatch):
                 paged = parameter is large and key in ("state1", "state2")
                 assert getattr(loaded.state[parameter][key], "is_paged", False) == paged
     assert len(loaded.page_mng.paged_tensors) == 2
-    # They learn on as what was saved does.
+    # Both optimizers then make the same updates.
     large.data.copy_(saved.param_groups[0]["params"][0].data)
     for optimizer in (saved, loaded):
         step(optimizer)
@@ -112,7 +112,7 @@ def test_paged_states_come_back_paged(name, tmp_path, monkeypatch):
 
 
 def test_which_states_are_paged():
-    """bitsandbytes' own rule: those of large parameters on a GPU, of a paged optimizer."""
+    """The rule of bitsandbytes: states of large parameters on a GPU, with a paged optimizer."""
     paged, plain = SimpleNamespace(is_paged=True), torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
 
     def parameter(numbers, device):
@@ -129,7 +129,7 @@ def test_a_schedule_resumes_exactly(schedule, tmp_path, monkeypatch):
     ends_the_same(tmp_path, monkeypatch, schedule=schedule, schedule_options=OPTIONS.get(schedule, {}))
 
 
-def test_the_fused_kernel_learns_what_the_plain_one_does(tmp_path):
+def test_the_fused_optimizer_learns_the_same_as_the_plain_one(tmp_path):
     rows = pack(tmp_path / "pack")
     fused, plain = (
         [entry["loss"] for entry in train(tmp_path / name, rows, spec(optimizer=name)).run["history"]]
@@ -144,15 +144,15 @@ def arguments(**training):
     return step_arguments(made, items=40, device=torch.device("cpu"))
 
 
-def test_a_warm_up_is_a_share_of_the_steps_where_there_is_one(tmp_path):
+def test_warm_up_is_a_share_of_the_steps(tmp_path):
     assert arguments(warmup_fraction=0.25)["warmup_steps"] == 3
-    # Its default is there for the others.
+    # The default share is for the other schedules.
     made = spec(epochs=1, schedule="constant")
     history = train(tmp_path / "work", pack(tmp_path / "pack", rows=12), made).run["history"]
     assert {entry["learning_rate"] for entry in history} == {0.01}
 
 
-def test_a_schedule_that_does_not_fit_into_the_training_is_refused():
+def test_a_schedule_longer_than_the_training_is_refused():
     steps = {"schedule": "warmup_stable_decay", "warmup_fraction": 0.2}
     assert arguments(**steps, schedule_options={"num_decay_steps": 8})["lr_scheduler_kwargs"] == {"num_decay_steps": 8}
     with pytest.raises(SnaketuneError, match=r"training\.schedule_options: .* take 11 steps, and the training has 10"):
@@ -162,38 +162,38 @@ def test_a_schedule_that_does_not_fit_into_the_training_is_refused():
 
 
 class Counter:
-    """What JSON would turn into something else."""
+    """An object that JSON can't restore."""
 
 
 class Own(torch.Tensor):
-    """As quantized states are."""
+    """A tensor subclass, like quantized states."""
 
 
-@pytest.mark.parametrize("kept", [Counter(), torch.ones(2).as_subclass(Own), {1: 2}, torch.float32])
-@pytest.mark.parametrize("place", ["state", "group"])
-def test_a_state_that_would_not_come_back_as_it_is_is_refused(tmp_path, kept, place):
+@pytest.mark.parametrize("value", [Counter(), torch.ones(2).as_subclass(Own), {1: 2}, torch.float32])
+@pytest.mark.parametrize("where", ["state", "group"])
+def test_a_state_that_cannot_be_restored_exactly_is_refused(tmp_path, value, where):
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    if place == "state":
-        optimizer.state[parameter]["kept"] = [kept]
+    if where == "state":
+        optimizer.state[parameter]["value"] = [value]
     else:
-        optimizer.param_groups[0]["kept"] = kept
+        optimizer.param_groups[0]["value"] = value
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     with pytest.raises(SnaketuneError, match=r"a checkpoint can't hold a .* of their state exactly"):
         save_optimizer(tmp_path, optimizer, schedule)
     assert not (tmp_path / "optimizer.json").exists()
 
 
-def test_groups_come_back_in_their_types(tmp_path):
+def test_groups_are_restored_with_their_types(tmp_path):
     def made(lr):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=lr)
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
     saved, loaded = made(0.1), made(0.2)
-    kept = {"pair": (1, (2.5, None)), "list": [True, (1,)], "text": "x", "nothing": None, "inner": {"a": ()}}
-    saved[0].param_groups[0] |= kept
+    value = {"pair": (1, (2.5, None)), "list": [True, (1,)], "text": "x", "nothing": None, "inner": {"a": ()}}
+    saved[0].param_groups[0] |= value
     save_optimizer(tmp_path, *saved)
     json.loads((tmp_path / "optimizer.json").read_text())
     load_optimizer(tmp_path, *loaded)
-    assert {key: loaded[0].param_groups[0][key] for key in kept} == kept
+    assert {key: loaded[0].param_groups[0][key] for key in value} == value
     assert loaded[0].param_groups[0]["lr"] == 0.1

@@ -1,4 +1,4 @@
-"""What the pipeline writes and says, and what it must not pass over: numbers not finite, dropout against a reference."""
+"""The pipeline: what it writes and logs, and what it refuses, such as weights that aren't finite and dropout in DPO."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
 from snaketune.training.checkpoint.checkpoints import copy_trained, trained_tensors
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.reference.logps_table import schema
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
@@ -37,16 +37,16 @@ from tests.training.executed import executed
 from .pipeline_runs import LENGTH, Interrupted, pack, spec, stop_after, train
 
 
-def test_what_a_training_writes_and_says(tmp_path, capsys):
+def test_what_a_training_writes_and_logs(tmp_path, capsys):
     outcome = train(tmp_path / "work", pack(tmp_path / "pack"), spec())
-    said = capsys.readouterr().out
+    log = capsys.readouterr().out
     parameters = sum(p.numel() for p in tiny_model("llama").parameters())
     assert re.search(
         r"model: \S+ parameters on cpu \(\d threads? of \d+ cores?\), float32, sdpa, not compiled, micro-batch 2 x 2, ",
-        said,
+        log,
     )
-    assert "22 rows of 32 tokens" in said
-    assert "step 18/18" in said
+    assert "22 rows of 32 tokens" in log
+    assert "step 18/18" in log
     assert outcome.counts == {"rows": 22, "tokens": 3 * 22 * 28, "tokens_per_epoch": 22 * 28, "steps": 18}
     assert outcome.about == {
         "kernel": "sdpa",
@@ -70,7 +70,7 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("epochs", "steps", "rows"), [(0.5, 3, 12), (1.5, 9, 34)])
-def test_of_a_part_of_an_epoch_its_tokens_are_counted(tmp_path, epochs, steps, rows):
+def test_only_tokens_of_the_trained_part_of_an_epoch_are_counted(tmp_path, epochs, steps, rows):
     """An epoch of 22 rows is six steps, the last of two rows."""
     outcome = train(tmp_path / "work", pack(tmp_path / "pack"), spec(epochs=epochs), log_steps=100)
     assert (outcome.counts["steps"], outcome.counts["tokens"]) == (steps, rows * 28)
@@ -100,13 +100,13 @@ def test_without_rows_nothing_is_loaded(tmp_path):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=0), spec(), no_model)
 
 
-def test_a_config_that_tells_enough_is_refused_before_weights_are_loaded(tmp_path):
+def test_an_unsupported_config_is_refused_before_weights_are_loaded(tmp_path):
     config = AutoConfig.for_model("mamba", num_hidden_layers=1)
     with pytest.raises(Unpackable, match="mamba doesn't support packed rows"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(), no_model, config=config)
 
 
-def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, monkeypatch, capsys):
+def test_a_failed_run_resumes_from_its_last_checkpoint_and_logs_it(tmp_path, monkeypatch, capsys):
     rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
     with monkeypatch.context() as patch:
         stop_after(1, patch)
@@ -118,7 +118,7 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, mon
 
 
 class ExplodesAtTheLastStep(SftTrainer):
-    """The loss of the step after the last line of the log isn't a number."""
+    """Makes the loss NaN in the step after the last log line."""
 
     def batch_loss(self, model, batch, totals):
         loss = super().batch_loss(model, batch, totals)
@@ -126,7 +126,7 @@ class ExplodesAtTheLastStep(SftTrainer):
 
 
 class LastUpdateOverflows(SftTrainer):
-    """The loss is finite to the end, the last update isn't."""
+    """Makes the last update infinite, with finite losses."""
 
     def batch_loss(self, model, batch, totals):
         loss = super().batch_loss(model, batch, totals)
@@ -137,8 +137,8 @@ class LastUpdateOverflows(SftTrainer):
 
 @pytest.mark.parametrize("trainer", [ExplodesAtTheLastStep, LastUpdateOverflows])
 @pytest.mark.parametrize("every", [1, 100])
-def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, monkeypatch, trainer, every):
-    # The log looks at the first step only.
+def test_a_model_with_weights_that_are_not_finite_is_not_saved(tmp_path, monkeypatch, trainer, every):
+    # Only the first step is logged.
     monkeypatch.setattr(
         "tests.training.pipeline_runs.executed",
         lambda training, **given: executed(training, **given | {"log_steps": 1000}),
@@ -146,8 +146,8 @@ def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, monkeypatch
     with pytest.raises(SnaketuneError, match=r"step 9: .*the training diverged and nothing of it is published"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=12), spec(), trainer=trainer, every=every)
     assert not (tmp_path / "work/payload.partial/model.safetensors").exists()
-    kept = list((tmp_path / "work/state/checkpoints").glob("checkpoint-*/complete"))
-    assert [path.parent.name for path in kept] == (["checkpoint-8"] if every == 1 else [])
+    complete = list((tmp_path / "work/state/checkpoints").glob("checkpoint-*/complete"))
+    assert [path.parent.name for path in complete] == (["checkpoint-8"] if every == 1 else [])
 
 
 def test_a_step_in_which_nothing_is_supervised_is_no_divergence(tmp_path):
@@ -159,7 +159,7 @@ PAIRS = 6
 
 
 def preferences(folder, model) -> tuple[Artifact, Artifact]:
-    """Packed pairs, one to a row, and what `model` gives them."""
+    """Packed pairs, one per row, and their log-probabilities under `model`."""
 
     (folder / "shards").mkdir(parents=True)
     ids = np.random.default_rng(0).integers(4, VOCABULARY, (PAIRS, LENGTH), dtype=np.int32)
@@ -203,7 +203,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
 
 
 @pytest.mark.parametrize("holds", [1, 2, 3])
-def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(tmp_path, monkeypatch, capsys, holds):
+def test_a_pass_without_gradients_continues_with_fewer_rows_when_memory_runs_out(tmp_path, monkeypatch, capsys, holds):
     model = tiny_model("llama").eval()
     packed, _ = preferences(tmp_path, model)
     rows = PackedRows(packed, "train")
@@ -217,9 +217,9 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
     monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
-    found = all_pair_logprobs(model, rows, CPU, "reference")
-    torch.testing.assert_close(found[0], whole)
-    assert torch.equal(found[1], counts)
+    logps = all_pair_logprobs(model, rows, CPU, "reference")
+    torch.testing.assert_close(logps[0], whole)
+    assert torch.equal(logps[1], counts)
     assert f"reference: out of memory; continuing with {min(holds, 2)} rows per batch" in capsys.readouterr().out
     monkeypatch.setattr(logprobs, "token_losses", lambda *_: limited(None, {"input_ids": torch.empty(1, 999)}))
     with pytest.raises(torch.OutOfMemoryError):
@@ -242,7 +242,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     work.start()
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
-    run = Run(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
+    run = TrainingRun(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
     return dpo_trainer.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
 
 
@@ -251,10 +251,10 @@ def dpo_model():
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.5)])
-def test_dpo_starts_at_log_2_whatever_the_model_drops_out(tmp_path, lora):
+def test_dpo_starts_at_log_2_whatever_the_models_dropout(tmp_path, lora):
     outcome, work = preference_training(tmp_path, lora)
     assert outcome.run["history"][0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
-    # The result keeps the settings of the model that it comes from.
+    # The result has the dropout settings of its base.
     assert '"attn_pdrop": 0.3' in (work.payload / "config.json").read_text()
 
 
@@ -264,8 +264,8 @@ def test_dpo_refuses_a_model_that_is_not_its_own_reference(tmp_path, monkeypatch
         preference_training(tmp_path)
 
 
-def test_adapters_learned_on_other_weights_are_merged_whole():
-    """As QLoRA does: learned on 4-bit weights, merged into the 16-bit ones."""
+def test_adapters_trained_on_other_weights_are_merged_into_the_given_ones():
+    """QLoRA trains on 4-bit weights and merges into the 16-bit ones."""
 
     trained, fresh = (add_lora(tiny_model("llama"), Lora(rank=2)) for _ in range(2))
     with torch.no_grad():
@@ -278,8 +278,8 @@ def test_adapters_learned_on_other_weights_are_merged_whole():
         copy_trained(add_lora(tiny_model("llama"), Lora(rank=3)), add_lora(tiny_model("llama"), Lora(rank=2)))
 
 
-def test_a_micro_batch_of_blank_items_teaches_nothing(tmp_path):
-    """What fills an epoch up for several processes."""
+def test_a_micro_batch_of_blank_items_changes_no_weight(tmp_path):
+    """Blank items fill the end of an epoch for several processes."""
     rows = pack(tmp_path / "pack", rows=4)
     batch = SftTrainer.collate([rows.blank(), rows.blank()], "sdpa")
     assert (len(batch["targets"]), batch["segments"].layout.document_tokens) == (0, 0)

@@ -17,7 +17,7 @@ from .preference_runs import Trained
 # of these: in a step, between its passes, in a checkpoint with its weights written, before it is marked complete, at the end.
 STEP = (DpoTrainer, "batch_loss")
 WEIGH = (DpoTrainer, "_add_derivatives")
-SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
+SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 END = (DpoTrainer, "conclusions")
 

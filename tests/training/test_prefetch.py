@@ -1,4 +1,4 @@
-"""Batches that a thread takes ahead are the same batches in the same order, and nothing of it is left when a training ends."""
+"""Prefetched batches are the same batches in the same order, and the thread has ended when a training ends."""
 
 import threading
 
@@ -11,7 +11,7 @@ from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import KERNELS
 from snaketune.training.loop import prefetch
-from snaketune.training.loop.prefetch import Ahead, Batch
+from snaketune.training.loop.prefetch import Batch, Prefetcher
 from snaketune.training.loop.sft_trainer import SftTrainer
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
@@ -25,55 +25,55 @@ def threads() -> list[threading.Thread]:
 
 @pytest.fixture
 def overlapping(monkeypatch):
-    """As on a GPU."""
-    taken = []
+    """Prefetch as on a GPU."""
+    prefetchers = []
 
-    class Noted(Ahead):
+    class Recorded(Prefetcher):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            taken.append(self)
+            prefetchers.append(self)
 
     monkeypatch.setattr(prefetch, "overlaps", lambda device: True)
-    monkeypatch.setattr(prefetch, "Ahead", Noted)
-    yield taken
+    monkeypatch.setattr(prefetch, "Prefetcher", Recorded)
+    yield prefetchers
     assert not threads()
 
 
-def test_items_come_in_their_order_and_errors_after_them():
+def test_items_keep_their_order_and_an_error_follows_them():
     def source():
         yield from range(20)
         raise SnaketuneError("row 20 is no row")
 
-    taken = Ahead(source(), 3, CPU)
-    assert [next(taken) for _ in range(20)] == list(range(20))
+    prefetcher = Prefetcher(source(), 3, CPU)
+    assert [next(prefetcher) for _ in range(20)] == list(range(20))
     for _ in range(2):
         with pytest.raises(SnaketuneError, match=r"^row 20 is no row$"):
-            next(taken)
-    taken.close()
-    assert list(Ahead(iter(range(5)), 3, CPU)) == list(range(5))
+            next(prefetcher)
+    prefetcher.close()
+    assert list(Prefetcher(iter(range(5)), 3, CPU)) == list(range(5))
 
 
-def test_no_more_is_taken_than_may_wait_and_closing_ends_the_thread():
-    asked, enough = [], threading.Event()
+def test_prefetch_is_bounded_and_close_ends_the_thread():
+    requested, enough = [], threading.Event()
 
     def source():
         for number in range(1000):
-            asked.append(number)
-            # Two wait, and the third has been made.
+            requested.append(number)
+            # Two are in the queue, and the third has been collated.
             if number == 2:
                 enough.set()
             yield number
 
-    taken = Ahead(source(), 2, CPU)
+    prefetcher = Prefetcher(source(), 2, CPU)
     assert enough.wait(30)
-    assert next(taken) == 0
-    taken.close()
+    assert next(prefetcher) == 0
+    prefetcher.close()
     assert not threads()
-    assert len(asked) <= 4
+    assert len(requested) <= 4
 
 
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3)])
-def test_a_training_that_takes_ahead_is_the_same_also_where_it_was_cut_off(tmp_path, monkeypatch, overlapping, lora):
+def test_a_training_with_prefetch_is_the_same_also_when_resumed(tmp_path, monkeypatch, overlapping, lora):
     # Six steps an epoch of two micro-batches, the last one of one; checkpoints after the fourth and the eighth.
     rows, made = pack(tmp_path / "pack", rows=22), spec(epochs=2, lora=lora)
     with monkeypatch.context() as patch:
@@ -81,7 +81,7 @@ def test_a_training_that_takes_ahead_is_the_same_also_where_it_was_cut_off(tmp_p
         alone = train(tmp_path / "alone", rows, made)
     assert not overlapping
     straight = train(tmp_path / "straight", rows, made)
-    # One an epoch.
+    # One per epoch.
     assert len(overlapping) == 2
     with monkeypatch.context() as patch:
         stop_after(1, patch)
@@ -96,7 +96,7 @@ def test_a_training_that_takes_ahead_is_the_same_also_where_it_was_cut_off(tmp_p
     assert files[0] == files[1] == files[2]
 
 
-def test_what_is_wrong_with_a_batch_ends_the_training_as_if_nobody_had_looked_ahead(tmp_path, overlapping):
+def test_an_error_in_a_batch_ends_the_training_as_without_prefetch(tmp_path, overlapping):
     class Breaks(SftTrainer):
         @staticmethod
         def collate(rows, kernel, longest):
@@ -108,8 +108,8 @@ def test_what_is_wrong_with_a_batch_ends_the_training_as_if_nobody_had_looked_ah
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_all_of_a_batch_is_pinned_and_copied_without_waiting(tmp_path, monkeypatch, kernel):
-    """As the data loader pins and accelerate copies, with a GPU played by what this machine has."""
+def test_all_tensors_of_a_batch_are_pinned_and_copied_asynchronously(tmp_path, monkeypatch, kernel):
+    """The data loader pins and accelerate copies; the GPU is simulated by a device of this machine."""
     rows = pack(tmp_path, rows=2)
     batch = Batch(SftTrainer.collate([rows[0], rows[1]], kernel))
     pinned, sent = [], []
@@ -129,7 +129,7 @@ def test_all_of_a_batch_is_pinned_and_copied_without_waiting(tmp_path, monkeypat
     assert copy.keys() == batch.keys()
     assert copy["segments"].layout is batch["segments"].layout
     moved = copy.to(torch.device("cuda", 0))
-    # Nothing else is sent, and nothing that isn't pinned.
+    # Only pinned tensors are copied.
     assert {id(tensor) for tensor, _, _ in sent} == {id(tensor) for tensor in pinned}
     assert len(sent) >= 5
     assert {(where, non_blocking) for _, where, non_blocking in sent} == {("cuda", True)}

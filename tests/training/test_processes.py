@@ -1,4 +1,4 @@
-"""The launched process of a training: it runs the code and reads the files that the fingerprint is of, or nothing."""
+"""Launcher and worker: a worker trains only with the code and the files that the fingerprint was computed from."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from snaketune.stages.table import STAGES
 from snaketune.training.launch import processes, worker
 from snaketune.training.launch.worker_failures import record_failure
 from snaketune.training.loop import pipeline
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 
 MODULE = "snaketune.training.ref_logps"
 JOB = {"stage": "ref_logps"}
@@ -35,14 +35,14 @@ JOB = {"stage": "ref_logps"}
 
 @pytest.fixture
 def run_worker(tmp_path, monkeypatch):
-    """Run `train` as a launched process does, in an attempt with this code."""
+    """Run `train` as a worker process does, in an attempt with this code digest."""
 
     def run(train, code: str):
         base = tmp_path / "base"
         base.write_text("weights")
         Attempt(stage="sft", code=code, stamps=stamps_of([base]), threads=1).save(tmp_path)
         (tmp_path / "job.json").write_text(json.dumps(JOB), encoding="utf-8")
-        monkeypatch.setattr(worker, "work_on", train)
+        monkeypatch.setattr(worker, "build_stage", train)
         worker.main(tmp_path / "job.json")
 
     return run
@@ -73,7 +73,7 @@ class Reached(Exception):
     [(stage, replaced) for stage in ("sft", "dpo") for replaced in (None, *STAGES[stage].one)],
 )
 def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path, monkeypatch, stage, replaced):
-    """Whose content the result is kept under."""
+    """The result is cached under the content of the artifacts that the fingerprint was computed from."""
 
     def put(role: str, content: str) -> None:
         payload = {"rows": {"digest": content}} if role != "tokenizer" else {}
@@ -114,13 +114,13 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
     monkeypatch.setattr(STAGES[stage].spec, "model_validate", lambda _: None)
     monkeypatch.setattr(import_module(STAGES[stage].module), "build", reached)
     with pytest.raises(SnaketuneError if replaced else Reached) as caught:
-        worker.work_on(job)
+        worker.build_stage(job)
     if replaced:
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
 
 
 def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
-    """That of the adapters below a model, whatever their names."""
+    """The order of an adapter stack doesn't depend on names."""
     names = ("two", "one", "base", "zero")
     for name in names:
         write_json(tmp_path / f"{name}.json", {"payload": {}, "records": {}, "stage": "sft"})
@@ -150,10 +150,10 @@ def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(STAGES["sft"].spec, "model_validate", lambda _: None)
     monkeypatch.setattr(import_module(STAGES["sft"].module), "build", reached)
     with pytest.raises(Reached):
-        worker.work_on(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
+        worker.build_stage(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
 
 
-def test_a_full_disk_is_told_and_no_traceback(run_worker, tmp_path):
+def test_a_full_disk_is_reported_without_traceback(run_worker, tmp_path):
     from safetensors.torch import save_file
     from torch import zeros
 
@@ -177,16 +177,16 @@ def test_any_other_error_keeps_its_traceback(run_worker):
         run_worker(train, code_digest(MODULE))
 
 
-def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
-    """With the base read, and no checkpoint written: what a resumed training goes on with came of the right files."""
+def test_files_are_compared_again_before_the_first_step(tmp_path):
+    """The base is read by then, and no checkpoint is written: every checkpoint comes from the right files."""
 
     class Stops(Exception):
         pass
 
     class Trainer:
-        """As much of one as there is before the first step."""
+        """The methods that are called before the first step."""
 
-        run = Run(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
+        run = TrainingRun(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
         model = torch.nn.Linear(1, 1)
 
         class accelerator:
@@ -222,7 +222,7 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
         pipeline.fit(Trainer())
 
 
-def test_what_waits_for_a_launched_process_imports_no_torch():
+def test_the_launcher_imports_no_torch():
     heavy = (
         "import sys, snaketune.__main__, snaketune.training.launch.processes\n"
         "print({'torch', 'transformers'} & set(sys.modules))"
@@ -233,7 +233,7 @@ def test_what_waits_for_a_launched_process_imports_no_torch():
 def launched_with(
     tmp_path, monkeypatch, operation: Operation, visible: list[str], status: int = 0, outcome: str = ""
 ) -> tuple[list[str], dict[str, Any], dict[str, str]]:
-    """The command of a launch that ends so and writes this outcome, what accelerate is told, and its environment."""
+    """Run a launch with this exit status and outcome; return its command, accelerate's config and its environment."""
     work = WorkFolder(tmp_path)
     work.start()
     (work.state / "outcome.json").write_text('{"counts": {"of": "an earlier attempt"}}')
@@ -241,8 +241,10 @@ def launched_with(
     seen = []
 
     def run(command, variables, step):
-        told = work.state / "accelerate.yaml"
-        seen.append((command, yaml.safe_load(told.read_text(encoding="utf-8")) if told.exists() else None, variables))
+        config = work.state / "accelerate.yaml"
+        seen.append(
+            (command, yaml.safe_load(config.read_text(encoding="utf-8")) if config.exists() else None, variables)
+        )
         if outcome:
             (work.state / "outcome.json").write_text(outcome)
         return status
@@ -265,7 +267,7 @@ def launched_with(
 
 
 @pytest.mark.parametrize(
-    ("operation", "visible", "processes", "kind", "cpu"),
+    ("operation", "visible", "count", "kind", "cpu"),
     [
         ({"gpus": 1}, [], 1, None, True),
         ({"gpus": 0}, ["0"], 1, None, False),
@@ -276,30 +278,32 @@ def launched_with(
         ({"gpus": 1, "launch": "fsdp"}, ["0"], 1, "MULTI_GPU", False),
     ],
 )
-def test_one_process_per_gpu_asked_for(tmp_path, monkeypatch, operation, visible, processes, kind, cpu):
+def test_one_process_per_requested_gpu(tmp_path, monkeypatch, operation, visible, count, kind, cpu):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    command, told, environment = launched_with(
+    command, config, environment = launched_with(
         tmp_path, monkeypatch, Operation(**operation), visible, outcome='{"counts": {"of": "this one"}}'
     )
     if kind:
-        assert (told["num_processes"], told["distributed_type"], told["use_cpu"]) == (processes, kind, cpu)
+        assert (config["num_processes"], config["distributed_type"], config["use_cpu"]) == (count, kind, cpu)
     else:
-        # Nobody has to be told anything.
-        assert told is None
+        # A single process is started without accelerate.
+        assert config is None
         assert command[:-2] == [sys.executable, "-m"]
     assert command[-2:] == [worker.__name__, str(tmp_path / "state/job.json")]
     assert environment[processes.PARENT_VARIABLE] == str(os.getpid())
-    assert environment["OMP_NUM_THREADS"] == str(7 // processes)
+    assert environment["OMP_NUM_THREADS"] == str(7 // count)
 
 
-def test_fewer_gpus_than_asked_for_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(SnaketuneError, match=r"operation\.gpus: the job asks for 4 GPUs on each node, here it sees 2"):
+def test_fewer_gpus_than_requested_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(
+        SnaketuneError, match=r"operation\.gpus: the job asks for 4 GPUs on each node, this node shows it 2"
+    ):
         launched_with(tmp_path, monkeypatch, Operation(gpus=4), ["0", "1"])
 
 
-@pytest.mark.parametrize(("status", "told"), [(1, "exit status 1"), (-9, "killed by signal 9"), (0, "exit status 0")])
-def test_a_process_that_reports_nothing_failed_whatever_an_earlier_one_reported(tmp_path, monkeypatch, status, told):
-    with pytest.raises(SnaketuneError, match=rf"the training process ended early \({told}\).*Run again to resume"):
+@pytest.mark.parametrize(("status", "how"), [(1, "exit status 1"), (-9, "killed by signal 9"), (0, "exit status 0")])
+def test_a_launch_without_outcome_failed_whatever_an_earlier_one_reported(tmp_path, monkeypatch, status, how):
+    with pytest.raises(SnaketuneError, match=rf"the training process ended early \({how}\).*Run again to resume"):
         launched_with(tmp_path, monkeypatch, Operation(), [], status)
 
 
@@ -315,23 +319,23 @@ def test_a_process_knows_whether_its_parent_lives(monkeypatch):
 
 
 def test_a_process_ends_soon_after_its_parent_whatever_it_does(tmp_path):
-    """Its successor may be at work already, and what this one dies of isn't what that one does."""
+    """A newer attempt may already be using the work folder."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     script = (
         "import time\nfrom snaketune.training.launch import worker\n"
-        "worker.SECONDS_BETWEEN_LOOKS = 0.05\nworker.end_with_parent()\ntime.sleep(60)"
+        "worker.POLL_SECONDS = 0.05\nworker.end_with_parent()\ntime.sleep(60)"
     )
-    told = os.environ | {processes.PARENT_VARIABLE: str(gone.pid)}
-    assert subprocess.run([sys.executable, "-c", script], env=told, timeout=50).returncode == 1
+    variables = os.environ | {processes.PARENT_VARIABLE: str(gone.pid)}
+    assert subprocess.run([sys.executable, "-c", script], env=variables, timeout=50).returncode == 1
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_what_an_orphan_dies_of_is_no_failure_of_its_successor(tmp_path, monkeypatch, gone):
+def test_an_orphan_records_no_failure(tmp_path, monkeypatch, gone):
     def fails(job):
         raise SnaketuneError("no")
 
-    monkeypatch.setattr(worker, "work_on", fails)
+    monkeypatch.setattr(worker, "build_stage", fails)
     monkeypatch.setattr(worker, "parent_is_gone", lambda: gone)
     (tmp_path / "job.json").write_text('{"stage": "sft"}', encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -340,7 +344,7 @@ def test_what_an_orphan_dies_of_is_no_failure_of_its_successor(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, monkeypatch, rank):
+def test_only_the_main_process_locks_the_folder_and_writes_the_outcome(tmp_path, monkeypatch, rank):
     work = WorkFolder(tmp_path)
     work.start()
     monkeypatch.setenv("RANK", rank)
@@ -355,13 +359,13 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
     monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], inputs={}, takes_operation=False))
     job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}
     job |= {"operation": {}, "tracking": {}}
-    worker.work_on(job)
+    worker.build_stage(job)
     assert seen == [rank == "0"]
     assert (work.state / "outcome.json").is_file() == (rank == "0")
 
 
-def test_who_is_still_importing_is_told_again(tmp_path):
-    """It ignores SIGTERM, as it inherits that, until it can leave with a checkpoint."""
+def test_a_worker_that_ignored_sigterm_while_importing_gets_it_again(tmp_path):
+    """A worker inherits that SIGTERM is ignored, until it can stop with a checkpoint."""
     inner = tmp_path / "inner.py"
     inner.write_text(
         "import signal, sys, time, pathlib\n"
@@ -370,22 +374,22 @@ def test_who_is_still_importing_is_told_again(tmp_path):
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "time.sleep(60)\n"
     )
-    begun = tmp_path / "begun"
-    told = (
+    started = tmp_path / "started"
+    outer = (
         "import os, signal, sys, threading, time, pathlib\n"
         "from snaketune.training.launch.processes import run_processes\n"
-        "def tell():\n"
+        "def terminate():\n"
         "    while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "threading.Thread(target=tell, daemon=True).start()\n"
+        "threading.Thread(target=terminate, daemon=True).start()\n"
         "sys.exit(run_processes([sys.executable, sys.argv[1], sys.argv[2]], dict(os.environ)))\n"
     )
-    outer = subprocess.run([sys.executable, "-c", told, str(inner), str(begun)], timeout=50)
-    assert outer.returncode == 7
+    done = subprocess.run([sys.executable, "-c", outer, str(inner), str(started)], timeout=50)
+    assert done.returncode == 7
 
 
-def test_those_on_other_nodes_are_told_by_slurm(tmp_path):
-    """srun ends a step at once that it is told to end; a signal to the step is one to those that train."""
+def test_workers_on_other_nodes_get_sigterm_through_scancel(tmp_path):
+    """SIGTERM to srun kills its step immediately; scancel sends the signal to the workers of the step."""
     tools, step = tmp_path / "tools", tmp_path / "step"
     tools.mkdir()
     # What scancel does to the step: its only process here.
@@ -399,17 +403,17 @@ def test_those_on_other_nodes_are_told_by_slurm(tmp_path):
         f"pathlib.Path({str(step)!r}).write_text('17.0\\n')\n"
         "time.sleep(60)\n"
     )
-    told = (
+    launcher = (
         "import os, pathlib, signal, sys, threading, time\n"
         "from snaketune.training.launch.processes import run_processes\n"
         f"step = pathlib.Path({str(step)!r})\n"
-        "def tell():\n"
+        "def terminate():\n"
         "    while not step.exists(): time.sleep(0.05)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "threading.Thread(target=tell, daemon=True).start()\n"
+        "threading.Thread(target=terminate, daemon=True).start()\n"
         "sys.exit(run_processes([sys.executable, '-c', sys.argv[1]], dict(os.environ), step))\n"
     )
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-c", told, task], env=environment, timeout=50)
+    done = subprocess.run([sys.executable, "-c", launcher, task], env=environment, timeout=50)
     assert done.returncode == 7
     assert (tmp_path / "called").read_text() == "--signal=TERM 17.0\n"

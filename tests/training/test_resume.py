@@ -1,4 +1,4 @@
-"""A training that was cut off goes on exactly: all its weights, its rows in their order, on one process or on several."""
+"""A killed training resumes exactly: all weights and the sample order, on one process or on several."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoint.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train
 
-# What the Hub's names differ from the module's in: fused experts, renamed and tied heads, shared and latent projections.
+# Families whose names on the Hub differ from the module's: fused experts, renamed and tied heads, latent projections.
 EXPERTS = {
     "mixtral": {"num_local_experts": 4, "num_key_value_heads": 2},
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
@@ -61,8 +61,8 @@ def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, 
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
 
 
-def test_a_resumed_training_saves_and_logs_as_often_as_the_config_now_says(tmp_path, monkeypatch):
-    """The Trainer's own state keeps the numbers of the run that wrote the checkpoint."""
+def test_a_resumed_training_saves_and_logs_at_the_current_intervals(tmp_path, monkeypatch):
+    """The Trainer's state has the intervals of the run that wrote the checkpoint."""
     rows, made = pack(tmp_path / "pack", rows=24), spec(epochs=2)
     train(tmp_path / "straight", rows, made)
     with monkeypatch.context() as patch:
@@ -87,10 +87,10 @@ def test_a_resumed_training_saves_and_logs_as_often_as_the_config_now_says(tmp_p
 
 
 @pytest.mark.parametrize("log_steps", [1, 3, 100])
-def test_steps_that_are_done_again_count_once(tmp_path, monkeypatch, log_steps):
-    """Killed after six of nine steps, and gone on with after the fourth."""
+def test_repeated_steps_are_counted_once(tmp_path, monkeypatch, log_steps):
+    """Killed after six of nine steps, and resumed after the fourth."""
     rows, made = pack(tmp_path / "pack", rows=12), spec()
-    on_step_end = Watch.on_step_end
+    on_step_end = LogCallback.on_step_end
 
     def killed(self, args, state, control, **keywords):
         on_step_end(self, args, state, control, **keywords)
@@ -98,7 +98,7 @@ def test_steps_that_are_done_again_count_once(tmp_path, monkeypatch, log_steps):
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Watch, "on_step_end", killed)
+        patch.setattr(LogCallback, "on_step_end", killed)
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", rows, made, log_steps=log_steps)
     assert last_checkpoint(tmp_path / "resumed/state/checkpoints").name == "checkpoint-4"
@@ -106,7 +106,7 @@ def test_steps_that_are_done_again_count_once(tmp_path, monkeypatch, log_steps):
     assert (outcome.counts["steps"], outcome.counts["tokens"]) == (9, 3 * outcome.counts["tokens_per_epoch"])
 
 
-def test_adapters_resume_too(tmp_path, monkeypatch):
+def test_adapters_resume(tmp_path, monkeypatch):
     rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2, lora=Lora(rank=2, dropout=0.3))
     train(tmp_path / "straight", rows, made)
     with monkeypatch.context() as patch:
@@ -114,7 +114,7 @@ def test_adapters_resume_too(tmp_path, monkeypatch):
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", rows, made)
     (checkpoint,) = (tmp_path / "resumed/state/checkpoints").glob("checkpoint-*")
-    # What is frozen is the base's, and isn't written again.
+    # Frozen weights are the base's, and aren't in the checkpoint.
     assert all("lora_" in name for name in load_file(checkpoint / f"{WEIGHTS}.safetensors"))
     train(tmp_path / "resumed", rows, made)
     straight, resumed = (
@@ -123,13 +123,13 @@ def test_adapters_resume_too(tmp_path, monkeypatch):
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
 
 
-def test_what_is_of_several_precisions_says_so(tmp_path, monkeypatch, capsys):
+def test_a_result_of_several_precisions_records_them(tmp_path, monkeypatch, capsys):
     rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=3)
     dtypes = (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32)
     for number, dtype in enumerate(dtypes, 1):
         with monkeypatch.context() as patch:
             if number < len(dtypes):
-                # Each but the last gets one checkpoint further.
+                # Each attempt but the last gets one checkpoint further.
                 stop_after(1, patch)
             ended = pytest.raises(Interrupted) if number < len(dtypes) else nullcontext()
             with ended:
@@ -138,10 +138,10 @@ def test_what_is_of_several_precisions_says_so(tmp_path, monkeypatch, capsys):
     assert outcome.about["resumed_from_numerics"] == [
         {"dtype": "float32", "kernel": "sdpa"}, {"dtype": "bfloat16", "kernel": "sdpa"},
     ]  # fmt: skip
-    assert capsys.readouterr().out.count("so the result is of both") == 2
+    assert capsys.readouterr().out.count("so the result mixes both") == 2
 
 
-def test_what_was_computed_alike_throughout_names_nothing(tmp_path, monkeypatch):
+def test_a_result_of_one_precision_records_no_others(tmp_path, monkeypatch):
     rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
     with monkeypatch.context() as patch:
         stop_after(1, patch)
@@ -150,14 +150,14 @@ def test_what_was_computed_alike_throughout_names_nothing(tmp_path, monkeypatch)
     assert "resumed_from_numerics" not in train(tmp_path / "run", rows, made).about
 
 
-@pytest.mark.parametrize("what", ["missing", "left over", "another shape", "another data type"])
+@pytest.mark.parametrize("what", ["missing", "unexpected", "another shape", "another data type"])
 def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(tmp_path, what):
     saved, model = tiny_model("llama"), tiny_model("llama")
     with torch.no_grad():
         saved.lm_head.weight.zero_()
     if what == "missing":
         del saved.model.norm.weight
-    elif what == "left over":
+    elif what == "unexpected":
         saved.model.extra = torch.nn.Parameter(torch.ones(2))
     elif what == "another shape":
         saved.model.norm.weight = torch.nn.Parameter(torch.ones(3))

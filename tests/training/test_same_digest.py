@@ -1,4 +1,4 @@
-"""Same seed, same digest: every kind of training writes the same files whatever was drawn before it."""
+"""Same seed, same digest: every kind of training writes the same files whatever random numbers were drawn before."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_two_runs_write_the_same_files(tmp_path, tokenizer, kind, adapters, monk
     monkeypatch.setattr(pipeline, "train", train_after_others_drew)
     made = []
     for _ in range(2):
-        # At one place: adapters name the model that they are of.
+        # In one folder, since adapters name the path of their base.
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         made.append(describe_files(kind(tmp_path / "run", tokenizer, ADAPTERS[adapters]).payload))
     assert made[0] == made[1]

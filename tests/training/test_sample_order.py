@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from snaketune.training.loop.sample_order import EpochPermutation, OwnOrder
+from snaketune.training.loop.sample_order import EpochPermutation, SampleOrderMixin
 
 
 def test_each_epoch_has_its_own_permutation_and_the_same_one_again():
@@ -29,8 +29,8 @@ def test_the_order_is_the_same_whatever_the_micro_batches_and_the_processes(weig
             per_device_train_batch_size=micro_batch_rows,
             gradient_accumulation_steps=accumulation,
         )
-        trainer = SimpleNamespace(args=args, items_of_an_epoch=lambda: 50, item_weights=lambda: weights)
-        sampler = OwnOrder._get_train_sampler(trainer)
+        trainer = SimpleNamespace(args=args, items_per_epoch=lambda: 50, item_weights=lambda: weights)
+        sampler = SampleOrderMixin._get_train_sampler(trainer)
         assert sampler is trainer.order
         sampler.set_epoch(2)
         return [item for item in sampler if item < 50]

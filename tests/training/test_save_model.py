@@ -1,4 +1,4 @@
-"""Results are folders that plain transformers loads, without a line of snaketune: every kind of them, and what they hold."""
+"""Results of every kind are folders that transformers loads without snaketune, with the trained weights."""
 
 import json
 import math
@@ -35,7 +35,7 @@ from .test_resume import model_of
 
 IDS = torch.arange(5, 29)[None]
 LORA = Lora(rank=4)
-# Root mean square of what rounding weights does to logits, as a share of theirs; bfloat16 keeps 8 bits.
+# Relative RMS error of the logits after rounding the weights; bfloat16 has 8 bits.
 ROUNDING = {"float32": 1e-5, "bfloat16": 0.02}
 
 PLAIN = """
@@ -44,25 +44,25 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-said, ids = {}, torch.arange(5, 29)[None]
+loaded_as, ids = {}, torch.arange(5, 29)[None]
 for folder in sys.argv[1:]:
     model, loaded = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype="auto")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "cat 1?"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    told = model.generation_config
+    generation = model.generation_config
     written = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-    said[folder] = {
+    loaded_as[folder] = {
         "dtypes": sorted({str(p.dtype) for p in model.parameters()}), "config": str(model.config.dtype),
-        "wrong": {key: sorted(map(str, found)) for key, found in loaded.items() if found},
+        "wrong": {key: sorted(map(str, names)) for key, names in loaded.items() if names},
         "ids": prompt["input_ids"].tolist(), "new": written.shape[1] - prompt["input_ids"].shape[1],
-        "stops": told.eos_token_id, "pad": told.pad_token_id, "tied": model.config.tie_word_embeddings,
+        "stops": generation.eos_token_id, "pad": generation.pad_token_id, "tied": model.config.tie_word_embeddings,
     }
     with torch.no_grad():
         save_file({"logits": model.float()(ids).logits}, folder + "/plain.safetensors")
 assert not [name for name in sys.modules if name.startswith("snaketune")]
-print(json.dumps(said))
+print(json.dumps(loaded_as))
 """
 
 
@@ -76,7 +76,7 @@ def training(**settings) -> Training:
 
 
 class Kinds:
-    """All kinds of results, each made once, with the logits that the trained model had, and has once rounded."""
+    """Results of all kinds, each made once, with the logits of the trained model before and after rounding."""
 
     def __init__(self, folder: Path, tokenizer: Artifact, patch: pytest.MonkeyPatch):
         self.folder, self.tokenizer, self.patch = folder, tokenizer, patch
@@ -90,7 +90,7 @@ class Kinds:
         def look_and_save(model, payload, spec, dtype, reload, **named):
             seen = model
             if spec.quantization:
-                # What is merged is what was learned, on the weights as they were before they were quantized.
+                # The trained adapter is merged into the weights before quantization.
                 seen = copy_trained(
                     model, add_lora(load_folder(spec.base.path, weights_dtype=torch.float32), spec.lora)
                 )
@@ -131,12 +131,12 @@ class Kinds:
         corpus = chain.corpus(self.folder / f"{name}-pairs", "preference", pairs, held_out=2)
         packed = chain.pack(self.folder / f"{name}-pack", corpus, self.tokenizer, "preference", length=64)
         model, made = self.results[source], training(**settings)
-        told = RefLogpsSpec(
+        reference_spec = RefLogpsSpec(
             precision=made.precision, frozen_weights=lora is not None, quantization=None, trust_remote_code=False,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
-        outcome = ref_logps.build(told, work, model=[model], pack=packed)
-        reference = chain.made(work.folder, outcome, told)
+        outcome = ref_logps.build(reference_spec, work, model=[model], pack=packed)
+        reference = chain.made(work.folder, outcome, reference_spec)
         reference.manifest["inputs"] = {"model": [model.content], "pack": [packed.manifest["pairs"]]}
         spec = DpoSpec(
             loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=None, trust_remote_code=False,
@@ -150,7 +150,7 @@ class Kinds:
         self.histories[name] = outcome.run["history"]
 
     def quantized(self, source: str, precision: str) -> None:
-        """Weights really in 4 bits, on the CPU; a run takes them on CUDA alone."""
+        """Quantize to 4 bits on the CPU; a real run does so on CUDA only."""
 
         with self.patch.context() as patch:
             patch.setattr("snaketune.models.load_model._device_for_4_bits", lambda: "cpu")
@@ -205,39 +205,39 @@ def kinds(tmp_path_factory, tokenizer):
             capture_output=True, text=True, cwd=folder, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
-        said = json.loads(done.stdout.splitlines()[-1])
-        kinds.said = {name: said[str(result.folder)] for name, result in kinds.results.items()}
+        loaded = json.loads(done.stdout.splitlines()[-1])
+        kinds.loaded = {name: loaded[str(result.folder)] for name, result in kinds.results.items()}
         yield kinds
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_plain_transformers_loads_a_result_and_it_is_the_trained_model(kinds, kind):
-    dtype, said, result = EXPECTED[kind], kinds.said[kind], kinds.results[kind]
-    assert said["dtypes"] == [f"torch.{dtype}"]
-    assert said["config"] == f"torch.{dtype}"
+def test_transformers_loads_a_result_as_the_trained_model(kinds, kind):
+    dtype, loaded, result = EXPECTED[kind], kinds.loaded[kind], kinds.results[kind]
+    assert loaded["dtypes"] == [f"torch.{dtype}"]
+    assert loaded["config"] == f"torch.{dtype}"
     assert json.loads((result.folder / "config.json").read_text())["dtype"] == dtype
     assert result.manifest["saved_dtype"] == dtype
-    assert said["wrong"] == {}
+    assert loaded["wrong"] == {}
     plain, trained = load_file(result.folder / "plain.safetensors")["logits"], kinds.logits[kind]
     torch.testing.assert_close(plain, kinds.rounded[kind], rtol=1e-4, atol=1e-4)
     assert (plain - trained).square().mean() <= ROUNDING[dtype] ** 2 * trained.square().mean()
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_a_result_talks(kinds, kind):
-    said = kinds.said[kind]
+def test_a_result_generates(kinds, kind):
+    loaded = kinds.loaded[kind]
     assert (result := kinds.results[kind]).folder.joinpath("generation_config.json").is_file()
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= {
         p.name for p in result.folder.iterdir()
     }
-    assert said["ids"] == kinds.said["full"]["ids"]
-    assert len(said["ids"][0]) > 5
-    assert 1 <= said["new"] <= 4
-    assert said["stops"] == kinds.said["full"]["stops"] is not None
-    assert said["pad"] == kinds.said["full"]["pad"] is not None
+    assert loaded["ids"] == kinds.loaded["full"]["ids"]
+    assert len(loaded["ids"][0]) > 5
+    assert 1 <= loaded["new"] <= 4
+    assert loaded["stops"] == kinds.loaded["full"]["stops"] is not None
+    assert loaded["pad"] == kinds.loaded["full"]["pad"] is not None
 
 
-def test_large_results_come_in_shards_with_an_index(kinds):
+def test_large_results_are_saved_in_shards_with_an_index(kinds):
     for kind in ("tied", "experts"):
         result = kinds.results[kind]
         shards = sorted(path.name for path in result.folder.glob("model-*.safetensors"))
@@ -245,7 +245,7 @@ def test_large_results_come_in_shards_with_an_index(kinds):
         assert {*shards, "model.safetensors.index.json"} <= result.manifest["payload"].keys()
         index = json.loads((result.folder / "model.safetensors.index.json").read_text())
         assert set(index["weight_map"].values()) == set(shards)
-    # What comes from a result in shards has its own weights and no index of the other's.
+    # A run that starts from a sharded result has its own weights and not that result's index.
     assert "model.safetensors" in (payload := kinds.results["dpo, lora"].manifest["payload"])
     assert not [name for name in payload if "index" in name or "-of-" in name]
 
@@ -256,7 +256,7 @@ def test_tied_weights_are_written_once(kinds):
             name for path in kinds.results[kind].folder.glob("model*.safetensors") for name in load_file(path)
         ]  # fmt: skip
         assert "lm_head.weight" not in names
-        assert kinds.said[kind]["tied"]
+        assert kinds.loaded[kind]["tied"]
 
 
 @pytest.mark.parametrize("kind", ["dpo", "dpo, lora"])
@@ -284,7 +284,7 @@ def test_adapters_are_added_in_float32_and_rounded_once(tmp_path):
     assert changed == 2 * 7
 
 
-def test_what_a_model_wants_in_float32_stays_so():
+def test_weights_that_a_model_requires_in_float32_are_saved_in_float32():
     model = tiny_model("qwen2", tie_word_embeddings=True)
     model._keep_in_fp32_modules_strict = {"norm"}
     cast_parameters(model, torch.bfloat16)
@@ -293,8 +293,8 @@ def test_what_a_model_wants_in_float32_stays_so():
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_sampling_settings_that_contradict_each_other_stop_no_training_at_its_end(tmp_path, tokenizer):
-    """As some bases on the Hub have them."""
+def test_contradicting_sampling_settings_do_not_fail_the_save(tmp_path, tokenizer):
+    """Some bases on the Hub have such settings."""
     model = tiny_model("llama")
     model.save_pretrained(tmp_path / "base")
     odd = {"do_sample": False, "temperature": 0.9, "top_p": 0.6}
@@ -309,27 +309,27 @@ def test_sampling_settings_that_contradict_each_other_stop_no_training_at_its_en
     assert written["eos_token_id"]
 
 
-def test_a_tokenizer_that_plain_transformers_reads_otherwise_is_told(tmp_path, tokenizer, capsys):
+def test_a_tokenizer_that_autotokenizer_loads_differently_is_noted(tmp_path, tokenizer, capsys):
     for path in tokenizer.folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    for family, told in (("llama", False), ("mistral", False), ("phi3", False), ("qwen2", True)):
+    for family, differs in (("llama", False), ("mistral", False), ("phi3", False), ("qwen2", True)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-        save_model.tell_other_tokenizer(tmp_path)
-        assert ("makes other tokens" in (said := capsys.readouterr().out)) == told, family
-    assert "reads this folder as Qwen2Tokenizer" in said
+        save_model.warn_if_tokenizer_differs(tmp_path)
+        assert ("tokenizes text differently from" in (output := capsys.readouterr().out)) == differs, family
+    assert "loads this model's tokenizer as Qwen2Tokenizer" in output
     advised = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(save_model.PROBE).ids
     assert advised(save_model.PROBE)["input_ids"] == own
     assert advised.chat_template
 
 
-def test_what_decides_about_the_data_type():
+def test_the_saved_data_type():
     bf16 = replace(CPU, dtype=torch.bfloat16)
-    said, silent = AutoConfig.for_model("llama", dtype=torch.bfloat16), AutoConfig.for_model("llama")
+    named, silent = AutoConfig.for_model("llama", dtype=torch.bfloat16), AutoConfig.for_model("llama")
     assert save_model.choose_dtype("auto", None, CPU) == torch.float32
     assert save_model.choose_dtype("auto", silent, CPU) == torch.float32
     assert save_model.choose_dtype("auto", AutoConfig.for_model("llama", dtype=torch.float16), CPU) == torch.float32
-    assert save_model.choose_dtype("auto", said, CPU) == torch.bfloat16
+    assert save_model.choose_dtype("auto", named, CPU) == torch.bfloat16
     assert save_model.choose_dtype("auto", silent, bf16) == torch.bfloat16
-    assert save_model.choose_dtype("float32", said, bf16) == torch.float32
+    assert save_model.choose_dtype("float32", named, bf16) == torch.float32
     assert save_model.choose_dtype("bfloat16", silent, CPU) == torch.bfloat16

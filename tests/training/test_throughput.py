@@ -1,4 +1,4 @@
-"""What the log and run.json say of throughput: right numbers, over all processes, without what isn't training."""
+"""Throughput in the log and in run.json: correct numbers, over all processes, of training time only."""
 
 import json
 import os
@@ -15,10 +15,10 @@ from snaketune.config.training_runs import Lora
 from snaketune.models.device_memory import peak_memory
 from snaketune.models.flops import count_flops
 from snaketune.models.peak_flops import measured_peak
-from snaketune.training.loop import throughput as gauge_module
+from snaketune.training.loop import throughput
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.throughput import Gauge
-from snaketune.training.loop.trainer import Watch
+from snaketune.training.loop.throughput import ThroughputMeter
+from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
 from .pipeline_runs import pack, spec, train
@@ -27,7 +27,7 @@ DOCUMENTS = np.zeros(2, np.int64), np.array([10, 18])
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock that is advanced by the test."""
 
     now = 1000.0
 
@@ -38,80 +38,80 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(gauge_module.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(throughput.time, "monotonic", clock.monotonic)
     return clock
 
 
 @pytest.fixture
-def gauge() -> Gauge:
-    return Gauge(tiny_model("llama"), CPU, 1)
+def meter() -> ThroughputMeter:
+    return ThroughputMeter(tiny_model("llama"), CPU, 1)
 
 
-def step(gauge: Gauge, clock: Clock, *, waits: float = 0.0, computes: float = 2.0) -> None:
+def step(meter: ThroughputMeter, clock: Clock, *, waits: float = 0.0, computes: float = 2.0) -> None:
     def batches():
         clock.now += waits
         yield "batch"
 
-    assert list(gauge.batches(batches())) == ["batch"]
-    gauge.count(*DOCUMENTS, supervised=20, projected=20)
+    assert list(meter.batches(batches())) == ["batch"]
+    meter.count(*DOCUMENTS, supervised=20, projected=20)
     clock.now += computes
 
 
-def test_rates_are_of_the_time_between_two_lines_with_the_wait_for_data(gauge, clock):
-    step(gauge, clock, computes=50.0)
-    assert gauge.read()["warming_up"]
-    # Nobody trains while it is logged and saved.
+def test_rates_include_the_wait_for_data_between_two_lines(meter, clock):
+    step(meter, clock, computes=50.0)
+    assert meter.read()["warming_up"]
+    # Logging and saving don't count.
     clock.now += 7.0
-    step(gauge, clock, waits=0.5)
-    gauge.stop()
+    step(meter, clock, waits=0.5)
+    meter.stop()
     clock.now += 9.0
-    step(gauge, clock, waits=0.5)
-    found = gauge.read()
-    assert "warming_up" not in found
-    assert found["tokens_per_second"] == 56 / 5
-    assert found["supervised_tokens_per_second"] == 40 / 5
-    flops = 2 * gauge.flops.batch(*DOCUMENTS)
-    assert found["mfu"] == pytest.approx(flops / 5 / gauge.peak.flops_per_second, abs=1e-5)
-    about = gauge.about([found])
+    step(meter, clock, waits=0.5)
+    rates = meter.read()
+    assert "warming_up" not in rates
+    assert rates["tokens_per_second"] == 56 / 5
+    assert rates["supervised_tokens_per_second"] == 40 / 5
+    flops = 2 * meter.flops.batch(*DOCUMENTS)
+    assert rates["mfu"] == pytest.approx(flops / 5 / meter.peak.flops_per_second, abs=1e-5)
+    about = meter.about([rates])
     assert about["steps_of_this_process"] == 3
-    # The first step's, and the others'; a source that is at its end takes no time.
+    # Waits of the first step, and of the others; an exhausted source takes no time.
     assert (about["waited_for_first_batch_s"], about["waited_for_data_s"]) == (0.0, 1.0)
 
 
-def test_only_what_trains_is_read_off(gauge):
-    assert gauge.read() == {}
+def test_without_batches_nothing_is_read(meter):
+    assert meter.read() == {}
 
 
 def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
-    gauge = Gauge(tiny_model("llama"), CPU, 2)
-    step(gauge, clock)
-    gauge.add(items=4, accuracy=torch.tensor(3))
+    meter = ThroughputMeter(tiny_model("llama"), CPU, 2)
+    step(meter, clock)
+    meter.add(items=4, accuracy=torch.tensor(3))
 
     def gather(own):
         other = own.clone()
-        # As slow as the slowest: the others wait for it. With more memory, and another model of twice the peak.
+        # The slowest process, for which the others wait; with more memory and a device of twice the peak.
         other[0, -3:-1] = torch.tensor([4.0, 5e9])
         other[0, -1] *= 2
         return torch.cat([own, other])
 
-    found = gauge.read(gather)
-    assert found["tokens_per_second"] == 2 * 28 / 4
-    assert found["memory_gb"] == 5.0
-    assert found["accuracy"] == 0.75
-    # Of two devices.
-    assert found["mfu"] == pytest.approx(
-        2 * gauge.flops.batch(*DOCUMENTS) / 4 / 3 / gauge.peak.flops_per_second, abs=1e-5
+    rates = meter.read(gather)
+    assert rates["tokens_per_second"] == 2 * 28 / 4
+    assert rates["memory_gb"] == 5.0
+    assert rates["accuracy"] == 0.75
+    # The peak is that of both devices.
+    assert rates["mfu"] == pytest.approx(
+        2 * meter.flops.batch(*DOCUMENTS) / 4 / 3 / meter.peak.flops_per_second, abs=1e-5
     )
-    assert " on each of 2 GPUs (" in str(gauge)
+    assert " on each of 2 GPUs (" in str(meter)
 
 
-def test_medians_leave_out_the_first_line_of_every_process(gauge):
+def test_medians_leave_out_the_first_line_of_every_process(meter):
     names = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed")
 
     def entry(rate, **more):
         return dict.fromkeys(names, rate) | {"memory_gb": rate} | more
 
-    # Resumed at the fourth, by a version that logged less at the second.
+    # Resumed at the fourth; an older version logged less at the second.
     history = [
         entry(0.1, warming_up=True),
         {"loss": 1.0},
@@ -120,22 +120,22 @@ def test_medians_leave_out_the_first_line_of_every_process(gauge):
         entry(0.6),
         entry(0.7),
     ]
-    about = gauge.about(history)
+    about = meter.about(history)
     assert about["tokens_per_second_median"] == about["mfu_median"] == 0.6
     assert about["peak_memory_gb"] == 0.7
-    assert gauge.about(history[:1])["mfu_median"] == 0.1
+    assert meter.about(history[:1])["mfu_median"] == 0.1
     plain = 6 * sum(p.numel() for p in tiny_model("llama").parameters())
-    assert about["mfu_plain_median"] == round(0.6 * plain / gauge.peak.flops_per_second, 7)
+    assert about["mfu_plain_median"] == round(0.6 * plain / meter.peak.flops_per_second, 7)
 
 
-def test_a_training_says_what_mfu_means_and_how_fast_it_is(tmp_path, capsys):
+def test_a_training_logs_the_definition_of_mfu_and_its_throughput(tmp_path, capsys):
     outcome = train(tmp_path / "work", pack(tmp_path / "pack"), spec())
-    said = capsys.readouterr().out
+    log = capsys.readouterr().out
     model = tiny_model("llama")
     multiplied = sum(p.numel() for p in model.parameters()) - VOCABULARY * 32
-    assert f"MFU: 6 x {multiplied / 1e3:.3g}k parameters + attention over what is visible, of " in said
-    assert said.count("MFU: ") == 1
-    first, *lines = re.findall(r"^step \d+/18  .*$", said, re.MULTILINE)
+    assert f"MFU: 6 x {multiplied / 1e3:.3g}k parameters + attention over what is visible, of " in log
+    assert log.count("MFU: ") == 1
+    first, *lines = re.findall(r"^step \d+/18  .*$", log, re.MULTILINE)
     assert len(lines) == 17
     assert first.endswith("  warming up")
     rates = r"[\d,]+ tokens/s \([\d,]+ supervised\)  MFU [\de.+-]+%  \d+\.\d\d GB"
@@ -144,7 +144,7 @@ def test_a_training_says_what_mfu_means_and_how_fast_it_is(tmp_path, capsys):
             line
         )
     run = outcome.run
-    # Two of 28 tokens a row begin a document, and are predicted from nothing.
+    # Two of 28 tokens per row are the first of a document, and have no label.
     for entry in run["history"]:
         assert entry["supervised_tokens_per_second"] == pytest.approx(entry["tokens_per_second"] * 26 / 28, rel=1e-3)
     assert 0 < run["mfu_computed_median"] < run["mfu_median"]
@@ -162,8 +162,8 @@ def test_adapters_name_what_is_frozen(tmp_path, capsys):
     assert outcome.run["flops"]["trained"] == outcome.about["trainable_parameters"]
 
 
-def test_what_is_measured_changes_no_weight(tmp_path, monkeypatch):
-    """The same training with the peak measured anew and with it known."""
+def test_measuring_the_peak_changes_no_weight(tmp_path, monkeypatch):
+    """A training with the peak measured equals one with the peak cached."""
     rows, made = pack(tmp_path / "pack", rows=8), spec(Lora(rank=2, dropout=0.5), epochs=1)
     measured_peak.cache_clear()
     for name in ("measured", "known"):
@@ -172,23 +172,23 @@ def test_what_is_measured_changes_no_weight(tmp_path, monkeypatch):
     assert not [name for name in one if not torch.equal(one[name], two[name])]
 
 
-def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch, capsys, clock):
+def test_the_remaining_time_is_estimated_from_the_steps_after_the_first(monkeypatch, capsys, clock):
     class State:
         is_world_process_zero, max_steps, global_step = True, 100, 41
 
-    watch = Watch()
+    callback = LogCallback()
     monkeypatch.setattr("snaketune.training.loop.trainer.time.monotonic", clock.monotonic)
     clock.now += 500.0
-    watch.on_step_end(None, State, TrainerControl())
-    watch.on_log(None, State, None, logs={"loss": 1.0})
+    callback.on_step_end(None, State, TrainerControl())
+    callback.on_log(None, State, None, logs={"loss": 1.0})
     clock.now += 30.0
     State.global_step = 51
-    watch.on_step_end(None, State, TrainerControl())
-    watch.on_log(None, State, None, logs={"loss": 1.0})
+    callback.on_step_end(None, State, TrainerControl())
+    callback.on_log(None, State, None, logs={"loss": 1.0})
     assert capsys.readouterr().out.splitlines() == ["step 41/100  loss 1", "step 51/100  loss 1  2 min left"]
 
 
-def test_memory_is_this_process_and_what_it_holds():
+def test_memory_is_that_of_this_process():
     held = np.ones(200 * 2**20, np.uint8)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     assert peak_memory(CPU.device) >= pages * os.sysconf("SC_PAGESIZE") >= held.nbytes

@@ -1,4 +1,4 @@
-"""Curves of a training: each point once in every tracker, wherever it was killed; nothing leaves the machine or breaks."""
+"""Curves of a training: every point once in every tracker, wherever it was killed; no data leaves the machine."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from .event_files import points_of
 from .pipeline_runs import pack
 from .tracking_runs import EVERYTHING, STEPS
 
-# What a user may have in the environment, and what an unasked tracker would go by.
+# A key that a user may have in the environment; a tracker that isn't configured would use it.
 API_KEY = "0123456789" * 4
 TENSORBOARD = {}
 KILLS = {
     "between a line and its checkpoint": ["log 8"],
     "before the first checkpoint": ["log 3"],
-    "amid a record": ["torn 11"],
-    "amid a checkpoint": ["save 8"],
+    "during a record": ["torn 11"],
+    "during a checkpoint": ["save 8"],
     "again and again": ["log 6", "torn 7", "saved 8"],
 }
 UNDISTURBED, KILLED, MEANS, KILLED_MEANS, UNTRACKED, FAILING = (digit * 32 for digit in "0abcde")
@@ -36,28 +36,28 @@ def fingerprint(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """The folder in which all of them have been."""
+    """The folder in which all attempts ran."""
     root = tmp_path_factory.mktemp("tracked")
     pack(root / "pack")
-    with socket.socket() as trap, socket.socket() as nobody:
-        for one in (trap, nobody):
-            one.bind(("127.0.0.1", 0))
+    with socket.socket() as trap, socket.socket() as closed:
+        for server in (trap, closed):
+            server.bind(("127.0.0.1", 0))
         trap.listen()
         trap.setblocking(False)
-        at, gone = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in (trap, nobody))
+        trapped, refused = (f"http://127.0.0.1:{server.getsockname()[1]}" for server in (trap, closed))
         tempting = {
-            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "WANDB_BASE_URL"), at),
+            **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "WANDB_BASE_URL"), trapped),
             "WANDB_MODE": "online",
             "WANDB_API_KEY": API_KEY,
             "HF_TOKEN": f"hf_{API_KEY}",
-            "HF_ENDPOINT": at,
-            "MLFLOW_TRACKING_URI": at,
-            "TRACKIO_SERVER_URL": f"{at}?write_token={API_KEY}",
+            "HF_ENDPOINT": trapped,
+            "MLFLOW_TRACKING_URI": trapped,
+            "TRACKIO_SERVER_URL": f"{trapped}?write_token={API_KEY}",
         }
         every = {"tracking": EVERYTHING, "environment": tempting}
         broken = {
-            "tracking": {"wandb": {"online": True}, "mlflow": {"tracking_uri": gone}},
-            "environment": {"WANDB_BASE_URL": gone, "WANDB_API_KEY": API_KEY, "WANDB_INIT_TIMEOUT": "1"}
+            "tracking": {"wandb": {"online": True}, "mlflow": {"tracking_uri": refused}},
+            "environment": {"WANDB_BASE_URL": refused, "WANDB_API_KEY": API_KEY, "WANDB_INIT_TIMEOUT": "1"}
             | {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "WANDB_MODE": ""},
         }
         attempts = [
@@ -86,10 +86,10 @@ def runs(tmp_path_factory) -> Path:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1", "HOME": str(root / "home"), "PYTHONWARNINGS": "ignore"},
         )  # fmt: skip
-        said = done.stdout + "".join(path.read_text() for path in sorted(root.glob("*.log")))
-        assert done.returncode == 0, said[-6000:]
+        output = done.stdout + "".join(path.read_text() for path in sorted(root.glob("*.log")))
+        assert done.returncode == 0, output[-6000:]
         exits = json.loads((root / "exits.json").read_text())
-        assert exits == [-9 if how.get("kill") else 0 for how in attempts], said[-6000:]
+        assert exits == [-9 if how.get("kill") else 0 for how in attempts], output[-6000:]
         with pytest.raises(BlockingIOError):
             trap.accept()
     assert (root / "sockets").read_text() == ""
@@ -101,10 +101,10 @@ def held(runs) -> dict:
     return json.loads((runs / "held.json").read_text())
 
 
-def assert_same_curves(found, undisturbed) -> None:
-    """Every step once and in order, in the same curves; what was learned equal, though not how fast."""
+def assert_same_curves(actual, undisturbed) -> None:
+    """Assert that both have the same curves, with every step once and in order, and equal training metrics."""
     curves = [defaultdict(list), defaultdict(list)]
-    for points, by_curve in zip((found, undisturbed), curves):
+    for points, by_curve in zip((actual, undisturbed), curves):
         for step, curve, value in points:
             by_curve[curve].append((step, pytest.approx(value, rel=1e-6) if curve.startswith("train/") else None))
     assert curves[0].keys() == curves[1].keys() >= {
@@ -120,27 +120,27 @@ def assert_same_curves(found, undisturbed) -> None:
 @pytest.mark.parametrize("purge", [False, True])
 @pytest.mark.parametrize("name", KILLS)
 def test_tensorboard_has_one_curve_without_a_seam_wherever_it_was_killed(runs, name, purge):
-    found = points_of(runs / f"results/sft/other/tensorboard/{fingerprint(name)[:8]}", purge)
-    assert_same_curves(found, points_of(runs / f"results/sft/demo/tensorboard/{UNDISTURBED[:8]}", purge))
+    points = points_of(runs / f"results/sft/other/tensorboard/{fingerprint(name)[:8]}", purge)
+    assert_same_curves(points, points_of(runs / f"results/sft/demo/tensorboard/{UNDISTURBED[:8]}", purge))
 
 
-def test_points_that_are_means_over_steps_are_the_same_where_a_checkpoint_came_between(runs):
-    whole, killed = (
+def test_points_that_are_means_over_steps_are_the_same_after_a_resume(runs):
+    undisturbed, killed = (
         [point for point in points_of(runs / f"results/sft/means/tensorboard/{each[:8]}") if point[1] == "train/loss"]
         for each in (MEANS, KILLED_MEANS)
     )
-    assert [step for step, _, _ in whole] == [1, 3, 4, 6, 8, 9, 12, 15, 16, 18]
-    assert killed == whole
+    assert [step for step, _, _ in undisturbed] == [1, 3, 4, 6, 8, 9, 12, 15, 16, 18]
+    assert killed == undisturbed
 
 
 @pytest.mark.parametrize("tracker", ["trackio", "mlflow", "wandb"])
-def test_so_has_every_other_tracker(runs, held, tracker):
+def test_every_other_tracker_has_one_curve_without_a_seam(runs, held, tracker):
     undisturbed = points_of(runs / f"results/sft/demo/tensorboard/{UNDISTURBED[:8]}")
     for fingerprint in (UNDISTURBED, KILLED):
         assert_same_curves(held[tracker][fingerprint], undisturbed)
 
 
-def test_all_attempts_of_a_training_are_one_run_and_another_training_of_that_name_is_another(runs, held):
+def test_all_attempts_of_a_training_are_one_run_and_another_training_of_that_name_is_a_second_run(runs, held):
     parameters = held["runs"][KILLED][0][2]
     assert held["runs"] == {each: [["sft/demo", "FINISHED", parameters]] for each in (UNDISTURBED, KILLED)}
     assert parameters["training.learning_rate"] == "0.01"
@@ -153,15 +153,15 @@ def test_all_attempts_of_a_training_are_one_run_and_another_training_of_that_nam
 def test_tensorboard_has_the_hyperparameters_once(runs):
     files = sorted((runs / "results/sft/demo/tensorboard/aaaaaaaa").iterdir())
     assert [path.name[-10:] for path in files] == ["0000000001", "0000000002"]
-    told = [
+    parameters = [
         value
         for path in files
         for event in read_events(path)
         for value in event.summary.value
         if value.metadata.ByteSize()
     ]
-    assert len(told) == 1
-    assert b"training.learning_rate" in told[0].metadata.plugin_data.content
+    assert len(parameters) == 1
+    assert b"training.learning_rate" in parameters[0].metadata.plugin_data.content
 
 
 def test_no_key_is_written_anywhere(runs):
@@ -179,12 +179,12 @@ def test_a_training_learns_the_same_with_all_trackers_and_with_none(runs):
     assert "wandb" not in (runs / f"{UNTRACKED}.log").read_text()
 
 
-def test_a_tracker_that_fails_is_told_once_and_no_training_ends_for_it(runs):
-    said = (runs / f"{FAILING}.log").read_text()
+def test_a_tracker_that_fails_is_reported_once_and_the_training_continues(runs):
+    log = (runs / f"{FAILING}.log").read_text()
     for tracker in ("tensorboard", "wandb", "mlflow"):
-        assert said.count(f"tracking.{tracker} failed and is left out from here on; the training goes on") == 1, said
-    assert "OSError: [Errno 28] No space left on device" in said
-    assert "step 18/18" in said
-    # Until its disk was full.
-    found = points_of(runs / f"results/sft/failing/tensorboard/{FAILING[:8]}")
-    assert [step for step, curve, _ in found if curve == "train/loss"] == [1, 2, 3, 4]
+        assert log.count(f"tracking.{tracker} failed and is not used any more; the training continues") == 1, log
+    assert "OSError: [Errno 28] No space left on device" in log
+    assert "step 18/18" in log
+    # The points before the disk was full.
+    points = points_of(runs / f"results/sft/failing/tensorboard/{FAILING[:8]}")
+    assert [step for step, curve, _ in points if curve == "train/loss"] == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Rows that aren't packed, on TRL's trainer: through the same pipeline as packed ones, with all that it promises."""
+"""Rows that aren't packed, on TRL's trainer, through the same pipeline as packed ones."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from .pipeline_runs import Interrupted, stop_after
 from .sft_runs import ROWS, raw_rows, sft_run
 
 
-def test_what_a_training_writes_and_says(tmp_path, tokenizer, capsys):
+def test_what_a_training_writes_and_logs(tmp_path, tokenizer, capsys):
     run = sft_run(tmp_path)
     outcome = sft_trainer.train_on(run, raw_rows(tmp_path), tokenizer)
     assert "12 rows that aren't packed" in capsys.readouterr().out
@@ -36,13 +36,13 @@ def test_what_a_training_writes_and_says(tmp_path, tokenizer, capsys):
 
 
 def test_supervised_tokens_are_those_that_packed_rows_have(tmp_path, tokenizer, monkeypatch):
-    kept = []
-    monkeypatch.setattr(RawTrainer, "train", lambda self, **_: kept.append(self.train_dataset) or _stop())
+    datasets = []
+    monkeypatch.setattr(RawTrainer, "train", lambda self, **_: datasets.append(self.train_dataset) or _stop())
     with pytest.raises(Interrupted):
         sft_trainer.train_on(sft_run(tmp_path), raw_rows(tmp_path), tokenizer)
-    *found, blank = kept[0].to_list()
+    *raw, blank = datasets[0].to_list()
     encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
-    for row, one in zip(found, encoded, strict=True):
+    for row, one in zip(raw, encoded, strict=True):
         assert row["input_ids"] == one.ids.tolist()
         assert [label != -100 for label in row["labels"]] == one.supervised.tolist()
     assert blank["labels"] == [-100]
@@ -68,7 +68,7 @@ def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(tmp_path
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
 
 
-def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, tokenizer, monkeypatch):
+def test_a_model_with_weights_that_are_not_finite_is_not_saved(tmp_path, tokenizer, monkeypatch):
     compute_loss = RawTrainer.compute_loss
 
     def explodes_at_the_last_step(self, *arguments, **keywords):
@@ -82,14 +82,14 @@ def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, tokenizer, 
     assert not list(run.work.payload.iterdir())
 
 
-def test_without_rows_or_of_an_unknown_format_nothing_is_trained(tmp_path, tokenizer):
+def test_no_rows_or_an_unknown_format_are_refused(tmp_path, tokenizer):
     with pytest.raises(SnaketuneError, match="no row to train on"):
         sft_trainer.train_on(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer)
     with pytest.raises(SnaketuneError, match=r"format_version '1.0'; expected '2.0' or '3.0'"):
         sft_trainer.train_on(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer)
 
 
-def test_tool_calls_that_the_template_has_a_form_of_its_own_for_are_refused(tmp_path, tokenizer, monkeypatch):
+def test_tool_calls_that_the_template_renders_differently_are_refused(tmp_path, tokenizer, monkeypatch):
     called = messages("cat?", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
     monkeypatch.setattr("tests.training.sft_runs.ROWS", [*ROWS, {"id": "c", "messages": called, "tools": None}])
     folder = tmp_path / "tokenizer"

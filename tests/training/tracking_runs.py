@@ -1,6 +1,6 @@
-"""Trainings that are tracked, killed with SIGKILL in processes of their own, and what their trackers hold afterwards.
+"""Tracked trainings that are killed with SIGKILL in their own processes, and the points that their trackers have afterwards.
 
-As a program: imports once, and forks a process for each attempt, which alone imports the trackers.
+As a program: imports the libraries once and forks a process for each attempt; only that process imports the trackers.
 """
 
 import json
@@ -18,11 +18,11 @@ import pytest
 from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.tracking.curves import Curves, Tracked
+from snaketune.tracking.curves import Curves, TrackedRun
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed
 
@@ -33,13 +33,13 @@ STEPS, CHECKPOINT = 18, 4
 
 
 def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "demo", log_steps: int = 1) -> None:
-    """22 rows, three epochs of six steps; a line of the log after every `log_steps`, a checkpoint after every fourth."""
+    """Train three epochs of six steps on 22 rows, with a log line every `log_steps` and a checkpoint every fourth step."""
     made, work = spec(), WorkFolder(root / "results/.work/sft" / fingerprint)
     if os.environ.get("RANK", "0") == "0":
         work.start()
     out = root / "results/sft" / name
-    tracked = Tracked.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
-    run = Run(
+    tracked = TrackedRun.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
+    run = TrainingRun(
         spec=made,
         operation=executed(made.training, checkpoint_steps=CHECKPOINT, log_steps=log_steps),
         work=work,
@@ -50,8 +50,8 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
 
 
 def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
-    """Let this process be killed: after the line of a step (`log 7`), in the middle of it in TensorBoard's file (`torn 7`),
-    when a step's checkpoint is written but doesn't count yet (`save 8`), or when it counts (`saved 8`)."""
+    """Kill this process at a step: after its log line (`log 7`), while TensorBoard writes the line (`torn 7`), when the
+    checkpoint is written but not marked complete (`save 8`), or once it is complete (`saved 8`)."""
     what, step = where.split()
 
     def kill(at: int) -> None:
@@ -90,7 +90,7 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def fill_disk_at(step: int, patch: pytest.MonkeyPatch) -> None:
-    """Let TensorBoard's disk be full from this step on."""
+    """Make TensorBoard's disk full from this step on."""
     from snaketune.tracking import to_tensorboard
 
     write = to_tensorboard.Run.write
@@ -104,7 +104,7 @@ def fill_disk_at(step: int, patch: pytest.MonkeyPatch) -> None:
 
 
 class Torn:
-    """A file that is killed with half a record written."""
+    """A file whose process is killed after half a record."""
 
     def __init__(self, file):
         self.file = file
@@ -115,7 +115,7 @@ class Torn:
 
 
 def attempt(root: Path, how: dict[str, Any]) -> None:
-    """One attempt, in this process."""
+    """Run one attempt in this process."""
     with (root / f"{how['fingerprint']}.log").open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -138,57 +138,57 @@ def attempt(root: Path, how: dict[str, Any]) -> None:
 
 
 def is_local(address: Any) -> bool:
-    """Of a unix socket, by which wandb speaks with its own process."""
+    """Whether an address is a unix socket, through which wandb talks to its own service process."""
     return isinstance(address, str | bytes)
 
 
 def held(root: Path, fingerprints: list[str]) -> None:
-    """Write down what trackio, MLflow and Weights & Biases say they hold: by tracker and fingerprint, [step, curve, value]."""
+    """Write the points of trackio, MLflow and Weights & Biases, by tracker and fingerprint: [step, curve, value]."""
     os.environ |= {"TRACKIO_DIR": str(root / "results/trackio"), "MLFLOW_ALLOW_FILE_STORE": "true"}
     import wandb  # noqa: F401
     from mlflow.tracking import MlflowClient
     from trackio.sqlite_storage import SQLiteStorage
 
     client = MlflowClient(tracking_uri=(root / "results/mlruns").as_uri())
-    (experiment,) = [found for found in client.search_experiments() if found.name == "snaketune"]
-    found: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list)}
+    (experiment,) = [one for one in client.search_experiments() if one.name == "snaketune"]
+    points: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list)}
     for run in client.search_runs([experiment.experiment_id]):
         fingerprint = run.data.tags["snaketune.fingerprint"]
-        found["mlflow"][fingerprint] = [
+        points["mlflow"][fingerprint] = [
             [point.step, curve, point.value]
             for curve in run.data.metrics
             for point in client.get_metric_history(run.info.run_id, curve)
         ]
-        found["runs"][fingerprint].append([run.info.run_name, run.info.status, run.data.params])
+        points["runs"][fingerprint].append([run.info.run_name, run.info.status, run.data.params])
     for fingerprint in fingerprints:
         lines = SQLiteStorage.get_logs("snaketune", "sft/demo", run_id=fingerprint)
-        found["trackio"][fingerprint] = [
+        points["trackio"][fingerprint] = [
             [line["step"], curve, value]
             for line in lines
             for curve, value in line.items()
             if curve not in ("step", "timestamp")
         ]
         (folder,) = (root / "results/wandb").glob(f"offline-run-*-{fingerprint}")
-        found["wandb"][fingerprint] = list(wandb_points(folder / f"run-{fingerprint}.wandb"))
-    (root / "held.json").write_text(json.dumps(found))
+        points["wandb"][fingerprint] = list(wandb_points(folder / f"run-{fingerprint}.wandb"))
+    (root / "held.json").write_text(json.dumps(points))
 
 
 def wandb_points(path: Path):
-    """What an offline run holds. wandb has no reader of it in Python: after 7 bytes, records in LevelDB's log format, each with
-    checksum, length and kind (1 whole, 2 first, 3 middle, 4 last), in blocks of 32 KiB."""
+    """Yield the points of an offline run. wandb has no Python reader for the format: after 7 bytes, records in LevelDB's log
+    format, each with checksum, length and kind (1 complete, 2 first, 3 middle, 4 last), in blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, parts = path.read_bytes(), 7, b""
+    data, offset, record_bytes = path.read_bytes(), 7, b""
     assert data[:4] == b":W&B"
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
+    while offset + 7 <= len(data):
+        if 32768 - offset % 32768 < 7:
+            offset += 32768 - offset % 32768
             continue
-        _, size, kind = struct.unpack_from("<IHB", data, place)
-        parts += data[place + 7 : place + 7 + size]
-        place += 7 + size
+        _, size, kind = struct.unpack_from("<IHB", data, offset)
+        record_bytes += data[offset + 7 : offset + 7 + size]
+        offset += 7 + size
         if kind in (1, 4):
-            record, parts = Record.FromString(parts), b""
+            record, record_bytes = Record.FromString(record_bytes), b""
             if record.HasField("history"):
                 values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
                 for curve, value in values.items():
@@ -204,12 +204,12 @@ def in_a_process(work: Callable[..., None], *arguments: Any) -> int:
 
 
 def main(root: Path) -> None:
-    """Args: `attempts.json` in `root`: the attempts, one after the other; `held`: whose points to write down."""
-    told = json.loads((root / "attempts.json").read_text())
-    exits = [in_a_process(attempt, root, how) for how in told["attempts"]]
+    """Run the attempts of `attempts.json` in `root` in order, then write the points of the fingerprints under `held`."""
+    plan = json.loads((root / "attempts.json").read_text())
+    exits = [in_a_process(attempt, root, how) for how in plan["attempts"]]
     (root / "exits.json").write_text(json.dumps(exits))
-    if told["held"]:
-        assert in_a_process(held, root, told["held"]) == 0
+    if plan["held"]:
+        assert in_a_process(held, root, plan["held"]) == 0
 
 
 if __name__ == "__main__":

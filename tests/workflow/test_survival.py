@@ -181,7 +181,7 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
     weights = []
     for micro_batch_rows in (1, 4):
         work, job = job_of_sft(finished, tmp_path / str(micro_batch_rows), micro_batch_rows=micro_batch_rows)
-        worker.work_on(json.loads(job.read_text(encoding="utf-8")))
+        worker.build_stage(json.loads(job.read_text(encoding="utf-8")))
         weights.append(load_file(work.payload / "model.safetensors"))
     for name in weights[0]:
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)

@@ -19,8 +19,8 @@ def check_pad_token(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) ->
         return [
             Finding(
                 key=f"{key}.tokenizer",
-                problem=f"{chat.id_to_token(chat.pad_id)!r} both pads and ends a turn: code that masks padding by its id hides the "
-                "end of turn from the loss, and the model never stops",
+                problem=f"{chat.id_to_token(chat.pad_id)!r} both pads and ends a turn: code that masks padding by its id hides "
+                "the end of turn from the loss, and the model never stops",
                 do="set a pad_token of its own in its tokenizer_config.json",
                 certain=False,
             )

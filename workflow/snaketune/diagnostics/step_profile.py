@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from transformers import TrainerCallback
 
-from snaketune.training.launch.worker import is_first_process
+from snaketune.training.launch.worker import is_main_process
 
 PROFILED_STEPS = 2
 # Parts by the names of operators and of the kernels of torch, cuBLAS, CUTLASS, cuDNN and NCCL; the first match counts.
@@ -69,7 +69,7 @@ class StepProfiler(TrainerCallback):
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         self.profiler.stop()
-        if is_first_process():
+        if is_main_process():
             self.profiler.export_chrome_trace(str(self.trace))
 
     def shares(self, step_seconds: float) -> dict[str, float]:

@@ -32,11 +32,11 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.gpu_needs import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
-from snaketune.training.launch.worker import is_first_process
+from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop import sft_trainer
-from snaketune.training.loop.pipeline import Begun, fitness_of, prepared
+from snaketune.training.loop.pipeline import PreparedTraining, examine_machine, ready_trainer
 from snaketune.training.loop.sample_order import SetEpoch
-from snaketune.training.loop.trainer import BaseTrainer, Run
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.preference import dpo_trainer
 
 WINDOWS = 10
@@ -63,25 +63,27 @@ def time_training(
     tokenizer.files()
     for result in (*model, *base_layers):
         result.files()
-    run = Run.of(spec.run, operation, work)
+    run = TrainingRun.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        training = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
+        training = sft_trainer.prepare_training(run, pack, tokenizer, (*model, *base_layers))
     else:
         training = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
-    machine_check = fitness_of(training.trainer_class, training.rows, training.run, training.config or training.made)
+    machine_check = examine_machine(
+        training.trainer_class, training.rows, training.run, training.config or training.made
+    )
     if small := [
         finding.problem for finding in machine_check.findings if finding.certain and finding.key == "training"
     ]:
         # Too little memory is a measurement, like a trial that runs out of memory.
-        if is_first_process():
+        if is_main_process():
             write_json(work.payload / MEASURED, {"fits": False, "why": small[0]})
         return Outcome(counts={"steps": 0}, about=run.compute.about())
-    report_findings(machine_check.findings, log=is_first_process())
+    report_findings(machine_check.findings, log=is_main_process())
     if run.compute.device.type == "cpu":
         keep_freed_memory()
     measured = _measure(training, spec) | {"probe": probe(run.compute.device, work.state)}
     measured |= _sequences(measured, pack)
-    if is_first_process():
+    if is_main_process():
         write_json(work.payload / MEASURED, measured)
         print(
             f"{measured['tokens_per_second']:,.0f} tokens/s over {spec.steps} steps, "
@@ -96,7 +98,7 @@ class Windows(TrainerCallback):
 
     def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, keeps_running: bool):
         """Args: keeps_running: whether another callback ends the training."""
-        self.meter, self.warmup, self.last, self.keeps_running = trainer.gauge, warmup, warmup + steps, keeps_running
+        self.meter, self.warmup, self.last, self.keeps_running = trainer.meter, warmup, warmup + steps, keeps_running
         self.length = max(1, steps // WINDOWS)
         # Step, time, tokens since the mark before, and the seconds spent waiting for rows so far.
         self.marks: list[tuple[int, float, float, float]] = []
@@ -116,10 +118,10 @@ class Windows(TrainerCallback):
         control.should_log = True
 
 
-def _measure(training: Begun, spec: TrialSpec) -> dict[str, Any]:
-    with prepared(*training[:5]) as ready:
+def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
+    with ready_trainer(*training[:5]) as ready:
         trainer = ready.trainer
-        args, meter = trainer.args, trainer.gauge
+        args, meter = trainer.args, trainer.meter
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         windows = Windows(trainer, spec.warmup_steps, spec.steps, keeps_running=spec.profile)
         profiled = StepProfiler(windows.last, meter.device, training.run.work.payload / TRACE)

@@ -14,7 +14,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TrialSpec
 
 if TYPE_CHECKING:
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
@@ -48,7 +48,7 @@ def build(
     model: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
     ref_logps: Sequence[Artifact] = (),
-    tracked: "Tracked | None" = None,
+    tracked: "TrackedRun | None" = None,
 ) -> Outcome:
     """Fill `work.payload` with `measured.json`; see `time_training`.
 

@@ -1,1 +1,1 @@
-"""Curves of trainings for TensorBoard, Weights & Biases, trackio and MLflow."""
+"""Training curves for TensorBoard, Weights & Biases, trackio and MLflow."""

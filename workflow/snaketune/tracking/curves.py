@@ -1,15 +1,15 @@
-"""The curves of a training, each point once in every tracker, however often the training was killed and resumed.
+"""Training curves: every point is written once to every tracker, however often the training was killed and resumed.
 
-A kill comes at any moment: the checkpoint that a training resumes from may be older than the newest points, which are then
-computed again, or newer than what a tracker had still in memory. So a tracker is asked for the newest point of each curve that
-it really holds. At the start it gets those later ones that the checkpoint knows of (the Trainer's log is part of it), and then
-every line of the log that is newer. A resume is exact, so a point that isn't written again is the one that was written.
+The checkpoint that a training resumes from may be older than the newest points written, which are then computed again, or newer
+than the points that a tracker had flushed. So each tracker reports the newest step of each curve that it has stored. At the
+start it receives the later points that are in the checkpoint (in the Trainer's log history), and then every newer log line.
+Resume is exact, so a point that is computed again equals the one already written.
 
     written before the kill      1 2 3 4 5 6 7 . .
-    checkpoint at step 4         1 2 3 4               → nothing to fill in; 5, 6, 7 come again, and aren't written
-    a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written as they come
+    checkpoint at step 4         1 2 3 4               → nothing to fill in; 5, 6, 7 are computed again and not written
+    a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written when computed
 
-Only the first process tracks. A tracker that fails is told once and left out; no training ends for it.
+Only the main process tracks. A tracker that fails is reported once and dropped; the training continues without it.
 """
 
 import re
@@ -25,20 +25,20 @@ from transformers import TrainerCallback
 from snaketune.config.tracking import IN_ADDRESS, Tracking
 from snaketune.stages.cache.work_folders import WorkFolder
 
-# Of the metrics that a line of the log holds, those that say how fast it goes; all others say how it learns.
+# The metrics of a log line that measure speed; all others are training metrics.
 SPEED = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed", "memory_gb")
 NO_METRICS = ("step", "warming_up")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracked:
-    """A training as trackers know it.
+class TrackedRun:
+    """A training run as trackers see it.
 
     Attributes:
-        settings: where its curves go.
-        name: `sft/demo`.
-        fingerprint: of its result; the same in all its attempts, and in no other training.
-        out: where its result is published.
+        settings: the configured trackers.
+        name: stage and name, such as `sft/demo`.
+        fingerprint: the fingerprint of its result: the same in all attempts, and unique to this training.
+        out: the folder where its result is published.
         results: the folder of all results.
         parameters: its spec, by dotted keys; the same on every machine.
     """
@@ -51,8 +51,8 @@ class Tracked:
     parameters: dict[str, bool | int | float | str]
 
     @classmethod
-    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> "Tracked":
-        """Args: spec: as plain JSON; work: where it works, below the folder of all results."""
+    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> "TrackedRun":
+        """Args: spec: as plain JSON; work: its work folder, which is below the folder of all results."""
         return cls(
             settings=settings,
             name=f"{stage}/{out.name}",
@@ -64,29 +64,29 @@ class Tracked:
 
 
 class Tracker(Protocol):
-    """One training in one tracker: a new run, or the one that an earlier attempt began. Whatever it raises, it is left out."""
+    """One training in one tracker: a new run, or that of an earlier attempt. If a method raises, the tracker is dropped."""
 
     newest: dict[str, int]
-    """The newest step of each curve that the tracker holds; 0 of one that it hasn't."""
+    """The newest step of each curve that the tracker has stored; 0 for an unknown curve."""
 
-    def __init__(self, tracked: Tracked): ...
+    def __init__(self, tracked: TrackedRun): ...
 
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
-        """Points that the tracker doesn't hold: steps, rising, with their values by curve."""
+        """Write points that the tracker doesn't have: ascending steps, each with its values by curve."""
 
     def close(self, finished: bool) -> None:
-        """The attempt is over; args: finished: and the training with it."""
+        """End the attempt. Args: finished: whether the training is finished too."""
 
 
 class Curves(TrainerCallback):
-    """Hands the lines of the log to the trackers."""
+    """Passes log lines to the trackers."""
 
-    def __init__(self, tracked: Tracked):
+    def __init__(self, tracked: TrackedRun):
         self.tracked = tracked
         self.trackers: dict[str, Tracker] = {}
 
     def on_train_begin(self, args, state, control, **_):
-        """Opens the trackers, and fills in what they lack."""
+        """Open the trackers, and fill in the points that they lack."""
         if not state.is_world_process_zero:
             return
         for name in Tracking.model_fields:
@@ -95,7 +95,7 @@ class Curves(TrainerCallback):
         self._write(state.log_history)
 
     def on_log(self, args, state, control, **_):
-        """The newest line."""
+        """Write the newest line."""
         self._write(state.log_history[-1:])
 
     def close(self, finished: bool) -> None:
@@ -116,22 +116,23 @@ class Curves(TrainerCallback):
                     tracker.newest |= dict.fromkeys(values, step)
 
     def _try(self, name: str, do: Callable[[], None]) -> None:
-        """SystemExit too: some libraries end a process whose settings they don't like."""
+        """Call `do`; if it fails, print the error and drop the tracker."""
         try:
             do()
+        # Some libraries call sys.exit on settings that they reject.
         except (Exception, SystemExit) as error:
             self.trackers.pop(name, None)
-            told = IN_ADDRESS.sub("//", re.sub(r"\s+", " ", str(error)))[:300]
+            message = IN_ADDRESS.sub("//", re.sub(r"\s+", " ", str(error)))[:300]
             print(
-                f"tracking.{name} failed and is left out from here on; the training goes on without it "
-                f"({type(error).__name__}: {told})",
+                f"tracking.{name} failed and is not used any more; the training continues without it "
+                f"({type(error).__name__}: {message})",
                 flush=True,
             )
 
 
 @contextmanager
-def drawn(trainer: Any, tracked: Tracked | None) -> Iterator[None]:
-    """Draw the curves of what `trainer` trains meanwhile."""
+def track_curves(trainer: Any, tracked: TrackedRun | None) -> Iterator[None]:
+    """Send the curves of `trainer` to the trackers while the context is open; no-op if `tracked` is None."""
     if tracked is None:
         yield
         return
@@ -145,13 +146,13 @@ def drawn(trainer: Any, tracked: Tracked | None) -> Iterator[None]:
         curves.close(finished)
 
 
-def _open(name: str, tracked: Tracked) -> Tracker:
-    """Imported only where it is asked for: each of these libraries costs up to a second."""
+def _open(name: str, tracked: TrackedRun) -> Tracker:
+    # Imported only if configured: each of these libraries takes up to a second.
     return import_module(f"snaketune.tracking.to_{name}").Run(tracked)
 
 
 def metrics(line: dict[str, Any]) -> dict[str, float]:
-    """The points of a line of the log, by curve.
+    """The points of a log line, by curve.
 
     >>> metrics({"loss": 3.2, "step": 20, "mfu": 0.52, "warming_up": True})
     {'train/loss': 3.2, 'speed/mfu': 0.52}
@@ -164,7 +165,7 @@ def metrics(line: dict[str, Any]) -> dict[str, float]:
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
-    """A spec as trackers compare them; of a folder of this machine, only the last name.
+    """Flatten a spec to dotted keys; local paths are reduced to their last component.
 
     >>> dict(_flat({"base": {"path": "/models/tiny"}, "training": {"betas": [0.9, 0.95], "seed": 0}, "lora": None}))
     {'base.path': 'tiny', 'training.betas': '[0.9, 0.95]', 'training.seed': 0, 'lora': 'none'}

@@ -1,7 +1,8 @@
-"""MLflow through its client: a server, a database, or files below `results/mlruns`.
+"""MLflow through its client: a server, a database, or by default files below `results/mlruns`.
 
-Files, because many jobs of a cluster can write them side by side; MLflow wants to be told that they are meant. A kill between
-two files leaves a line in some curves and not in others, so the newest step is asked for curve by curve.
+Files are the default because many jobs of a cluster can write them concurrently; MLflow must be allowed to use them
+(`MLFLOW_ALLOW_FILE_STORE`). A kill between two files leaves a point in some curves and not in others, so the newest step is
+queried for each curve.
 """
 
 import os
@@ -9,22 +10,22 @@ import time
 from collections import defaultdict
 
 from snaketune.stages.host.locks import locked
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 FINGERPRINT = "snaketune.fingerprint"
-# What MLflow takes at a time.
+# MLflow's limits per request.
 METRICS, PARAMETERS = 1000, 100
-# Tried for seconds, not for the minutes that MLflow would let a training wait.
-PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+# Retry for seconds, instead of MLflow's default of minutes, during which the training would wait.
+RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 class Run:
-    """One training; found again by a tag that holds its fingerprint."""
+    """One training in MLflow, identified by a tag with its fingerprint."""
 
-    def __init__(self, tracked: Tracked):
-        # Read where it is imported.
+    def __init__(self, tracked: TrackedRun):
+        # MLflow reads these at import.
         os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
-        for name, value in PATIENCE.items():
+        for name, value in RETRIES.items():
             os.environ.setdefault(name, value)
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
@@ -32,11 +33,15 @@ class Run:
         local = tracked.results / "mlruns"
         uri = tracked.settings.mlflow.tracking_uri or local.absolute().as_uri()
         self.client, self.metric = MlflowClient(tracking_uri=uri, registry_uri=uri), Metric
-        # Trainings that begin together make one experiment.
+        # Locked, so that trainings that start together create only one experiment.
         with locked(tracked.results / ".mlflow.lock", "another training to make MLflow's experiment"):
             experiment = self.client.get_experiment_by_name(tracked.settings.project)
-            at = experiment.experiment_id if experiment else self.client.create_experiment(tracked.settings.project)
-        known = self.client.search_runs([at], f"tags.`{FINGERPRINT}` = '{tracked.fingerprint}'", max_results=1)
+            experiment_id = (
+                experiment.experiment_id if experiment else self.client.create_experiment(tracked.settings.project)
+            )
+        known = self.client.search_runs(
+            [experiment_id], f"tags.`{FINGERPRINT}` = '{tracked.fingerprint}'", max_results=1
+        )
         self.newest: dict[str, int] = defaultdict(int)
         if known:
             self.id = known[0].info.run_id
@@ -46,9 +51,9 @@ class Run:
                 self.newest[curve] = max((point.step for point in history), default=0)
         else:
             tags = {FINGERPRINT: tracked.fingerprint, "snaketune.stage": tracked.name.partition("/")[0]}
-            self.id = self.client.create_run(at, run_name=tracked.name, tags=tags).info.run_id
-        told = known[0].data.params if known else {}
-        parameters = [Param(name, str(value)) for name, value in tracked.parameters.items() if name not in told]
+            self.id = self.client.create_run(experiment_id, run_name=tracked.name, tags=tags).info.run_id
+        logged = known[0].data.params if known else {}
+        parameters = [Param(name, str(value)) for name, value in tracked.parameters.items() if name not in logged]
         for first in range(0, len(parameters), PARAMETERS):
             self.client.log_batch(self.id, params=parameters[first : first + PARAMETERS])
 

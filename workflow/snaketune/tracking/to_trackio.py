@@ -1,22 +1,22 @@
-"""trackio's database of a project, written without its client, which would start threads, ask the Hub for a user's name, and go
-wherever the environment tells it.
+"""trackio's database of a project, written without its client, which would start threads, ask the Hub for the user's name, and
+send data wherever environment variables say.
 
-A line is one transaction, under a key of its own that trackio takes once: where two nodes share a file system that SQLite can't
-be trusted on, trackio wants lines as files and imports them later, and so they are written.
+A log line is one transaction with a unique key, which trackio accepts once. On shared file systems where SQLite is unreliable
+trackio expects lines as files, which it imports later; there they are written as files.
 """
 
 import os
 from collections import defaultdict
 from datetime import UTC, datetime
 
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 
 class Run:
-    """One training; its identity is its fingerprint, whatever else had its name."""
+    """One training in trackio, identified by its fingerprint."""
 
-    def __init__(self, tracked: Tracked):
-        # Read where trackio is imported.
+    def __init__(self, tracked: TrackedRun):
+        # trackio reads it at import.
         os.environ.setdefault("TRACKIO_DIR", str((tracked.results / "trackio").absolute()))
         from trackio.fragments import FragmentWriter, metric_record
         from trackio.sqlite_storage import SQLiteStorage
@@ -55,4 +55,4 @@ class Run:
         self.config = None
 
     def close(self, finished: bool) -> None:
-        """Nothing waits."""
+        """Do nothing: every line is already written."""

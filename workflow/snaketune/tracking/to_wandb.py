@@ -1,34 +1,34 @@
-"""Weights & Biases: sent while it trains, or kept in a folder that `wandb sync` sends.
+"""Weights & Biases: online during training, or offline in a folder for `wandb sync`.
 
-An offline run holds what its process flushed, which after a kill is next to nothing. So a resumed training writes a folder of
-its own, whole: the checkpoint's lines, and then its own; what the attempts before it left is removed. Online, the server knows
-what it has.
+An offline run has only what its process flushed, which after a kill is almost nothing. So a resumed training writes a complete
+new folder, with the lines of the checkpoint and then its own, and the folders of earlier attempts are removed. Online, the
+server reports which steps it has.
 """
 
 import os
 import shutil
 from collections import defaultdict
 
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 
 SECONDS_TO_FINISH = 60
 
 
 class Run:
-    """One training; its id is its fingerprint."""
+    """One training in Weights & Biases; its id is its fingerprint."""
 
-    def __init__(self, tracked: Tracked):
-        # Its reports of its own errors. Read where it is imported, as wandb-core's are where that is started.
+    def __init__(self, tracked: TrackedRun):
+        # Turn off wandb's reports of its own errors. Read at import, and when wandb-core starts.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
-        asked = tracked.settings.wandb
+        configured = tracked.settings.wandb
         settings = wandb.Settings(
             root_dir=str(tracked.results),
             silent=True,
             console="off",
             finish_timeout=SECONDS_TO_FINISH,
-            # Machine, paths, command, code, packages: what run.json says, or nobody's business.
+            # Machine, paths, command, code and packages are in run.json or private.
             disable_code=True,
             disable_git=True,
             disable_job_creation=True,
@@ -38,20 +38,20 @@ class Run:
             x_disable_stats=True,
             x_save_requirements=False,
         )
-        if not asked.online:
+        if not configured.online:
             for folder in (tracked.results / "wandb").glob(f"offline-run-*-{tracked.fingerprint}"):
                 shutil.rmtree(folder)
         tracked.results.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
             project=tracked.settings.project,
-            entity=asked.entity,
+            entity=configured.entity,
             name=tracked.name,
             group=tracked.name.partition("/")[0],
             id=tracked.fingerprint,
             config=tracked.parameters,
-            # What the environment says counts only where it may.
-            mode=None if asked.online else "offline",
-            resume="allow" if asked.online else None,
+            # None leaves the mode to WANDB_MODE, which thus can't turn an offline run online.
+            mode=None if configured.online else "offline",
+            resume="allow" if configured.online else None,
             settings=settings,
         )
         newest = self.run.step - 1 if self.run.resumed else 0

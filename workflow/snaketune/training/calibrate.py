@@ -1,4 +1,4 @@
-"""The `calibrate` stage: in which micro-batches a training is fastest on this device; in launched processes
+"""The `calibrate` stage: measure throughput and memory by micro-batch size on this device, in worker processes
 (`training.autotune.calibration`)."""
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec
 
 if TYPE_CHECKING:
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
@@ -37,12 +37,12 @@ def build(
     pack: Artifact,
     tokenizer: Artifact,
     base: list[Path],
-    tracked: "Tracked | None" = None,
+    tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with `curve.json`; see `measure_curve`.
+    """Write `curve.json` to `work.payload`; see `measure_curve`.
 
     Args:
-        tracked: not used, as its curve is the result.
+        tracked: not used; a calibration isn't tracked.
     """
     from snaketune.training.autotune.calibration import measure_curve
 

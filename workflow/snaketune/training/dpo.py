@@ -1,8 +1,8 @@
-"""The `dpo` stage: preference optimization on packed pairs, against reference log-probabilities from their artifact where the
-loss has a reference; in launched processes.
+"""The `dpo` stage: preference optimization on packed pairs, in worker processes.
 
-The prompt of a pair is computed once for both completions, and no reference model is in memory. What the loss of an optimizer
-step is, and where it takes two passes, says `step_loss`; `dpo_trainer` trains.
+The prompt of a pair is computed once for both completions. Reference log-probabilities, if the loss needs them, are read from
+their artifact, so no reference model is in memory. `step_loss` defines the loss of an optimizer step, and for which losses it
+takes two passes; `dpo_trainer` trains.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 
 if TYPE_CHECKING:
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
@@ -51,24 +51,24 @@ def build(
     ref_logps: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
-    tracked: "Tracked | None" = None,
+    tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
+    """Write a model folder to `work.payload`: weights or an adapter, config and tokenizer.
 
     Args:
-        ref_logps: one, or none for a loss without a reference.
-        base_layers, base: what lies beneath the model, if that is an adapter alone.
+        ref_logps: one artifact, or none for a loss without a reference.
+        base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
-    from snaketune.training.launch.worker import is_first_process
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.launch.worker import is_main_process
+    from snaketune.training.loop.trainer import TrainingRun
     from snaketune.training.preference.dpo_trainer import train_on
 
     for result in (model, *base_layers):
         result.files()
-    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
-    if is_first_process():
+    outcome = train_on(TrainingRun.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
+    if is_main_process():
         for name in model.manifest["payload"]:
-            # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.
+            # Copy the tokenizer and other files, but not weights, nor the index of their shards.
             weights = name.endswith((".safetensors", ".index.json"))
             if "/" not in name and not weights and not (work.payload / name).exists():
                 shutil.copyfile(model.folder / name, work.payload / name)

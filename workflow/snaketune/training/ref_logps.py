@@ -1,4 +1,4 @@
-"""The `ref_logps` stage: log-probabilities of every pair's completions under the reference model, as their own artifact
+"""The `ref_logps` stage: log-probabilities of every pair's completions under the reference model, as an artifact
 (`training.reference.gather`)."""
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def build(
     base: Sequence[Path] = (),
     operation: Execution | None = None,
 ) -> Outcome:
-    """Fill `work.payload` with `logps.arrow`; see `gather_logps`."""
+    """Write `logps.arrow` to `work.payload`; see `gather_logps`."""
     from snaketune.training.reference.gather import gather_logps
 
     return gather_logps(

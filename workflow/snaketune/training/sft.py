@@ -1,4 +1,4 @@
-"""The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model; in launched processes
+"""The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model, in worker processes
 (`training.loop.sft_trainer`)."""
 
 import shutil
@@ -15,7 +15,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 
 if TYPE_CHECKING:
-    from snaketune.tracking.curves import Tracked
+    from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
@@ -47,25 +47,26 @@ def build(
     base: list[Path],
     model: Sequence[Artifact] = (),
     base_layers: Sequence[Artifact] = (),
-    tracked: "Tracked | None" = None,
+    tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
+    """Write a model folder to `work.payload`: weights or an adapter, config and tokenizer.
 
     Args:
-        model, beneath: the result that it starts from, and what lies beneath that.
+        base: the folder of the base model, if the training starts from a local one.
+        model, base_layers: the result that the training starts from, and the results that its adapters are applied to.
     """
-    from snaketune.training.checkpoint.save_model import tell_other_tokenizer
-    from snaketune.training.launch.worker import is_first_process
+    from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
+    from snaketune.training.launch.worker import is_main_process
     from snaketune.training.loop.sft_trainer import train_on
-    from snaketune.training.loop.trainer import Run
+    from snaketune.training.loop.trainer import TrainingRun
 
     tokenizer.files()
     for result in (*model, *base_layers):
         result.files()
-    outcome = train_on(Run.of(spec, operation, work, tracked), pack, tokenizer, (*model, *base_layers))
-    if is_first_process():
+    outcome = train_on(TrainingRun.of(spec, operation, work, tracked), pack, tokenizer, (*model, *base_layers))
+    if is_main_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, work.payload / path.name)
-        tell_other_tokenizer(work.payload)
+        warn_if_tokenizer_differs(work.payload)
     return outcome

@@ -41,10 +41,10 @@ from snaketune.training.autotune.batch_plan import (
 )
 from snaketune.training.autotune.search import Trial, Trials, search
 from snaketune.training.autotune.timed_steps import Timing, time_steps
-from snaketune.training.launch.worker import is_first_process
-from snaketune.training.loop.pipeline import check_fitness, prepared
+from snaketune.training.launch.worker import is_main_process
+from snaketune.training.loop.pipeline import check_machine, ready_trainer
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import BaseTrainer, Run
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 from snaketune.training.preference.pair_dataset import PairRows
@@ -66,14 +66,14 @@ def measure_curve(
         SnaketuneError: no batch plan fits in memory, or the training can't run on this machine.
     """
     tokenizer.files()
-    run = Run.of(spec.run, operation, work)
+    run = TrainingRun.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
     chat = ChatTokenizer.load(tokenizer.folder)
     base_config = read_config(spec.base) or scratch_config(spec.base, chat)
-    run = run.suited(base_config, dropout=trainer_class.drops_out)
+    run = run.with_kernel_for(base_config, dropout=trainer_class.drops_out)
     # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    check_fitness(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
+    check_machine(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
@@ -82,7 +82,7 @@ def measure_curve(
     trials = []
     for trial in search(possible, spec.gradient_checkpointing, runner.measure):
         trials.append(trial)
-        if is_first_process():
+        if is_main_process():
             print(_line(trial), flush=True)
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
@@ -98,7 +98,7 @@ def measure_curve(
         "trials": trials,
         "best": best_of(fitting),
     }
-    if is_first_process():
+    if is_main_process():
         write_json(work.payload / CURVE, curve)
         _log_best(curve, spec, operation)
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
@@ -107,7 +107,9 @@ def measure_curve(
 class TrialRunner:
     """Runs trials, each with a newly loaded model, and stores their results in the work folder."""
 
-    def __init__(self, spec: CalibrateSpec, run: Run, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer):
+    def __init__(
+        self, spec: CalibrateSpec, run: TrainingRun, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer
+    ):
         self.spec, self.run, self.rows, self.trainer_class, self.chat = spec, run, rows, trainer_class, chat
         self.store = Trials(run.work.state)
         # A trial may change it, so each one resets it.
@@ -124,7 +126,7 @@ class TrialRunner:
         trial = self.store.get(plan)
         # A collective operation: all processes read before the first one writes.
         trial = trial if all(gather_object([trial is not None])) else self._try(plan, before)
-        if is_first_process():
+        if is_main_process():
             self.store.add(plan, trial)
         return trial
 
@@ -166,7 +168,7 @@ class TrialRunner:
         def load(weights_dtype, quantization):
             return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
 
-        with prepared(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
+        with ready_trainer(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
             return Timing.across_processes(gather_object([time_steps(made.trainer)]))
 
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
@@ -185,7 +187,7 @@ class TrialRunner:
 
 
 def _rows(
-    spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: Run
+    spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun
 ) -> tuple[PackedRows | RawRows, type[BaseTrainer]]:
     in_memory = run.operation.load_in_memory
     if not isinstance(spec.run, SftSpec):

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from snaketune.models.device_memory import peak_memory
-from snaketune.training.loop.throughput import Gauge
+from snaketune.training.loop.throughput import ThroughputMeter
 from snaketune.training.loop.trainer import BaseTrainer
 
 # Micro-batches with at least this share of the fullest one's tokens count as full.
@@ -61,8 +61,8 @@ class Timing:
 class Stopwatch(TrainerCallback):
     """Times the steps after the first one, and ends the training after enough of them."""
 
-    def __init__(self, gauge: Gauge, alone: bool):
-        self.gauge, self.device, self.alone = gauge, gauge.device, alone
+    def __init__(self, meter: ThroughputMeter, alone: bool):
+        self.meter, self.device, self.alone = meter, meter.device, alone
         # Seconds and tokens of each micro-batch.
         self.micro_batches: list[tuple[float, int]] = []
         self.optimizers: list[float] = []
@@ -88,7 +88,7 @@ class Stopwatch(TrainerCallback):
         self.micro_batches.append((self._lap(), self._tokens()))
 
     def _tokens(self) -> int:
-        before, self.counted = self.counted, int(self.gauge.sums["tokens"])
+        before, self.counted = self.counted, int(self.meter.sums["tokens"])
         return self.counted - before
 
     def on_step_end(self, args, state, control, **_):
@@ -103,7 +103,7 @@ class Stopwatch(TrainerCallback):
 def time_steps(trainer: BaseTrainer) -> Timing:
     """Train for some steps and time them. The trainer and its model can't be used afterwards."""
     args, device = trainer.args, trainer.run.compute.device
-    watch = Stopwatch(trainer.gauge, alone=args.world_size == 1)
+    watch = Stopwatch(trainer.meter, alone=args.world_size == 1)
     args.max_steps, args.save_strategy, args.logging_strategy = MAX_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)

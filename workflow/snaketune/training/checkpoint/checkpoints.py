@@ -1,9 +1,9 @@
 """Checkpoints without pickles, and exact resume.
 
-A checkpoint holds what training changes under the module's own names (a result's names are the Hub's, which split and rename
-some weights), and optimizer, schedule and random states, as safetensors plus JSON. It is read back whole or not at all, by as
-many processes as there are then. It counts once its `complete` file is there, which has the digest of every other file; a
-killed save leaves none, and the checkpoint before it is used.
+A checkpoint holds the weights that training changes, and optimizer, schedule and random states, as safetensors plus JSON.
+Weights have the module's own names (a saved model has the Hub's names, which split and rename some weights). A checkpoint is
+loaded completely or not at all, by any number of processes. It is valid once its `complete` file exists, which has the digests
+of all other files; a killed save writes no such file, and the previous checkpoint is used.
 """
 
 import json
@@ -22,29 +22,38 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import sync_folder
-from snaketune.training.checkpoint.numerics import Way, save_ways, ways_until_now
+from snaketune.training.checkpoint.numerics import Numerics, numerics_history, save_numerics
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.checkpoint.random_states import file_of, restore, save_random_state
-from snaketune.training.checkpoint.tensor_files import Stored, described, write
-from snaketune.training.parallel.fsdp import is_sharded, local, unsharded
-from snaketune.training.parallel.zero import PlainOptimizer, is_zero, leave, trained_weights, whole
+from snaketune.training.checkpoint.random_states import restore, save_random_state, state_file
+from snaketune.training.checkpoint.tensor_files import StoredTensors, describe_tensor, write
+from snaketune.training.parallel.fsdp import full_tensor, is_sharded, local
+from snaketune.training.parallel.zero import (
+    UnshardedOptimizer,
+    gathered_weight,
+    is_zero,
+    trained_weights,
+    unset_deepspeed,
+)
 
 COMPLETE = "complete"
 WEIGHTS = "weights"
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove checkpoints that a killed save left behind, and damaged ones, whose weights would go on unnoticed."""
+    """Remove checkpoints of a killed save, and damaged ones, which would otherwise be resumed from unnoticed."""
     for checkpoint in folder.glob("checkpoint-*"):
         if not (checkpoint / COMPLETE).is_file():
             shutil.rmtree(checkpoint)
         elif wrong := _damaged(checkpoint):
-            print(f"{checkpoint / wrong} is damaged: it isn't what was written; the checkpoint is left out", flush=True)
+            print(
+                f"{checkpoint / wrong} is damaged: its digest isn't the one written; the checkpoint is removed",
+                flush=True,
+            )
             shutil.rmtree(checkpoint)
 
 
 def _damaged(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that isn't there as it was written."""
+    """The first file of a complete checkpoint that is missing or differs from its digest; None if all are intact."""
     try:
         written = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
         names = sorted(written)
@@ -62,38 +71,38 @@ def _files_in(checkpoint: Path) -> list[str]:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint, or None."""
     complete = (path for path in folder.glob("checkpoint-*") if (path / COMPLETE).is_file())
     return max(complete, key=step_of, default=None)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which it was written."""
+    """The step after which a checkpoint was written."""
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 class MarkComplete(TrainerCallback):
-    """Marks a checkpoint once everything of it is on disk, and keeps only the newest.
+    """Marks a checkpoint as complete once all its files are on disk, and removes the older ones.
 
     Args:
-        check_held: raises where another process has taken the work folder over, which then has checkpoints of its own there.
+        check_held: raises if another process has taken over the work folder, and may have its own checkpoints there.
     """
 
     def __init__(self, check_held: Callable[[], None]):
         self.check_held = check_held
 
     def on_save(self, args, state, control, **_):
-        """Called by the Trainer after a checkpoint was written, on every process."""
+        """Mark the checkpoint that was written; called on every process."""
         PartialState().wait_for_everyone()
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir)
         newest = folder / f"checkpoint-{state.global_step}"
         sync_folder(newest)
-        # What every file holds, so that a checkpoint that a disk has damaged is never gone on from.
-        held = {name: _digest(newest / name) for name in _files_in(newest)}
+        # Digests, so that a checkpoint that the disk has damaged is never resumed from.
+        digests = {name: _digest(newest / name) for name in _files_in(newest)}
         self.check_held()
-        write_json(newest / COMPLETE, held)
+        write_json(newest / COMPLETE, digests)
         sync_names(folder)
         self.check_held()
         for other in folder.glob("checkpoint-*"):
@@ -101,30 +110,30 @@ class MarkComplete(TrainerCallback):
                 shutil.rmtree(other)
 
 
-class SafeCheckpoints:
-    """Mixed into a transformers Trainer: its checkpoints hold safetensors and JSON where it would pickle."""
+class CheckpointMixin:
+    """Mixin for transformers' Trainer: its checkpoints are safetensors and JSON instead of pickles."""
 
-    # Of the checkpoint that it goes on from, and of now.
-    ways: list[Way] = []
+    # Those of the checkpoint that is resumed from, then those of this process.
+    numerics: list[Numerics] = []
 
     def save_model(self, output_dir=None, _internal_call=False):
         self._save(output_dir)
 
     def _save(self, output_dir=None, state_dict=None):
-        model, first = self.accelerator.unwrap_model(self.model), self.args.should_save
-        if first:
+        model, is_main = self.accelerator.unwrap_model(self.model), self.args.should_save
+        if is_main:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
-            save_ways(Path(output_dir), self.ways or [self.run.compute.about()])
+            save_numerics(Path(output_dir), self.numerics or [self.run.compute.about()])
         if is_zero(self.model_wrapped):
-            tensors, wrong = trained_weights(model, first)
+            tensors, wrong = trained_weights(model, is_main)
             self._stop_if(wrong)
-            write(Path(output_dir), WEIGHTS, tensors, first)
+            write(Path(output_dir), WEIGHTS, tensors, is_main)
             return
         self.check_finite()
-        save_weights(Path(output_dir), model, first)
+        save_weights(Path(output_dir), model, is_main)
 
     def check_finite(self) -> None:
-        """Called by every process, so that all of them stop."""
+        """Raise SnaketuneError if a weight isn't finite; called by every process, so that all of them stop."""
         model = self.accelerator.unwrap_model(self.model)
         zero = is_zero(self.model_wrapped)
         self._stop_if(trained_weights(model, keep=False)[1] if zero else not_finite(model))
@@ -133,15 +142,18 @@ class SafeCheckpoints:
         if wrong:
             raise diverged(self.state.global_step, f"{wrong} holds numbers that aren't finite")
 
-    def whole_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
-        """When the training is done: what gives a weight of the model whole; None where it is so already."""
+    def full_tensor_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
+        """Return the function that gathers a weight of the trained model; None if the model isn't sharded.
+
+        Called after the last step; it ends the use of DeepSpeed.
+        """
         if is_zero(self.model_wrapped):
-            leave()
-            return whole
-        return unsharded if is_sharded(self.model) else None
+            unset_deepspeed()
+            return gathered_weight
+        return full_tensor if is_sharded(self.model) else None
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
-        # DeepSpeed takes the checkpoint's weights from the model, and transformers would look for a checkpoint of its own.
+        # DeepSpeed takes its weights from the model, so they are loaded first; transformers would look for its own checkpoint.
         zero = self.is_deepspeed_enabled
         if zero and resume_from_checkpoint:
             self._load_from_checkpoint(resume_from_checkpoint)
@@ -151,31 +163,31 @@ class SafeCheckpoints:
         return prepared
 
     def create_optimizer(self, *arguments, **keywords):
-        made = super().create_optimizer(*arguments, **keywords)
-        # DeepSpeed drops empty ones, and others are to read its checkpoints.
-        made.param_groups[:] = [group for group in made.param_groups if group["params"]]
-        self.groups = [list(group["params"]) for group in made.param_groups]
-        return made
+        optimizer = super().create_optimizer(*arguments, **keywords)
+        # DeepSpeed drops empty groups; without them everywhere, checkpoints are the same with and without DeepSpeed.
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+        self.groups = [list(group["params"]) for group in optimizer.param_groups]
+        return optimizer
 
-    def _plain_optimizer(self) -> Any:
+    def _unsharded_optimizer(self) -> Any:
         zero = is_zero(self.model_wrapped)
-        return PlainOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
+        return UnshardedOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        now, aloud = self.run.compute.about(), self.is_world_process_zero()
-        self.ways = ways_until_now(Path(resume_from_checkpoint), now, aloud)
+        current, is_main = self.run.compute.about(), self.is_world_process_zero()
+        self.numerics = numerics_history(Path(resume_from_checkpoint), current, is_main)
         load_weights(Path(resume_from_checkpoint), model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        save_optimizer(Path(output_dir), self._plain_optimizer(), self.lr_scheduler, self.args.should_save)
+        save_optimizer(Path(output_dir), self._unsharded_optimizer(), self.lr_scheduler, self.args.should_save)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint is not None:
-            load_optimizer(Path(checkpoint), self._plain_optimizer(), self.lr_scheduler)
+            load_optimizer(Path(checkpoint), self._unsharded_optimizer(), self.lr_scheduler)
 
     def _save_rng_state(self, output_dir):
         Path(output_dir).mkdir(parents=True, exist_ok=True)
-        save_random_state(file_of(Path(output_dir), self.args.process_index))
+        save_random_state(state_file(Path(output_dir), self.args.process_index))
 
     def _load_rng_state(self, checkpoint):
         if checkpoint is not None:
@@ -184,42 +196,42 @@ class SafeCheckpoints:
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What training can change, by the module's own names: every parameter that isn't frozen, and the buffers.
+    """The tensors that training can change, by the module's own names: all parameters that aren't frozen, and the buffers.
 
-    Tied tensors come once, under the first of their names.
+    Tied tensors are included once, under the first of their names.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
-    found: dict[str, torch.Tensor] = {}
-    places: set[Any] = set()
+    trained: dict[str, torch.Tensor] = {}
+    seen: set[Any] = set()
     for name, tensor in model.state_dict().items():
-        # Of what lies in shards, a process may have nothing.
+        # The local part of a sharded tensor may be empty, so it has no address to be identified by.
         sharded = isinstance(tensor, DTensor)
-        place = id(parameters[name]) if sharded else (tensor.data_ptr(), tensor.shape, tensor.stride())
-        # A 4-bit weight is followed by its constants, named after it.
-        if name in frozen or any(name.startswith(f"{owner}.") for owner in frozen) or place in places:
+        identity = id(parameters[name]) if sharded else (tensor.data_ptr(), tensor.shape, tensor.stride())
+        # The quantization constants of a 4-bit weight are named after it.
+        if name in frozen or any(name.startswith(f"{owner}.") for owner in frozen) or identity in seen:
             continue
         if tensor.numel():
-            places.add(place)
-        found[name] = tensor
-    return found
+            seen.add(identity)
+        trained[name] = tensor
+    return trained
 
 
-def save_weights(folder: Path, model: torch.nn.Module, first: bool = True) -> None:
-    """Write `weights`: `trained_tensors` of the model."""
-    write(folder, WEIGHTS, trained_tensors(model), first)
+def save_weights(folder: Path, model: torch.nn.Module, is_main: bool = True) -> None:
+    """Write the model's `trained_tensors` to `weights`."""
+    write(folder, WEIGHTS, trained_tensors(model), is_main)
 
 
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
-    """Put back what `save_weights` wrote, all of it.
+    """Load all weights that `save_weights` wrote.
 
     Raises:
-        SnaketuneError: a tensor is missing, left over, or of another shape or data type; then nothing was changed.
+        SnaketuneError: a tensor is missing, unexpected, or of another shape or data type; the model is then unchanged.
     """
-    stored = Stored(folder, WEIGHTS)
+    stored = StoredTensors(folder, WEIGHTS)
     wanted = trained_tensors(model)
     try:
-        _compare({name: described(*found) for name, found in stored.tensors.items()}, wanted)
+        _compare({name: describe_tensor(*kind) for name, kind in stored.tensors.items()}, wanted)
     except ValueError as error:
         raise SnaketuneError(f"{stored.path} doesn't fit the model ({error}); remove {folder} to begin again") from None
     stored.read(wanted)
@@ -227,41 +239,41 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """Give `model` what training changed in `trained`; ValueError if the two aren't made alike."""
+    """Copy the trained tensors of `trained` to `model`; raise ValueError if their names, shapes or data types differ."""
     tensors, wanted = trained_tensors(trained), trained_tensors(model)
-    _compare({name: described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
+    _compare({name: describe_tensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
     for name, tensor in wanted.items():
         tensor.copy_(tensors[name])
     return model
 
 
-def _compare(there: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    wanted = {name: described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    differs = [
-        *(f"{name} is missing" for name in sorted(wanted.keys() - there.keys())),
-        *(f"{name} is of no use here" for name in sorted(there.keys() - wanted.keys())),
+def _compare(stored: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
+    wanted = {name: describe_tensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    differences = [
+        *(f"{name} is missing" for name in sorted(wanted.keys() - stored.keys())),
+        *(f"{name} isn't in the model" for name in sorted(stored.keys() - wanted.keys())),
         *(
-            f"{name} is {there[name]} there, {wanted[name]} here"
-            for name in sorted(there.keys() & wanted.keys())
-            if there[name] != wanted[name]
+            f"{name} is {stored[name]} there, {wanted[name]} in the model"
+            for name in sorted(stored.keys() & wanted.keys())
+            if stored[name] != wanted[name]
         ),
     ]
-    if differs:
-        raise ValueError(f"{differs[0]}; {len(differs)} such tensors")
+    if differences:
+        raise ValueError(f"{differences[0]}; {len(differences)} such tensors")
 
 
 def not_finite(model: torch.nn.Module) -> str | None:
-    """The name of a weight that isn't a finite number, so that no such model is ever kept.
+    """The name of the first weight that isn't finite, or None.
 
-    Of what lies in shards each process looks at its own, and all of them get the name.
+    If the model is sharded, each process checks its own shards, and all processes return the same name.
     """
     tensors = trained_tensors(model)
     names = list(tensors)
-    wrong = next((at for at, tensor in enumerate(tensors.values()) if not _finite(tensor)), len(names))
+    wrong = next((index for index, tensor in enumerate(tensors.values()) if not _finite(tensor)), len(names))
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        first = torch.tensor(wrong, device=PartialState().device)
-        dist.all_reduce(first, dist.ReduceOp.MIN)
-        wrong = int(first)
+        lowest = torch.tensor(wrong, device=PartialState().device)
+        dist.all_reduce(lowest, dist.ReduceOp.MIN)
+        wrong = int(lowest)
     return names[wrong] if wrong < len(names) else None
 
 
@@ -270,9 +282,9 @@ def _finite(tensor: torch.Tensor) -> bool:
     return not own.is_floating_point() or bool(own.isfinite().all())
 
 
-def diverged(step: int, found: str) -> SnaketuneError:
-    """The error for a training that has left the finite numbers."""
+def diverged(step: int, evidence: str) -> SnaketuneError:
+    """Return the error for a training whose loss or weights aren't finite."""
     return SnaketuneError(
-        f"step {step}: {found}: the training diverged and nothing of it is published; lower training.learning_rate or "
+        f"step {step}: {evidence}: the training diverged and nothing of it is published; lower training.learning_rate or "
         "training.max_grad_norm"
     )

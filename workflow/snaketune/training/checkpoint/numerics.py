@@ -1,6 +1,6 @@
-"""In which data type and by which kernel a training has computed: who goes on with it on another machine may choose otherwise.
+"""The numerics of a training (data type, attention kernel), which may change when it is resumed on another machine.
 
-checkpoint-N/computed_as.json    one after another, the last that of the process that wrote it
+checkpoint-N/computed_as.json    a list in order of use; the last entry is that of the process that wrote the checkpoint
 """
 
 import json
@@ -9,21 +9,25 @@ from pathlib import Path
 from snaketune.artifacts.manifest import write_json
 
 FILE = "computed_as.json"
-# As `Compute.about` tells it.
-Way = dict[str, str]
+# The return value of `Compute.about`.
+Numerics = dict[str, str]
 
 
-def save_ways(folder: Path, ways: list[Way]) -> None:
-    """Into a checkpoint."""
-    write_json(folder / FILE, ways)
+def save_numerics(folder: Path, history: list[Numerics]) -> None:
+    """Write the numerics of a training to a checkpoint."""
+    write_json(folder / FILE, history)
 
 
-def ways_until_now(folder: Path, now: Way, aloud: bool) -> list[Way]:
-    """Those of a checkpoint that is gone on from, and the one of now; if that is another one, it is told."""
-    ways = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    if ways[-1] == now:
-        return ways
-    if aloud:
-        then, other = (", ".join(sorted(way.values())) for way in (ways[-1], now))
-        print(f"{folder.name} was computed with {then}; goes on with {other}, so the result is of both", flush=True)
-    return [*ways, now]
+def numerics_history(folder: Path, current: Numerics, is_main: bool) -> list[Numerics]:
+    """Return the numerics of the checkpoint that is resumed from, and the current ones if they differ.
+
+    Args:
+        is_main: whether this is the main process, which prints a difference.
+    """
+    history = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    if history[-1] == current:
+        return history
+    if is_main:
+        before, now = (", ".join(sorted(numerics.values())) for numerics in (history[-1], current))
+        print(f"{folder.name} was computed with {before}; resuming with {now}, so the result mixes both", flush=True)
+    return [*history, current]

@@ -1,4 +1,4 @@
-"""The states of an optimizer and its schedule in a checkpoint: tensors, and JSON that holds the rest exactly or refuses."""
+"""Optimizer and schedule states in a checkpoint: tensors as safetensors, the rest as JSON, exactly or not at all."""
 
 import json
 from pathlib import Path
@@ -8,37 +8,37 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.tensor_files import Stored, write
-from snaketune.training.parallel.zero import PlainOptimizer
+from snaketune.training.checkpoint.tensor_files import StoredTensors, write
+from snaketune.training.parallel.zero import UnshardedOptimizer
 
 OPTIMIZER = "optimizer"
 SEPARATOR = "/"
-# As bitsandbytes (0.50) has it: which states are paged, of parameters of so many numbers and more.
+# bitsandbytes 0.50: the names of paged states, and the number of elements from which a parameter's states are paged.
 PAGED_STATES, PAGED_FROM = ("state1", "state2"), 100_000
 TUPLE = "(tuple)"
 
 
 def save_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any, first: bool = True
+    folder: Path, optimizer: torch.optim.Optimizer | UnshardedOptimizer, scheduler: Any, is_main: bool = True
 ) -> None:
-    """Write `optimizer`, tensors, and `optimizer.json` (numbers, groups and the schedule).
+    """Write `optimizer` (tensors) and `optimizer.json` (numbers, groups, schedule).
 
     Raises:
-        SnaketuneError: the state holds something that would not come back as it is.
+        SnaketuneError: the state holds a value that JSON can't restore exactly.
     """
     state = optimizer.state_dict()
     tensors, numbers = _flatten(state["state"])
     plain = _plain({"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()})
-    write(folder, OPTIMIZER, tensors, first)
-    if first:
+    write(folder, OPTIMIZER, tensors, is_main)
+    if is_main:
         (folder / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
 
 
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any) -> None:
-    """Put back what `save_optimizer` wrote."""
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | UnshardedOptimizer, scheduler: Any) -> None:
+    """Load the states that `save_optimizer` wrote."""
     plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
-    stored = Stored(folder, OPTIMIZER)
-    if isinstance(optimizer, PlainOptimizer):
+    stored = StoredTensors(folder, OPTIMIZER)
+    if isinstance(optimizer, UnshardedOptimizer):
         optimizer.load(stored, plain["numbers"], plain["groups"])
         scheduler.load_state_dict(plain["scheduler"])
         return
@@ -51,10 +51,10 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimiz
     state: dict[Any, Any] = {}
     for key, value in (tensors | plain["numbers"]).items():
         index, *names, last = key.split(SEPARATOR)
-        place = state.setdefault(int(index), {})
+        nested = state.setdefault(int(index), {})
         for name in names:
-            place = place.setdefault(name, {})
-        place[last] = value
+            nested = nested.setdefault(name, {})
+        nested[last] = value
     saved = {"state": state, "param_groups": plain["groups"]}
     # Inside accelerate's wrapper.
     inner = getattr(optimizer, "optimizer", optimizer)
@@ -66,12 +66,12 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimiz
 
 
 def _is_paged(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """Whether bitsandbytes keeps the states of a parameter where they may move to the host's memory."""
+    """Whether bitsandbytes stores the states of a parameter in paged memory, which may move to the host."""
     return getattr(optimizer, "is_paged", False) and parameter.device.type == "cuda" and parameter.numel() >= PAGED_FROM
 
 
 def _load_paged(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """What `load_state_dict` does, but that paged states are paged again: it would read all of them into the GPU's memory."""
+    """Load a state dict into paged memory; `load_state_dict` alone would put all states into the GPU's memory."""
     from bitsandbytes import functional
 
     optimizer.load_state_dict(saved, move_to_device=False)
@@ -87,14 +87,14 @@ def _load_paged(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None
 
 
 def _empty(dtype: torch.dtype, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
-    """For a state of `parameter`, shared out as that is if it has a number for each of its numbers."""
+    """Return an empty tensor for a state of `parameter`, sharded like the parameter if it has the same shape."""
     if isinstance(parameter, DTensor) and shape == parameter.shape:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     return torch.empty(shape, dtype=dtype)
 
 
 def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and the plain values of a nested state, by their keys joined with SEPARATOR."""
+    """Split a nested state into tensors and other values, by their keys joined with SEPARATOR."""
     tensors, numbers = {}, {}
     for key, value in state.items():
         name = f"{path}{key}"
@@ -102,7 +102,7 @@ def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Ten
             inner_tensors, inner_numbers = _flatten(value, name + SEPARATOR)
             tensors |= inner_tensors
             numbers |= inner_numbers
-        # Tensors of a library's own kind hold more than safetensors keep.
+        # Tensor subclasses of other libraries have attributes that safetensors would lose.
         elif type(value) in (torch.Tensor, torch.nn.Parameter, DTensor):
             tensors[name] = value
         else:
@@ -111,7 +111,7 @@ def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Ten
 
 
 def _plain(value: Any) -> Any:
-    """As JSON holds it; a tuple as a mapping, so that it comes back as one."""
+    """Convert a value to JSON types; a tuple becomes a mapping, so that it can be restored as a tuple."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is tuple:

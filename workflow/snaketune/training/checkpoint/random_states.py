@@ -1,8 +1,8 @@
-"""The states of the generators that a training draws from, a file for each process.
+"""Random states of a training, one file per process.
 
-Where as many processes go on as have stopped, each takes its own up again. Another number of them can't draw what those would
-have drawn: each begins anew, from seed, step and its own number. The order of the rows doesn't come from here and stays the
-same; dropout, where there is any, drops others than it would have.
+When a training is resumed with the same number of processes, each restores its own state. With another number, each is seeded
+anew from seed, step and its rank: the sample order doesn't depend on these states and stays the same, but dropout, if any,
+draws other numbers.
 """
 
 import json
@@ -15,25 +15,25 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 
-def file_of(folder: Path, process: int) -> Path:
-    """Where a checkpoint holds the state of a process."""
+def state_file(folder: Path, process: int) -> Path:
+    """The file of a process's state in a checkpoint."""
     return folder / f"random-{process}.safetensors"
 
 
 def restore(folder: Path, process: int, processes: int, seed: int, step: int) -> None:
-    """Put the state of a process back, or begin anew if the checkpoint was made by another number of processes."""
-    there = len(list(folder.glob("random-*.safetensors")))
-    if there == processes:
-        load_random_state(file_of(folder, process))
+    """Restore the state of a process, or seed it anew if the checkpoint was written by another number of processes."""
+    written = len(list(folder.glob("random-*.safetensors")))
+    if written == processes:
+        load_random_state(state_file(folder, process))
         return
     if process == 0:
         print(
-            f"{folder.name} was made by {there} processes, {processes} go on: rows come in the same order, in the same steps; "
-            "dropout, if any, draws other numbers from here on",
+            f"{folder.name} was written by {written} processes, {processes} resume from it: rows come in the same order, in "
+            "the same steps; dropout, if any, draws other numbers from here on",
             flush=True,
         )
-    drawn = np.random.SeedSequence([seed, step, process]).generate_state(3)
-    random.seed(int(drawn[0])), np.random.seed(drawn[1]), torch.manual_seed(int(drawn[2]))
+    seeds = np.random.SeedSequence([seed, step, process]).generate_state(3)
+    random.seed(int(seeds[0])), np.random.seed(seeds[1]), torch.manual_seed(int(seeds[2]))
 
 
 def save_random_state(path: Path) -> None:
@@ -48,7 +48,7 @@ def save_random_state(path: Path) -> None:
 
 
 def load_random_state(path: Path) -> None:
-    """Put back what `save_random_state` wrote."""
+    """Restore the states that `save_random_state` wrote."""
     with safe_open(path, framework="pt") as file:
         numbers = json.loads(file.metadata()["numbers"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -1,8 +1,8 @@
-"""A trained model as the folder that people load: adapters merged, in a data type that is chosen, in shards of at most 5 GB;
-or, where that is asked for, adapters alone.
+"""Save a trained model as a folder for transformers: adapters merged, in the chosen data type, in files of at most 5 GB; or, if
+configured, adapters alone.
 
-Training keeps float32 masters, or 16-bit weights under float32 adapters. What is written is rounded once, after everything was
-added up in float32, one layer at a time, so that a GPU that could train the model can also merge it.
+Training has float32 master weights, or 16-bit weights with float32 adapters. Saved weights are rounded once, after merging in
+float32, one layer at a time, so that a GPU that could train the model can also merge it.
 """
 
 import copy
@@ -24,21 +24,21 @@ from snaketune.training.checkpoint.checkpoints import copy_trained
 from snaketune.training.parallel.fsdp import gather
 
 SHARD_SIZE = "5GB"
-# Where tokenizers differ: words, digits, runs of blanks, letters beyond ASCII.
+# Text on which tokenizers differ: words, digits, runs of spaces, non-ASCII letters.
 PROBE = "The cats of 1987 sat on 12 mats; naïve, they didn't move.\n\n    def f(x): return x"
 
 
-def choose_dtype(asked: SaveDtype, config: PretrainedConfig | None, compute: Compute) -> torch.dtype:
-    """The data type that a result's weights are saved in.
+def choose_dtype(requested: SaveDtype, config: PretrainedConfig | None, compute: Compute) -> torch.dtype:
+    """Return the data type in which a result's weights are saved.
 
-    `auto` is bfloat16 for what was computed in it, or came in it. A float16 model that was computed in float32 is saved in
-    float32: bfloat16 would drop three bits that it came with, and float16 may overflow.
+    `auto` is bfloat16 if the model was computed in it or was stored in it before training, else float32. So a float16 model
+    computed in float32 is saved in float32: bfloat16 would lose three bits of its mantissa, and float16 may overflow.
 
     Args:
-        config: of the model before it was trained; None where it is made from scratch.
+        config: the config of the model before training; None for a model from scratch.
     """
-    if asked != "auto":
-        return getattr(torch, asked)
+    if requested != "auto":
+        return getattr(torch, requested)
     return torch.bfloat16 if torch.bfloat16 in (compute.dtype, stored_dtype(config)) else torch.float32
 
 
@@ -52,13 +52,14 @@ def save_trained(
     base: Pretrained | None = None,
     known_tokens: int | None = None,
 ) -> None:
-    """Write a model folder: complete, or without weights where the adapters beside them are all that is asked for. The model
-    is of no use for training afterwards.
+    """Write a model folder: complete, or configs and adapters only if the spec doesn't merge them.
+
+    The model can't be trained afterwards.
 
     Args:
-        reload: gives the base as it is without quantization, for what was trained on 4-bit weights to be merged into.
-        base: what lies beneath adapters, as the config names it; None where it doesn't.
-        known_tokens: rows of the vocabulary there.
+        reload: loads the base without quantization; adapters trained on 4-bit weights are merged into that.
+        base: the base of the adapters, if the config names one.
+        known_tokens: the vocabulary size of the base.
     """
     if spec.lora:
         rows = model.get_input_embeddings().weight.shape[0]
@@ -74,13 +75,13 @@ def save_trained(
 
 
 def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
-    """Those that the merged model's folder would have."""
+    """Write the configs that the merged model's folder would have."""
     config = copy.deepcopy(model.config)
-    # Its adapters were learned on 4-bit weights; they are added to the weights as they came.
+    # Adapters that were trained on 4-bit weights are applied to the unquantized base.
     config.__dict__.pop("quantization_config", None)
     config.architectures = [type(model).__name__]
-    for one in {id(config): config, id(text := config.get_text_config()): text}.values():
-        one.dtype = dtype
+    for part in {id(config): config, id(text := config.get_text_config()): text}.values():
+        part.dtype = dtype
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
@@ -91,42 +92,42 @@ def gather_trained(
     spec: SftSpec | DpoSpec,
     dtype: torch.dtype,
     *,
-    whole_of: Callable[[torch.nn.Parameter], torch.Tensor],
+    full_tensor_of: Callable[[torch.nn.Parameter], torch.Tensor],
     keep: bool,
 ) -> None:
-    """Make a model that is shared out whole in the host's memory of one process, as `save_trained` takes it; called by all.
+    """Gather a sharded model in the host memory of one process, for `save_trained`; called by all processes.
 
-    What isn't merged with adapters is rounded at once, so that no more than the result is ever held.
+    Without adapters each tensor is rounded as it is gathered, so that no more than the result is held in memory.
 
     Args:
-        whole_of: as of `sharded.gather`.
-        keep: whether this is the process.
+        full_tensor_of: see `training.parallel.fsdp.gather`.
+        keep: whether this process receives the model.
     """
     rounded = parameter_cast(inner_model(model), dtype)
     gather(
         model,
-        whole_of,
+        full_tensor_of,
         keep=keep,
         only_trained=spec.quantization is not None,
         finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
     )
 
 
-def tell_other_tokenizer(folder: Path) -> None:
-    """Say so if plain transformers makes other tokens of a text than the model learned.
+def warn_if_tokenizer_differs(folder: Path) -> None:
+    """Print a note if AutoTokenizer would tokenize differently from the tokenizer that the model was trained with.
 
-    For some architectures, Qwen2 among them, AutoTokenizer takes the family's own class whatever the folder says, and that
-    class cuts texts by its own rules: right for the family's models, wrong for a vocabulary that was trained here.
+    For some architectures, Qwen2 among them, AutoTokenizer uses the family's tokenizer class whatever the folder names.
+    That class splits text by its own rules: right for the family's models, wrong for a vocabulary that was trained here.
     """
     own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
     try:
         plain = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
-        # It comes with code of its own, which isn't run for a look.
+        # The tokenizer has remote code, which isn't run for a check.
         return
     if plain(PROBE, add_special_tokens=False)["input_ids"] != own:
         print(
-            f"note: AutoTokenizer reads this folder as {type(plain).__name__}, which makes other tokens of a text than the "
-            "model learned; outside of snaketune load its tokenizer with transformers.PreTrainedTokenizerFast",
+            f"note: AutoTokenizer loads this model's tokenizer as {type(plain).__name__}, which tokenizes text differently "
+            "from training; outside of snaketune load it with transformers.PreTrainedTokenizerFast",
             flush=True,
         )

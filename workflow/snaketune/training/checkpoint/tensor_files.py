@@ -1,11 +1,10 @@
-"""Named tensors on disk as checkpoints hold them: one safetensors file, or, of what lies in shards, several in a folder.
+"""Named tensors of a checkpoint on disk: one safetensors file, or for sharded tensors a folder with several.
 
-    weights.safetensors                              all of it
-    weights/shard-00001-model-00001-of-00002.saf…    what the first process has of each tensor, and where in the tensor that is
+    weights.safetensors                              all tensors
+    weights/shard-00001-model-00001-of-00002.saf…    the first process's shard of each tensor, and its offset in the tensor
 
-Shards are written by all processes at once, each its own, through torch's distributed checkpoints (without a pickle: what is
-where stands in the files' headers). Whoever reads takes the parts that it needs, so any number of processes may, sharing
-tensors out or not, whichever wrote them.
+Each process writes its own shards, through torch.distributed.checkpoint (without a pickle: the offsets are in the files'
+headers). A reader takes the parts that it needs, so any number of processes can read them, sharded or not.
 """
 
 import warnings
@@ -21,53 +20,53 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.tensor import DTensor
 
 SUFFIX = ".safetensors"
-# Bytes of a process's file, about. While it is written it is in memory twice.
+# Approximate bytes per file and process. A file that is being written is in memory twice.
 FILE_SIZE = 2**28
 
 
-def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], first: bool) -> None:
-    """Write tensors: what lies in shards by all processes, what they have alike by the first one.
+def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], is_main: bool) -> None:
+    """Write tensors: sharded ones by all processes, replicated ones by the main process.
 
     Args:
-        first: whether this is the process that writes what all have.
+        is_main: whether this is the main process.
     """
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         files = _files_of(tensors)
         writer = HuggingFaceStorageWriter(str(folder / name), fqn_to_index_mapping=files, save_distributed=True)
         dcp.save(dict(tensors), storage_writer=writer)
-    elif first:
+    elif is_main:
         folder.mkdir(parents=True, exist_ok=True)
-        # Copied, since 8-bit optimizers share one table among all states, and safetensors stores no tensor twice.
-        whole = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-        save_file(whole, folder / f"{name}{SUFFIX}")
+        # Copied, since 8-bit optimizers share one table among all states, and safetensors refuses shared memory.
+        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+        save_file(copies, folder / f"{name}{SUFFIX}")
 
 
 def _files_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Which of a process's files each tensor goes to, counted from 1."""
-    size, found = 0, {}
+    """Assign each tensor to one of a process's files, numbered from 1."""
+    size, files = 0, {}
     for name, tensor in tensors.items():
-        found[name] = 1 + size // FILE_SIZE
+        files[name] = 1 + size // FILE_SIZE
         size += tensor.numel() * tensor.element_size() // dist.get_world_size()
-    return found
+    return files
 
 
-class Stored:
-    """What `write` wrote.
+class StoredTensors:
+    """Tensors on disk that `write` wrote.
 
     Attributes:
         path: the file, or the folder of files.
-        tensors: data types and shapes of the whole tensors, by name.
+        tensors: data types and full shapes, by name.
     """
 
     def __init__(self, folder: Path, name: str):
         self.path = folder / name if (folder / name).is_dir() else folder / f"{name}{SUFFIX}"
-        found = self._reader().read_metadata().state_dict_metadata
-        self.tensors = {key: (one.properties.dtype, one.size) for key, one in found.items()}
+        metadata = self._reader().read_metadata().state_dict_metadata
+        self.tensors = {key: (tensor.properties.dtype, tensor.size) for key, tensor in metadata.items()}
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Fill these, or this process's shards of them, with what is there under their names."""
+        """Fill tensors, or this process's shards of them, with the stored values of the same names, in place."""
         with warnings.catch_warnings():
-            # That no other process is asked.
+            # Each process reads on its own, which torch warns about.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             dcp.load({**tensors}, storage_reader=self._reader(), no_dist=True)
 
@@ -79,15 +78,15 @@ class Stored:
 
 
 class _OneFile(FileSystem):
-    """As if a file were the folder that it alone is in."""
+    """A file system in which a file is a folder that contains only itself."""
 
     def ls(self, path: str) -> list[str]:
         return [str(path)]
 
 
-def described(dtype: torch.dtype, shape: torch.Size) -> str:
+def describe_tensor(dtype: torch.dtype, shape: torch.Size) -> str:
     """
-    >>> described(torch.float32, torch.Size([2, 3]))
+    >>> describe_tensor(torch.float32, torch.Size([2, 3]))
     'float32[2, 3]'
     """
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

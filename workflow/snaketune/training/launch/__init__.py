@@ -1,1 +1,1 @@
-"""Worker processes of a training: started, watched, retried after running out of memory, requeued."""
+"""Launch worker processes of a training: start them, watch them, retry after out-of-memory, requeue after preemption."""

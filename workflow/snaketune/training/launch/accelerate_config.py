@@ -1,4 +1,4 @@
-"""What `accelerate launch` is told of a training: its own config file, and DeepSpeed's."""
+"""The config files of `accelerate launch` and DeepSpeed for a training."""
 
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,28 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Operation
 from snaketune.stages.host.launch_command import ACCELERATE_FILE, DEEPSPEED_FILE
 
-# As accelerate calls them. On the CPU too: there MULTI_CPU stands for processes that mpirun starts, and the Trainer takes gloo
-# wherever it is told to use the CPU.
-# Under fsdp too accelerate only starts the processes: the trainer shards the model itself (training.parallel.fsdp), since
-# accelerate's FSDP would on a CPU be DDP without a word.
+# accelerate's distributed types. MULTI_GPU is used on the CPU too: accelerate's MULTI_CPU means processes started by mpirun,
+# and the Trainer takes gloo wherever `use_cpu` is set.
+# For fsdp accelerate only starts the processes and the trainer shards the model (training.parallel.fsdp), since accelerate's
+# own FSDP silently falls back to DDP on a CPU.
 DISTRIBUTED_TYPE = {"ddp": "MULTI_GPU", "fsdp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
 
 
 def write_launch_files(operation: Operation, state: Path, *, cpu: bool) -> None:
     """Write `accelerate.yaml`, and for DeepSpeed `deepspeed.json`, into `state`."""
-    told = accelerate_config(operation, state, cpu=cpu)
-    (state / ACCELERATE_FILE).write_text(yaml.safe_dump(told), encoding="utf-8")
+    config = accelerate_config(operation, state, cpu=cpu)
+    (state / ACCELERATE_FILE).write_text(yaml.safe_dump(config), encoding="utf-8")
     if operation.launch == "deepspeed":
         write_json(state / DEEPSPEED_FILE, deepspeed_config(operation.zero_stage))
 
 
 def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[str, Any]:
-    """accelerate's config file. Of a node's rank and of where nodes meet, its command line tells.
+    """Return the content of accelerate's config file.
 
-    Precision isn't in it: the Trainer decides it, by what the device can.
+    Node rank and rendezvous address are on its command line instead. Precision is chosen by the Trainer, by what the device
+    supports.
     """
-    told = {
+    config = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": DISTRIBUTED_TYPE[operation.launch],
         "num_machines": operation.nodes,
@@ -41,20 +42,20 @@ def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[s
         "debug": False,
     }
     if operation.launch == "deepspeed":
-        told["deepspeed_config"] = {
+        config["deepspeed_config"] = {
             "deepspeed_config_file": str(state / DEEPSPEED_FILE),
-            # Started by accelerate on each node, and not from the first one over ssh.
+            # accelerate is started on each node, rather than on the first one with ssh to the others.
             "deepspeed_multinode_launcher": "standard",
             "zero3_init_flag": False,
         }
-    return told
+    return config
 
 
 def deepspeed_config(zero_stage: int) -> dict[str, Any]:
-    """DeepSpeed's own config. What is `auto` here the Trainer fills in from its arguments, which come of the spec."""
+    """Return DeepSpeed's config. The Trainer fills in each `auto` from its arguments, which come from the spec."""
     zero = {"stage": zero_stage, "overlap_comm": True, "contiguous_gradients": True}
     if zero_stage == 3:
-        # Bucket sizes by the model's width; weights are written whole, and not as a shard of each process.
+        # Bucket sizes depend on the model's hidden size. Weights are gathered when they are saved.
         zero |= {
             "reduce_bucket_size": "auto",
             "stage3_prefetch_bucket_size": "auto",
@@ -68,6 +69,6 @@ def deepspeed_config(zero_stage: int) -> dict[str, Any]:
         "gradient_clipping": "auto",
         "bf16": {"enabled": "auto"},
         "zero_optimization": zero,
-        # The optimizer is the config's own, as in every other training.
+        # The optimizer is the configured one, as in every other training.
         "zero_allow_untested_optimizer": True,
     }

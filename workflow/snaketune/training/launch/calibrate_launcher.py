@@ -1,6 +1,6 @@
-"""Start `calibrate` in processes of its own; again where one of several ran out of memory and took the others along.
+"""Launch `calibrate`, and relaunch it after one of several processes ran out of memory and the others ended with it.
 
-What was measured is kept in the work folder, so each begins after the trial that ended the one before.
+Measurements are stored in the work folder, so each launch continues after the trial that ended the previous one.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from snaketune.training.autotune.search import Trials
 from snaketune.training.launch import processes
 
 
-def launch(stage: str, *, work: WorkFolder, **given: Any) -> Outcome:
-    """As `training.launch.processes`, which starts the processes."""
+def launch(stage: str, *, work: WorkFolder, **job: Any) -> Outcome:
+    """Launch the stage's processes until one launch finishes; see `processes.launch` for arguments and errors."""
     while True:
         (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
         before = len(Trials(work.state))
         try:
-            return processes.launch(stage, work=work, **given)
+            return processes.launch(stage, work=work, **job)
         except SnaketuneError:
             if not (work.state / OUT_OF_MEMORY).is_file() or len(Trials(work.state)) == before:
                 raise

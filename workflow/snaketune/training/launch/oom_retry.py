@@ -1,4 +1,4 @@
-"""One attempt of a training: in portions that are chosen before its processes start, lower ones after memory ran out."""
+"""One attempt of a training: choose its batch plan, and after running out of memory a smaller one for the next attempt."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan, o
 from snaketune.training.launch import processes
 
 
-def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
-    """As `training.launch.processes`, which starts the processes.
+def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, **job: Any) -> Outcome:
+    """Choose the batch plan and launch the stage's processes; see `processes.launch` for the other arguments.
 
     Raises:
-        SnaketuneError: as there; or memory ran out, and the next attempt takes lower portions.
+        SnaketuneError: see `processes.launch`; or memory ran out, and the next attempt takes a smaller batch plan.
     """
     batch_rows, count = spec.training.batch_rows, operation.processes
-    portions = choose_plan(operation, batch_rows, count, work.state)
+    plan = choose_plan(operation, batch_rows, count, work.state)
     (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.apply_to(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=plan.apply_to(operation), work=work, **job)
     except SnaketuneError:
-        if error := out_of_memory_error(portions, operation, batch_rows, count, work.state):
+        if error := out_of_memory_error(plan, operation, batch_rows, count, work.state):
             raise error from None
         raise

@@ -1,6 +1,6 @@
-"""What becomes of a training that has left before it was done: it is told, and where time was up, the job is queued again.
+"""Report a preempted training, and requeue its job if the time limit was the reason.
 
-state/left.json    after which step, and why; a process that leaves writes it, the one that launched it reads it
+state/preempted.json    the step and the reason; written by the main worker process, read by the launcher
 """
 
 import json
@@ -11,42 +11,48 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.deadline import requeue_job
 from snaketune.errors import SnaketuneError
 
-FILE = "left.json"
-# SLURM takes a moment to end a job that it puts back into the queue.
+FILE = "preempted.json"
+# Wait for SLURM to end the job that it requeues.
 SECONDS_TO_END = 120
 
 
-class Left(SnaketuneError):
-    """A training has left, and a checkpoint holds all of it."""
+class Preempted(SnaketuneError):
+    """The training ended early, and its checkpoint is complete."""
 
 
-def leave(state: Path, step: int, why: str, first: bool) -> Left:
-    """The error by which a process ends that leaves. Args: first: whether it is the one that writes."""
-    if first:
-        write_json(state / FILE, {"step": step, "why": why})
-    return Left(f"stopped after step {step}, with a checkpoint")
+def record_preemption(state: Path, step: int, reason: str, is_main: bool) -> Preempted:
+    """Return the error that ends a preempted worker process, after recording step and reason.
+
+    Args:
+        reason: "signal" or "deadline".
+        is_main: whether this is the main process, which writes the record.
+    """
+    if is_main:
+        write_json(state / FILE, {"step": step, "reason": reason})
+    return Preempted(f"stopped after step {step}, with a checkpoint")
 
 
-def forget_left(state: Path) -> None:
-    """Before an attempt."""
+def clear_preemption(state: Path) -> None:
+    """Remove the record of an earlier attempt."""
     (state / FILE).unlink(missing_ok=True)
 
 
-def after_leaving(state: Path) -> None:
-    """Called when its processes have ended.
+def raise_if_preempted(state: Path) -> None:
+    """Handle a recorded preemption; called by the launcher once its workers have ended.
 
     Raises:
-        Left: they had to leave. Where the time limit was the reason and SLURM queues the job again, that ends it first.
+        Preempted: the workers recorded a preemption. If the time limit was the reason and SLURM requeues the job, SLURM usually
+            ends this process before the error is raised.
     """
     try:
-        told = json.loads((state / FILE).read_text(encoding="utf-8"))
+        record = json.loads((state / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
-    stopped = f"stopped after step {told['step']}, with a checkpoint, since"
-    if told["why"] == "signal":
-        raise Left(f"{stopped} it was told to end (SIGTERM); run again to go on")
-    print(f"{stopped} the job's time is up", flush=True)
+    stopped = f"stopped after step {record['step']}, with a checkpoint, since"
+    if record["reason"] == "signal":
+        raise Preempted(f"{stopped} it received SIGTERM; run again to resume")
+    print(f"{stopped} the job's time limit is near", flush=True)
     if requeue_job():
-        print("the job goes back into the queue, and goes on from there", flush=True)
+        print("SLURM requeues the job, which resumes from this checkpoint", flush=True)
         time.sleep(SECONDS_TO_END)
-    raise Left(f"{stopped} the job's time is up; it isn't queued again, so run again to go on")
+    raise Preempted(f"{stopped} the job's time limit is near; it isn't requeued, so run again to resume")

@@ -1,4 +1,4 @@
-"""A launched process: read the job, make sure of the code and of what it reads, build the stage, report."""
+"""A worker process: read the job, verify code and inputs, build the stage, write its outcome."""
 
 import ctypes
 import json
@@ -27,42 +27,42 @@ from snaketune.stages.job import result_at
 from snaketune.stages.table import STAGES
 from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, record_out_of_memory
 from snaketune.training.launch.processes import PARENT_VARIABLE
-from snaketune.training.launch.requeue import Left
+from snaketune.training.launch.requeue import Preempted
 from snaketune.training.launch.worker_failures import record_failure
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
-SECONDS_BETWEEN_LOOKS = 1.0
+POLL_SECONDS = 1.0
 
 
-def work_on(job: dict[str, Any]) -> None:
-    """Build the job's stage, and write down what it reports."""
-    # It brings libraries that were to be quieted first.
-    from snaketune.tracking.curves import Tracked
+def build_stage(job: dict[str, Any]) -> None:
+    """Build the job's stage and write its outcome."""
+    # Imported here, since it imports libraries whose output must be silenced first.
+    from snaketune.tracking.curves import TrackedRun
 
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
     spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
-    tracked = Tracked.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
+    tracked = TrackedRun.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
     artifacts = {
-        role: [_unchanged(Path(path), content) for path, content in some] for role, some in job["artifacts"].items()
+        role: [_unchanged(Path(path), content) for path, content in inputs] for role, inputs in job["artifacts"].items()
     }
-    files = {role: [Path(path) for path in some] for role, some in job["files"].items()}
+    files = {role: [Path(path) for path in paths] for role, paths in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
-    # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
-    with lock if is_first_process() else nullcontext() as lease:
+    # An orphaned worker may still write there. Only the main process locks: if all did, they would wait for each other.
+    with lock if is_main_process() else nullcontext() as lease:
         work = replace(work, lease=lease)
         build = import_module(stage.module).build
         outcome = build(spec, work, operation=operation, tracked=tracked, **stage.arguments(artifacts, files))
-        if is_first_process():
+        if is_main_process():
             work.check_held()
             write_json(work.state / "outcome.json", asdict(outcome))
 
 
 def _unchanged(manifest: Path, content: str) -> Artifact:
-    """An artifact as it was when the job's fingerprint was computed.
+    """Return the artifact of a manifest.
 
     Raises:
-        SnaketuneError: somebody has replaced it since; the result would be kept as that of the old one.
+        SnaketuneError: its content isn't the one that the job's fingerprint was computed from.
     """
     artifact = result_at(manifest)
     if artifact.content != content:
@@ -70,13 +70,13 @@ def _unchanged(manifest: Path, content: str) -> Artifact:
     return artifact
 
 
-def is_first_process() -> bool:
-    """Whether this is the process that writes, of those that train together."""
+def is_main_process() -> bool:
+    """Whether this is rank 0 of the training, the process that writes files and the log."""
     return int(os.environ.get("RANK", 0)) == 0
 
 
 def parent_is_gone() -> bool:
-    """Whether the process that launched this one has died, so that nobody waits for it any more."""
+    """Whether the launcher of this process has died."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:
         return False
@@ -90,12 +90,15 @@ def parent_is_gone() -> bool:
 
 
 def end_with_parent() -> None:
-    """In a thread of its own: a successor may already be at work in the folder, however long a step or an import takes here."""
+    """Start a thread that ends this process when its launcher dies, even during a long step or import.
+
+    A retried or requeued job may already be using the work folder.
+    """
 
     def watch() -> None:
         while not parent_is_gone():
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        # At once: nobody reads what this process has to say, and it would stand among a successor's files.
+            time.sleep(POLL_SECONDS)
+        # Without cleanup, which might write among the files of a newer attempt.
         os._exit(1)
 
     if PARENT_VARIABLE in os.environ:
@@ -103,38 +106,38 @@ def end_with_parent() -> None:
 
 
 def die_with_launcher() -> None:
-    """On Linux: if its launcher dies, nobody watches over the processes of a training any more."""
+    """On Linux, have the kernel kill this process when its parent dies, since no other process would end it then."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def take_gpu() -> None:
-    """Before anything is loaded: each process on its own GPU.
+    """Select the GPU of this process by its local rank; called before anything is loaded.
 
     Raises:
-        SnaketuneError: this node has fewer than there are processes on it.
+        SnaketuneError: this node has fewer GPUs than processes.
     """
     import torch
 
     if not torch.cuda.is_available():
         return
-    index, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-    if index >= there:
+    index, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if index >= count:
         raise SnaketuneError(
-            f"operation.gpus: process {index + 1} of this node has no GPU, the node shows {there}; lower gpus, or have the "
-            "scheduler give as many on each node"
+            f"operation.gpus: process {index + 1} of this node has no GPU, the node shows {count}; lower gpus, or have the "
+            "scheduler allocate as many on each node"
         )
     torch.cuda.set_device(index)
 
 
 def main(job_file: Path) -> None:
-    """Exits with a message where the fault isn't ours."""
+    """Run the job; exit with a message, without a traceback, on errors that the user can act on."""
     quiet_libraries()
-    if not is_first_process():
-        # All would say the same, into the same log; errors go elsewhere.
+    if not is_main_process():
+        # Every process would print the same lines into one log; errors go to stderr.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
-    # The launcher ignores it, and so would whoever it starts; before the first step there is nothing to save.
+    # The launcher ignores SIGTERM, and this process inherits that. Before the first step there is nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with importing():
@@ -143,25 +146,25 @@ def main(job_file: Path) -> None:
         disable_progress_bar()
         if attempt := read_attempt(job_file.parent):
             attempt.import_code(STAGES[job["stage"]].module)
-        work_on(job)
-    except Left as left:
-        # No failure, of which launchers would make tracebacks.
-        print(left, flush=True)
+        build_stage(job)
+    except Preempted as preempted:
+        # Not a failure, so exit with status 0: launchers print a traceback for any other.
+        print(preempted, flush=True)
     except Exception as error:
         from snaketune.models.device_memory import is_out_of_memory
 
-        told = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
-        if not told and is_out_of_memory(error):
-            told = f"out of memory: {str(error).strip()}"
+        message = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
+        if not message and is_out_of_memory(error):
+            message = f"out of memory: {str(error).strip()}"
             if not (job_file.parent / OUT_OF_MEMORY).is_file():
                 record_out_of_memory(job_file.parent, None, error)
-        told = told and without_secrets(told)
+        message = message and without_secrets(message)
         if not parent_is_gone():
-            # What an orphan dies of isn't what its successor does.
-            record_failure(job_file.parent, error, told)
-        if not told:
+            # An orphan's error must not be taken for one of a newer attempt.
+            record_failure(job_file.parent, error, message)
+        if not message:
             raise
-        sys.exit(f"error: {told}")
+        sys.exit(f"error: {message}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What launched processes died of, written down by each, so that the first failure is told and not its echo in the others."""
+"""Errors of failed workers: each records its own, so that the first failure is reported and not its echo in the others."""
 
 import json
 import os
@@ -10,51 +10,51 @@ from pathlib import Path
 from snaketune.artifacts.manifest import write_json
 
 FOLDER = "failed"
-# What a process says that has lost another one: torch.distributed's own errors, and what gloo and NCCL raise as RuntimeError.
+# Errors of a process that lost a peer: torch.distributed's own types, and messages of RuntimeErrors from gloo and NCCL.
 ECHOES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 ECHOED = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
-def forget_failures(state: Path) -> None:
-    """Before an attempt: what an earlier one died of is history."""
+def clear_failures(state: Path) -> None:
+    """Remove the records of an earlier attempt."""
     shutil.rmtree(state / FOLDER, ignore_errors=True)
 
 
-def record_failure(state: Path, error: BaseException, told: str | None) -> None:
-    """Called in a process that dies.
+def record_failure(state: Path, error: BaseException, message: str | None) -> None:
+    """Record the error that ends this process.
 
     Args:
-        told: the error as a sentence for people, where there is one.
+        message: the error as text for the user; None for an unexpected error.
     """
     folder = state / FOLDER
     rank = int(os.environ.get("RANK", 0))
     kind = type(error).__name__
-    report = {
+    record = {
         "rank": rank,
         "of": int(os.environ.get("WORLD_SIZE", 1)),
         "host": socket.gethostname(),
         "time": time.time(),
-        "said": told or f"{kind}: {error}",
-        "echo": not told and (kind in ECHOES or any(words in str(error) for words in ECHOED)),
+        "message": message or f"{kind}: {error}",
+        "echo": not message and (kind in ECHOES or any(words in str(error) for words in ECHOED)),
     }
     try:
         folder.mkdir(exist_ok=True)
-        write_json(folder / f"{rank}.json", report)
+        write_json(folder / f"{rank}.json", record)
     except OSError:
-        # A full disk; the log has it.
+        # The disk may be full; the log has the error too.
         pass
 
 
 def first_failure(state: Path) -> str:
-    """What the first process to fail said, and which it was; nothing where none said anything."""
-    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((state / FOLDER).glob("[0-9]*.json"))]
-    if not reports:
+    """The message of the first process that failed, with its rank and host; "" if no process recorded an error."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((state / FOLDER).glob("[0-9]*.json"))]
+    if not records:
         return ""
-    first = min(reports, key=lambda report: (report["echo"], report["time"]))
+    first = min(records, key=lambda record: (record["echo"], record["time"]))
     if first["echo"]:
         return (
-            "one of its processes was killed (which: `exitcode`, above; out of memory, perhaps), or its node is gone. Run "
-            "again to resume"
+            "one of its processes was killed (`exitcode` above names it; perhaps it ran out of memory), or its node is gone. "
+            "Run again to resume"
         )
     which = f"process {first['rank']} of {first['of']} on {first['host']}: " if first["of"] > 1 else ""
-    return f"{which}{first['said']}"
+    return f"{which}{first['message']}"

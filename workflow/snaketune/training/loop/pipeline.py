@@ -1,4 +1,4 @@
-"""A training from beginning to end, whatever its rows and its loss: load, check, adapt, train, merge and save."""
+"""A training from start to end, for any rows and any loss: load, check, add adapters, train, merge and save."""
 
 import math
 from collections.abc import Callable, Iterator, Sized
@@ -22,7 +22,7 @@ from snaketune.models.speed_probe import probe, processor
 from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.gpu_needs import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.tracking.curves import drawn
+from snaketune.tracking.curves import track_curves
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
 from snaketune.training.checkpoint.checkpoints import (
@@ -32,24 +32,24 @@ from snaketune.training.checkpoint.checkpoints import (
     remove_incomplete,
 )
 from snaketune.training.checkpoint.save_model import choose_dtype, gather_trained, save_trained
-from snaketune.training.launch.requeue import leave
-from snaketune.training.launch.worker import is_first_process
-from snaketune.training.loop.preemption import Leave
-from snaketune.training.loop.preflight_record import findings_before
+from snaketune.training.launch.requeue import record_preemption
+from snaketune.training.launch.worker import is_main_process
+from snaketune.training.loop.preemption import PreemptionCallback
+from snaketune.training.loop.preflight_record import preflight_findings
 from snaketune.training.loop.sample_order import SetEpoch
-from snaketune.training.loop.trainer import BaseTrainer, Run, Watch
+from snaketune.training.loop.trainer import BaseTrainer, LogCallback, TrainingRun
 from snaketune.training.parallel.fsdp import shard
 
-# Gives the model in a data type, quantized or not.
+# Loads the model in a data type, quantized or not.
 Load = Callable[[torch.dtype, Quantization | None], PreTrainedModel]
 
 
-class Begun(NamedTuple):
-    """What `train` takes."""
+class PreparedTraining(NamedTuple):
+    """The arguments of `train`."""
 
     trainer_class: type[BaseTrainer]
     rows: Sized
-    run: Run
+    run: TrainingRun
     load: Load
     config: PretrainedConfig | None = None
     base: Pretrained | None = None
@@ -57,8 +57,14 @@ class Begun(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A training that is about to begin: facts for the manifest and for run.json, and how many parameters there are."""
+class ReadyTrainer:
+    """A trainer whose model is loaded and checked.
+
+    Attributes:
+        about: facts for the manifest.
+        facts: facts for run.json.
+        parameters, trainable: the number of parameters, and of those that are trained.
+    """
 
     trainer: BaseTrainer
     about: dict[str, Any]
@@ -68,22 +74,22 @@ class Prepared:
 
 
 @contextmanager
-def prepared(
-    trainer_class: type[BaseTrainer], rows: Sized, run: Run, load: Load, config: PretrainedConfig | None = None
-) -> Iterator[Prepared]:
-    """A loaded model, checked and adapted, in its trainer.
+def ready_trainer(
+    trainer_class: type[BaseTrainer], rows: Sized, run: TrainingRun, load: Load, config: PretrainedConfig | None = None
+) -> Iterator[ReadyTrainer]:
+    """Yield a trainer with its model: loaded, checked, with adapters where the spec has them.
 
     Args:
-        rows: as the trainer takes them; as text they say what they are.
-        config: of the model that `load` gives; None where it is made from scratch.
+        rows: training rows, as the trainer takes them; `str(rows)` describes them in the log.
+        config: the config of the model that `load` returns; None for a model from scratch.
     Raises:
-        SnaketuneError: no rows, or a model that can't be trained on them rightly.
+        SnaketuneError: there are no rows, or the model can't be trained on them correctly.
     """
     if not len(rows):
-        raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
+        raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or check what packing dropped")
     spec, compute = run.spec, run.compute
     with deterministic_algorithms(spec.training.deterministic):
-        # Before anything is drawn: new rows of the vocabulary, adapters.
+        # Before new embedding rows and adapters are initialized at random.
         set_seed(spec.training.seed)
         if config:
             trainer_class.check_config(config, rows, compute)
@@ -94,85 +100,86 @@ def prepared(
         parameters = parameter_count(model)
         with nullcontext() if trainer_class.drops_out else without_dropout(model):
             if run.in_shards:
-                # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
-                model = _adapted(model, run)
+                # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
+                model = _with_adapters(model, run)
                 shard(model, compute, dtype)
                 about, facts = trainer_class.check_model(inner_model(model), rows, compute)
             else:
                 about, facts = trainer_class.check_model(model, rows, compute)
-                model = _adapted(model, run)
+                model = _with_adapters(model, run)
             trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
             trainer = trainer_class(model=model, rows=rows, run=run)
-            yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
+            yield ReadyTrainer(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
 
 
-def fitness_of(
-    trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None
+def examine_machine(
+    trainer_class: type[BaseTrainer], rows: Sized, run: TrainingRun, config: PretrainedConfig | None
 ) -> MachineCheck:
-    """What is known of this training and its machine before its model is loaded."""
+    """Compare the needs of a training with this machine, before its model is loaded."""
     dropout, summed = trainer_class.drops_out, trainer_class.sums_losses
     return check_machine(run.spec, run.operation, run.compute, config, rows, dropout=dropout, summed=summed)
 
 
-def check_fitness(
-    trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None
+def refuse_unfit_machine(
+    trainer_class: type[BaseTrainer], rows: Sized, run: TrainingRun, config: PretrainedConfig | None
 ) -> MachineCheck:
-    """The same; notes are printed.
+    """Return `examine_machine` of the same arguments, and print its notes.
 
     Raises:
-        SnaketuneError: it doesn't fit the machine.
+        SnaketuneError: the training doesn't fit the machine.
     """
-    found = fitness_of(trainer_class, rows, run, config)
-    report_findings(found.findings, log=is_first_process())
-    return found
+    check = examine_machine(trainer_class, rows, run, config)
+    report_findings(check.findings, log=is_main_process())
+    return check
 
 
 def train(
     trainer_class: type[BaseTrainer],
     rows: Sized,
-    run: Run,
+    run: TrainingRun,
     load: Load,
     config: PretrainedConfig | None = None,
     base: Pretrained | None = None,
     made: PretrainedConfig | None = None,
 ) -> Outcome:
-    """Load a model, train it, and fill `run.work.payload` with it.
+    """Load a model, train it, and write it to `run.work.payload`.
 
     Args:
-        rows, load, config: as those of `prepared`.
-        base: what `load` loads, where that is no result of this workflow.
+        rows, load, config: see `ready_trainer`.
+        base: the model that `load` loads, unless that is a result of this workflow.
         made: the config of a model from scratch.
     Raises:
-        SnaketuneError: as `prepared`, a machine that it doesn't fit, or a training that diverges.
+        SnaketuneError: see `ready_trainer`; or the training doesn't fit the machine, or it diverged.
+        Preempted: the training ended early, with a checkpoint.
     """
     spec, compute = run.spec, run.compute
-    fitness = check_fitness(trainer_class, rows, run, config or made)
+    check = refuse_unfit_machine(trainer_class, rows, run, config or made)
     if compute.device.type == "cpu":
         keep_freed_memory()
-    with prepared(trainer_class, rows, run, load, config) as ready:
+    with ready_trainer(trainer_class, rows, run, load, config) as ready:
         trainer = ready.trainer
-        print(f"rows: {rows}", trainer.gauge, sep="\n", flush=True)
-        # Whatever becomes of the curve while it trains.
-        portions = _portions(run)
-        history = fit(trainer, lambda: setting(ready, fitness))
+        print(f"rows: {rows}", trainer.meter, sep="\n", flush=True)
+        # Read before training, since the calibration file may change meanwhile.
+        batch_plan = _batch_plan_facts(run)
+        history = fit(trainer, lambda: describe_training(ready, check))
         concluded, facts = trainer.conclusions()
-    with _told_if_memory_runs_out():
+    with _explain_out_of_memory():
         saved, base_dtype = _save(trainer, run, load, config, base)
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=ready.about
         | concluded
         | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
-        | ({"resumed_from_numerics": trainer.ways[:-1]} if trainer.ways[1:] else {})
-        | {"saved_dtype": _name(saved)}
-        | ({"base_dtype": _name(base_dtype)} if spec.lora and not spec.lora.merge else {}),
+        | ({"resumed_from_numerics": trainer.numerics[:-1]} if trainer.numerics[1:] else {})
+        | {"saved_dtype": _dtype_name(saved)}
+        | ({"base_dtype": _dtype_name(base_dtype)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
-            **_where(compute, trainer.args.world_size),
+            **_device_facts(compute, trainer.args.world_size),
             "probe": probe(compute.device, run.work.state),
-            **portions,
-            "preflight": findings_before(run.operation),
-            **_memory(trainer, history, fitness),
+            **batch_plan,
+            "preflight": preflight_findings(run.operation),
+            **_throughput_and_memory(trainer, history, check),
             **ready.facts,
             **facts,
         },
@@ -180,31 +187,31 @@ def train(
 
 
 @contextmanager
-def _told_if_memory_runs_out() -> Iterator[None]:
-    """Fewer rows at once would be no help."""
+def _explain_out_of_memory() -> Iterator[None]:
+    """Turn an out-of-memory error of saving into one that doesn't advise smaller micro-batches, which wouldn't help."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise SnaketuneError(
-            f"all steps are done, and memory ran out as the result was put together: {error}. Run again where there is more of "
-            "it; it goes on from the last checkpoint"
+            f"all steps are done, and memory ran out while the model was merged and saved: {error}. Run again where there is "
+            "more memory; the run resumes from the last checkpoint"
         ) from None
 
 
 def _save(
-    trainer: BaseTrainer, run: Run, load: Load, config: PretrainedConfig | None, base: Pretrained | None
+    trainer: BaseTrainer, run: TrainingRun, load: Load, config: PretrainedConfig | None, base: Pretrained | None
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Fill the payload. Returns the data types of what is saved, and of what adapters belong on."""
+    """Write the payload; return the data types of the saved weights, and of the base that adapters belong to."""
     spec, compute = run.spec, run.compute
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
-    # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
-    learned_on = compute.weights_dtype(frozen=spec.lora is not None)
-    base_dtype = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
-    if whole_of := trainer.whole_of():
-        gather_trained(trained, spec, saved, whole_of=whole_of, keep=trainer.is_world_process_zero())
+    # Adapters are merged into the weights that they were trained on; for QLoRA, into the weights before quantization.
+    trained_on = compute.weights_dtype(frozen=spec.lora is not None)
+    base_dtype = stored_dtype(config) or torch.float32 if spec.quantization else trained_on
+    if full_tensor_of := trainer.full_tensor_of():
+        gather_trained(trained, spec, saved, full_tensor_of=full_tensor_of, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
         save_trained(
             trained,
@@ -218,21 +225,21 @@ def _save(
     return saved, base_dtype
 
 
-def setting(made: Prepared, fitness: MachineCheck) -> str:
-    """What is trained, on what, and how: the line that a training begins with."""
-    trainer, compute = made.trainer, made.trainer.run.compute
+def describe_training(ready: ReadyTrainer, check: MachineCheck) -> str:
+    """The first line of a training's log: model, machine, data type, kernel, micro-batches and expected memory."""
+    trainer, compute = ready.trainer, ready.trainer.run.compute
     args = trainer.args
-    trained = f", {_short(made.trainable)} of them trained," if made.trainable != made.parameters else ""
+    trained = f", {_short(ready.trainable)} of them trained," if ready.trainable != ready.parameters else ""
     return ", ".join(
         [
-            f"model: {_short(made.parameters)} parameters{trained} on {fitness.machine}",
+            f"model: {_short(ready.parameters)} parameters{trained} on {check.machine}",
             compute.about()["dtype"],
-            made.about.get("kernel", "its own attention"),
+            ready.about.get("kernel", "its own attention"),
             "compiled" if trainer.compiled else "not compiled",
             f"micro-batch {args.per_device_train_batch_size} x {args.gradient_accumulation_steps}"
             + (f" in each of {args.world_size} processes" if args.world_size > 1 else ""),
             *(["activations recomputed"] if args.gradient_checkpointing else []),
-            fitness.expected,
+            check.expected,
         ]
     )
 
@@ -247,30 +254,36 @@ def _short(count: int) -> str:
     return f"{count / size:.{digits if unit else 0}f}{unit}"
 
 
-def _memory(trainer: BaseTrainer, history: list[dict[str, float]], fitness: MachineCheck) -> dict[str, Any]:
-    """What the gauge found, and the peak of memory beside the one that was expected, which is told."""
-    about = trainer.gauge.about(history)
-    expected = fitness.estimate.expected if fitness.estimate else None
+def _throughput_and_memory(
+    trainer: BaseTrainer, history: list[dict[str, float]], check: MachineCheck
+) -> dict[str, Any]:
+    """Throughput, peak memory and expected memory for run.json; peak and expectation are also printed."""
+    about = trainer.meter.about(history)
+    expected = check.estimate.expected if check.estimate else None
     if trainer.is_world_process_zero():
-        print(f"peak memory: {about['peak_memory_gb']:.2f} GB, {fitness.expected}", flush=True)
+        print(f"peak memory: {about['peak_memory_gb']:.2f} GB, {check.expected}", flush=True)
     return about | {"expected_memory_gb": expected and round(expected / 1e9, 3)}
 
 
-def _portions(run: Run) -> dict[str, Any]:
-    """What was computed at once, beside what was measured for such runs."""
-    portions = BatchPlan.from_operation(run.operation)
+def _batch_plan_facts(run: TrainingRun) -> dict[str, Any]:
+    """The batch plan, the calibration curve of such runs, and how much slower than its best the plan is, for run.json."""
+    plan = BatchPlan.from_operation(run.operation)
     curve = read_curve(run.operation)
-    lost = slowdown_percent(portions, curve) if curve else None
-    return asdict(portions) | {"calibration": curve, "slower_than_best_percent": lost}
+    slower = slowdown_percent(plan, curve) if curve else None
+    return asdict(plan) | {"calibration": curve, "slower_than_best_percent": slower}
 
 
-def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
-    """What weights are read in. As they are stored, processes share the pages of the files; shards are rounded one by one."""
+def _loaded_dtype(run: TrainingRun, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
+    """The data type that weights are loaded in.
+
+    For shards in float32 it is the stored one: the processes then share the pages of the files, and each shard is converted
+    on its own.
+    """
     as_stored = run.in_shards and dtype == torch.float32 and not run.spec.quantization
     return stored_dtype(config) or dtype if as_stored else dtype
 
 
-def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
+def _with_adapters(model: PreTrainedModel, run: TrainingRun) -> torch.nn.Module:
     if not run.spec.lora:
         return model
     adapted = add_lora(model, run.spec.lora)
@@ -283,25 +296,26 @@ def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
     return adapted
 
 
-def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str, float]]:
+def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[str, float]]:
     """Train, from the last checkpoint where there is one.
 
     Args:
-        begins: what to say when all is known that there is to know before the first step.
+        first_line: called before the first step; its result is printed.
     Returns:
-        The lines of the log that have a loss.
+        The log entries that have a loss.
     Raises:
-        SnaketuneError: the training diverged, or a checkpoint doesn't fit; or it had to leave (`Left`).
+        SnaketuneError: the training diverged, or a checkpoint doesn't fit the model.
+        Preempted: the training ended early, with a checkpoint.
     """
     checkpoints = trainer.run.checkpoints
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(MarkComplete(trainer.run.work.check_held))
-    trainer.add_callback(Watch())
+    trainer.add_callback(LogCallback())
     trainer.add_callback(SetEpoch(trainer))
     if trainer.is_world_process_zero():
         remove_incomplete(checkpoints)
     trainer.accelerator.wait_for_everyone()
-    # The base has been read: from here on checkpoints hold what came of it.
+    # The base has been read; if its files changed since the job began, no checkpoint may be written from it.
     check_files(trainer.run.work.state)
     last = last_checkpoint(checkpoints)
     if last is not None:
@@ -309,27 +323,29 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
     else:
         trainer.check_start()
     trainer.compile()
-    if trainer.is_world_process_zero() and (line := begins()):
+    if trainer.is_world_process_zero() and (line := first_line()):
         print(line, flush=True)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    leaving = Leave(trained, trainer.run.work.state)
-    trainer.add_callback(leaving)
-    with drawn(trainer, trainer.run.tracked):
+    preemption = PreemptionCallback(trained, trainer.run.work.state)
+    trainer.add_callback(preemption)
+    with track_curves(trainer, trainer.run.tracked):
         mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
-        # The log may have looked for the last time before it happened.
+        # The steps after the last log line may have diverged.
         if not math.isfinite(mean_loss):
             raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
         trainer.check_finite()
-    if leaving.why:
-        raise leave(trainer.run.work.state, trainer.state.global_step, leaving.why, trainer.is_world_process_zero())
+    if preemption.reason:
+        raise record_preemption(
+            trainer.run.work.state, trainer.state.global_step, preemption.reason, trainer.is_world_process_zero()
+        )
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _where(compute: Compute, processes: int) -> dict[str, Any]:
+def _device_facts(compute: Compute, processes: int) -> dict[str, Any]:
     on_cuda = compute.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(compute.device) if on_cuda else compute.device.type,

@@ -1,8 +1,8 @@
-"""A training that has to leave before it is done: told to by SIGTERM, or because the cluster ends its job soon.
+"""Preemption: end a training early on SIGTERM, or shortly before the cluster's time limit ends its job.
 
-It finishes its step, writes a checkpoint, and ends. What it leaves is exact, so the job that goes on with it makes what an
-undisturbed one would have made. Of a job that the time limit ends, the process that launched the training asks SLURM for
-another one in its place (`training.launch.requeue`); a training longer than any limit is a chain of jobs.
+The training finishes its step, writes a checkpoint and ends. Resume is exact, so the job that continues produces the result of
+an uninterrupted one. When the time limit was the reason, the launcher process has SLURM requeue the job
+(`training.launch.requeue`); a training longer than any time limit runs as a chain of jobs.
 """
 
 import json
@@ -19,91 +19,97 @@ from transformers import TrainerCallback
 from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.deadline import job_end_time, seconds_until
 
-# The least that a checkpoint is given before the end; SLURM sends its own signals this long before at the earliest.
-LEAST_SECONDS = 60
-# But no larger share of the time that the job had when it began to train, or one of a minute would only ever leave.
-LARGEST_SHARE = 0.25
-# Of weights and an optimizer's states, to a slow shared disk, until a checkpoint has been timed; beside the checkpoints
-# stands how long that took, for those who go on in a next job.
+# Seconds reserved for a checkpoint before the time limit. SLURM may send its own signals up to this early.
+MIN_SAVE_SECONDS = 60
+# Upper bound of that reserve, as a share of the time left when training starts. Without it a one-minute job would end at once.
+MAX_SAVE_SHARE = 0.25
+# Estimate of a save until one has been timed: weights and optimizer states, to a slow shared disk. The measured time is written
+# to SAVE_SECONDS_FILE, for the jobs that resume this one.
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 12, 1e8
-TOOK = "save_seconds.json"
-# A scheduler that didn't answer is asked again.
-ASKED_AGAIN_SECONDS = 300
-# Several processes have to leave after the same step. Of short steps they agree at every eighth: that waits for the device.
+SAVE_SECONDS_FILE = "save_seconds.json"
+# Interval at which a scheduler that didn't answer is queried again.
+RETRY_SECONDS = 300
+# All processes must stop after the same step. The agreement waits for the device, so short steps agree at every eighth only.
 SHORT_STEP, EVERY = 0.5, 8
 
 
-class Leave(TrainerCallback):
-    """Ends a training with a checkpoint when it has to leave. The last of the callbacks: who ends it for good comes first."""
+class PreemptionCallback(TrainerCallback):
+    """Ends a training early, with a checkpoint, on SIGTERM or before the job's time limit.
+
+    Add it as the last callback: callbacks that end the training for good take precedence.
+
+    Attributes:
+        reason: "signal" or "deadline"; None while there is no reason to stop.
+    """
 
     def __init__(self, trained_parameters: int, state: Path):
-        """Args: state: of the work folder."""
-        self.told, self.took = False, state / TOOK
+        """Args: state: the `state` folder of the work folder."""
+        self.terminated, self.save_seconds_file = False, state / SAVE_SECONDS_FILE
         self.main = PartialState().is_main_process
-        self.end, self.asked = job_end_time() if self.main else None, time.monotonic()
-        self.least = min(LEAST_SECONDS, LARGEST_SHARE * max(0.0, seconds_until(self.end)))
-        self.timed = self._known()
+        self.end, self.queried_at = job_end_time() if self.main else None, time.monotonic()
+        self.min_seconds = min(MIN_SAVE_SECONDS, MAX_SAVE_SHARE * max(0.0, seconds_until(self.end)))
+        self.timed = self._previous_save_seconds()
         estimated = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
         self.save_seconds = estimated if self.timed is None else self.timed
         self.step_seconds = 0.0
         self.agreed_seconds = 1.0
         self.since = time.monotonic()
-        self.why: str | None = None
-        signal.signal(signal.SIGTERM, self._told)
+        self.reason: str | None = None
+        signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _told(self, *_: Any) -> None:
-        self.told = True
+    def _on_sigterm(self, *_: Any) -> None:
+        self.terminated = True
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Of the Trainer: a step begins."""
+        """Start timing a step."""
         self.since = time.monotonic()
 
     def on_step_end(self, args, state, control, **_):
-        """Of the Trainer: a step is done."""
+        """Save and stop, if any process has a reason to."""
         self.step_seconds = max(self.step_seconds, time.monotonic() - self.since)
         self.since = time.monotonic()
         if control.should_training_stop or state.global_step >= state.max_steps:
             return
-        self.why = self._agreed(state.global_step, self._reason())
-        if self.why:
+        self.reason = self._agree(state.global_step, self._own_reason())
+        if self.reason:
             control.should_save = control.should_log = control.should_training_stop = True
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        """Of the Trainer: a checkpoint is written, and it began when the step was done."""
+        """Record how long the checkpoint took, from the end of its step."""
         self.timed = max(self.timed or 0.0, time.monotonic() - self.since)
         self.save_seconds = self.timed
         if self.main:
-            write_json(self.took, round(self.timed, 3))
+            write_json(self.save_seconds_file, round(self.timed, 3))
 
-    def _known(self) -> float | None:
-        """Seconds that a checkpoint took in a job before this one; None where none was timed."""
+    def _previous_save_seconds(self) -> float | None:
+        """Seconds that a checkpoint took in an earlier job; None if none was timed."""
         try:
-            return max(0.0, float(json.loads(self.took.read_text(encoding="utf-8"))))
+            return max(0.0, float(json.loads(self.save_seconds_file.read_text(encoding="utf-8"))))
         except (OSError, ValueError, TypeError):
             return None
 
-    def _reason(self) -> str | None:
-        if self.told:
+    def _own_reason(self) -> str | None:
+        if self.terminated:
             return "signal"
-        if self.end is None and self.main and time.monotonic() - self.asked > ASKED_AGAIN_SECONDS:
-            self.end, self.asked = job_end_time(), time.monotonic()
-        if self._is_near():
-            # Somebody may have given the job more time.
+        if self.end is None and self.main and time.monotonic() - self.queried_at > RETRY_SECONDS:
+            self.end, self.queried_at = job_end_time(), time.monotonic()
+        if self._deadline_is_near():
+            # The time limit may have been raised.
             self.end = job_end_time()
-            if self._is_near():
+            if self._deadline_is_near():
                 return "deadline"
         return None
 
-    def _is_near(self) -> bool:
-        needed = max(self.least, 3 * self.save_seconds + 2 * self.step_seconds * (EVERY if self._short else 1))
+    def _deadline_is_near(self) -> bool:
+        needed = max(self.min_seconds, 3 * self.save_seconds + 2 * self.step_seconds * (EVERY if self._short else 1))
         return seconds_until(self.end) < needed
 
     @property
     def _short(self) -> bool:
         return self.agreed_seconds < SHORT_STEP
 
-    def _agreed(self, step: int, reason: str | None) -> str | None:
-        """Of all processes: whether any of them has to leave."""
+    def _agree(self, step: int, reason: str | None) -> str | None:
+        """The reason of any process, the same in all of them."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return reason
         if self._short and step % EVERY:

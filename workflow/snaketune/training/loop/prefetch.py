@@ -1,9 +1,8 @@
-"""Batches are ready before the step that takes them: collated, pinned and sent to the GPU by a thread of the training.
+"""Prefetch: a thread collates batches, pins them and copies them to the GPU before the step that uses them.
 
-A thread and no worker process: a batch is little work (0.2 to 0.4 ms), and to receive one from another process costs the
-training several times as much as to make it (docs/LOG.md). Nothing is forked, so nothing inherits locks or outlives the
-training, and what goes wrong is raised where the batch was asked for. On the CPU batches are made when they are asked for: a
-thread would take the core from the training.
+A thread rather than worker processes: collating a batch takes 0.2 to 0.4 ms, and receiving one from another process costs the
+training several times that (docs/LOG.md). Nothing is forked, so nothing inherits locks or outlives the training, and an error
+is raised where the batch is requested. On the CPU batches are collated on request: a thread would compete with the training.
 """
 
 import queue
@@ -16,22 +15,22 @@ import torch
 
 from snaketune.models.batches import Batch
 
-# Batches lie on the GPU while they wait.
-MOST_AHEAD = 32
-SECONDS_BETWEEN_LOOKS = 0.1
+# Prefetched batches occupy GPU memory.
+MAX_PREFETCHED = 32
+POLL_SECONDS = 0.1
 
 
-class Ahead(Iterator[Any]):
-    """What `source` gives, in its order, taken from it by a thread that stays up to `depth` items ahead.
+class Prefetcher(Iterator[Any]):
+    """An iterator over `source` that a thread keeps up to `depth` items ahead, in the same order.
 
-    What `source` raises is raised here, after the items before it.
+    An exception of `source` is raised here, after the items before it.
     """
 
     def __init__(self, source: Iterator[Any], depth: int, device: torch.device):
         self.source = source
-        # Every thread has its own.
+        # The current GPU is a setting of each thread.
         self.gpu = torch.cuda.current_device() if device.type == "cuda" else None
-        self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(min(depth, MOST_AHEAD))
+        self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(min(depth, MAX_PREFETCHED))
         self.closed = threading.Event()
         self.ended: BaseException | None = None
         self.thread = threading.Thread(target=self._work, name="batches", daemon=True)
@@ -45,7 +44,7 @@ class Ahead(Iterator[Any]):
         raise self.ended
 
     def close(self) -> None:
-        """End the thread, which may be in the middle of a batch, and wait for it."""
+        """Stop the thread and wait for it; it finishes the batch that it collates."""
         self.closed.set()
         self.thread.join()
 
@@ -64,36 +63,36 @@ class Ahead(Iterator[Any]):
     def _put(self, item: Any, end: BaseException | None) -> None:
         while not self.closed.is_set():
             with suppress(queue.Full):
-                self.ready.put((item, end), timeout=SECONDS_BETWEEN_LOOKS)
+                self.ready.put((item, end), timeout=POLL_SECONDS)
                 return
 
 
-class TakesAhead:
-    """Mixed into a transformers Trainer: its batches are taken `Ahead` on a GPU, and copied there without waiting."""
+class PrefetchMixin:
+    """Mixin for transformers' Trainer: on a GPU its batches are prefetched and copied asynchronously."""
 
-    ahead: Ahead | None = None
+    prefetcher: Prefetcher | None = None
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         collate = self.data_collator
         self.data_collator = lambda items: Batch(collate(items))
 
-    def taken_ahead(self, epoch_iterator: Iterator[Any], device: torch.device) -> Iterator[Any]:
-        """The batches of an epoch, of which the Trainer takes those of a step before it computes the first."""
+    def prefetched(self, epoch_iterator: Iterator[Any], device: torch.device) -> Iterator[Any]:
+        """The batches of an epoch. At least a whole step is prefetched: the Trainer takes all its batches before the first."""
         if not overlaps(device):
             return epoch_iterator
-        if self.ahead is None or self.ahead.source is not epoch_iterator:
-            self.stop_ahead()
-            self.ahead = Ahead(epoch_iterator, max(2, self.args.gradient_accumulation_steps), device)
-        return self.ahead
+        if self.prefetcher is None or self.prefetcher.source is not epoch_iterator:
+            self.stop_prefetch()
+            self.prefetcher = Prefetcher(epoch_iterator, max(2, self.args.gradient_accumulation_steps), device)
+        return self.prefetcher
 
-    def stop_ahead(self) -> None:
-        """At the end of an epoch or of the training, however it ends."""
-        if self.ahead is not None:
-            self.ahead.close()
-            self.ahead = None
+    def stop_prefetch(self) -> None:
+        """Stop the thread, at the end of an epoch or of the training; also after an error."""
+        if self.prefetcher is not None:
+            self.prefetcher.close()
+            self.prefetcher = None
 
 
 def overlaps(device: torch.device) -> bool:
-    """Whether a device computes while the host does something else."""
+    """Whether a device computes asynchronously to the host."""
     return device.type == "cuda"

@@ -1,4 +1,4 @@
-"""The order in which a training sees its items: by seed and epoch alone, on however many GPUs, and where it was resumed."""
+"""Sample order: a function of seed and epoch alone, independent of the number of GPUs and of resumes."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from snaketune.packing.epoch_order import epoch_order
 
 
 class EpochPermutation(torch.utils.data.Sampler[int]):
-    """Every item once per epoch, in an order that depends on seed and epoch alone.
+    """A sampler that yields every item once per epoch, in an order that depends on seed and epoch alone.
 
-    Processes that train together take equally many batches. What lacks for that at the end of an epoch is filled up with the
-    index `items`, which stands for a blank item: no row comes twice because there are more GPUs.
+    All processes of a training take the same number of batches. The end of an epoch is filled with the index `items`, a blank
+    item, so that no row is repeated because of the number of GPUs.
 
     >>> sampler = EpochPermutation(5, seed=0, multiple=4)
     >>> list(sampler)
@@ -23,8 +23,8 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
     def __init__(self, items: int, seed: int, multiple: int = 1, *, weights: np.ndarray | None = None, batch: int = 1):
         """
         Args:
-            multiple: of how many items an epoch is to be, blank ones counted.
-            weights, batch: of items and of a step, where steps are to be of equal weight: see `epoch_order`.
+            multiple: the length of an epoch, blank items included, is a multiple of this.
+            weights, batch: weights of the items, and items per step, to balance the weight of steps: see `epoch_order`.
         """
         self.items, self.seed, self.epoch = items, seed, 0
         self.weights, self.batch = weights, batch
@@ -34,7 +34,7 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         return self.items + self.blanks
 
     def set_epoch(self, epoch: int) -> None:
-        """Called at the start of each epoch."""
+        """Select the order of an epoch; called at its start."""
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
@@ -42,39 +42,39 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         return iter(order.tolist() + [self.items] * self.blanks)
 
 
-class OwnOrder:
-    """Mixed into a transformers Trainer: its rows come as EpochPermutation has them, also after a resume."""
+class SampleOrderMixin:
+    """Mixin for transformers' Trainer: rows come in the order of EpochPermutation, also after a resume."""
 
-    def items_of_an_epoch(self) -> int:
-        """Items of the training set, a blank one after them not counted."""
+    def items_per_epoch(self) -> int:
+        """The number of items in the training set, without a blank item at its end."""
         return len(self.train_dataset)
 
     def item_weights(self) -> np.ndarray | None:
-        """int64[items], of which each step is to have its share; None if that is all the same."""
+        """Weights that are balanced over the steps, int64[items]; None to leave steps unbalanced."""
         return None
 
     def _get_train_sampler(self, train_dataset=None):
         world = self.args.world_size
-        together = self.args.per_device_train_batch_size * world
+        per_micro_step = self.args.per_device_train_batch_size * world
         self.order = EpochPermutation(
-            self.items_of_an_epoch(),
+            self.items_per_epoch(),
             self.args.seed,
-            together if world > 1 else 1,
+            per_micro_step if world > 1 else 1,
             weights=self.item_weights(),
-            batch=together * self.args.gradient_accumulation_steps,
+            batch=per_micro_step * self.args.gradient_accumulation_steps,
         )
         return self.order
 
 
 class SetEpoch(TrainerCallback):
-    """Tells the order which epoch begins.
+    """Sets the epoch of the sample order.
 
-    The Trainer does so too, but where it skips what was done before a resume, only the wrapper that skips hears of it.
+    The Trainer does so too, but in a resumed epoch it informs only the wrapper that skips the batches already trained on.
     """
 
-    def __init__(self, trainer: OwnOrder):
+    def __init__(self, trainer: SampleOrderMixin):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **_):
-        """Called by the Trainer."""
+        """Set the epoch that starts."""
         self.trainer.order.set_epoch(int(state.epoch))

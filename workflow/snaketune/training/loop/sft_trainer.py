@@ -1,4 +1,4 @@
-"""What the `sft` stage trains with: the trainer of packed rows, or of raw ones, and what it begins with.
+"""The trainer of the `sft` stage, for packed or raw rows, and its initial model.
 
 Packed rows (format 3.0) train on transformers' Trainer with attention over segments; raw rows (format 2.0) on TRL's
 SFTTrainer. The loss is the mean negative log-probability over all supervised tokens of an optimizer step.
@@ -12,29 +12,31 @@ from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.pipeline import Begun
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.pipeline import PreparedTraining
+from snaketune.training.loop.trainer import TrainingRun
 
 
 class SftTrainer(PackedTrainer):
-    """Learns supervised tokens."""
+    """A Trainer on packed rows with cross-entropy over supervised tokens."""
 
     def items(self, batch):
         return (len(batch["targets"]),)
 
     def batch_loss(self, model, batch, totals):
-        # A step may have no items at all: rows in which nothing is supervised teach nothing.
+        # A step may have no supervised token at all; its loss is then 0.
         return summed_losses(model, batch) / totals[0].clamp(min=1)
 
 
-def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Outcome:
-    """Train on the rows of either format, from a base or, where there are, from results."""
-    return pipeline.train(*begin(run, pack, tokenizer, results))
+def train_on(run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Outcome:
+    """Train on rows of either format, from `results` if there are any, else from the spec's base."""
+    return pipeline.train(*prepare_training(run, pack, tokenizer, results))
 
 
-def begin(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Begun:
-    """What a training of these begins with."""
-    start = AdapterStack(
+def prepare_training(
+    run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
+) -> PreparedTraining:
+    """Choose the trainer by the format of the rows, and resolve the initial model."""
+    initial = AdapterStack(
         results=results,
         base=run.spec.base,
         tokenizer=tokenizer.folder,
@@ -42,10 +44,12 @@ def begin(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact
     )
     if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
-        run = run.suited(start.config() or start.new_config(), dropout=trainer.drops_out)
+        run = run.with_kernel_for(initial.config() or initial.new_config(), dropout=trainer.drops_out)
     else:
         # TRL takes a second to import.
         from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
-    return Begun(trainer, rows, run, start.load, start.config(), start.named_base, start.new_config())
+    return PreparedTraining(
+        trainer, rows, run, initial.load, initial.config(), initial.named_base, initial.new_config()
+    )

@@ -1,4 +1,4 @@
-"""How the Trainer steps: which optimizer, how many steps, and how the learning rate moves over them."""
+"""The Trainer's arguments for the optimizer and the learning-rate schedule."""
 
 import math
 from typing import Any
@@ -11,19 +11,19 @@ from snaketune.errors import SnaketuneError
 
 
 def step_arguments(training: Training, items: int, device: torch.device) -> dict[str, Any]:
-    """What TrainingArguments take of optimizer and schedule.
+    """Return keyword arguments of TrainingArguments for optimizer and schedule.
 
     Args:
-        items: of an epoch.
+        items: items per epoch.
     Raises:
-        SnaketuneError: the optimizer's package isn't there, or the schedule is longer than the training.
+        SnaketuneError: the optimizer's package isn't installed, or the schedule is longer than the training.
     """
     if missing := missing_package(training.optimizer):
         raise SnaketuneError(f"training.optimizer: {missing}")
     if OPTIMIZERS[training.optimizer].paged and device.type != "cuda":
-        print(f"optimizer: on {device.type} {training.optimizer} doesn't page; it learns the same", flush=True)
+        print(f"optimizer: on {device.type} {training.optimizer} isn't paged; its updates are the same", flush=True)
     steps = math.ceil(training.epochs * math.ceil(items / training.batch_rows))
-    # `constant` doesn't look at it.
+    # The schedule `constant` ignores it.
     warmup = math.ceil(training.warmup_fraction * training.epochs * math.ceil(items / training.batch_rows))
     _check_length(training, steps, warmup)
     return {
@@ -39,14 +39,18 @@ def step_arguments(training: Training, items: int, device: torch.device) -> dict
 
 
 def _check_length(training: Training, steps: int, warmup: int) -> None:
-    """transformers would begin to decay in mid-course, or divide by the steps that are left, which may be none."""
+    """Raise SnaketuneError if warm-up and decay are longer than the training.
+
+    transformers would start the decay part-way down, or divide by zero remaining steps.
+    """
     options = training.schedule_options
     needed = warmup + options.get("num_stable_steps", 0) + options.get("num_decay_steps", 0)
     if needed > steps:
         raise SnaketuneError(
-            f"training.schedule_options: warm-up and {options} take {needed} steps, and the training has {steps}"
+            f"training.schedule_options: warm-up and {options} take {needed} steps, and the training has {steps}; shorten them"
         )
     if training.schedule == "polynomial" and warmup == steps:
         raise SnaketuneError(
-            f"training.warmup_fraction: {training.warmup_fraction:g} of {steps} steps leaves none to schedule polynomial"
+            f"training.warmup_fraction: {training.warmup_fraction:g} of {steps} steps leaves none to schedule polynomial; "
+            "lower it"
         )

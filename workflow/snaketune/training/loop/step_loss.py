@@ -1,9 +1,9 @@
-"""The loss of an optimizer step: chosen losses with their weights, each averaged over what it is averaged over.
+"""The loss of an optimizer step in preference training: a weighted sum of losses, each a mean over pairs or over tokens.
 
-Most losses are sums over pairs, so a micro-batch adds its share and needs to know no more than how many there are in the step.
-The others are functions of all of its pairs. For these the step's log-probabilities are computed first, without gradients;
-then the loss and its derivative by each of them; and then the micro-batches again, each with its derivatives as weights
-(GradCache, Gao et al., 2021). So a step is the same however it falls into micro-batches and processes.
+Most losses are sums over pairs: a micro-batch adds its share and needs only the step's number of pairs. The others are
+functions of all pairs of the step. For these the step's log-probabilities are computed first, without gradients; then the loss
+and its derivative with respect to each of them; then the micro-batches run again, weighted with their derivatives (GradCache,
+Gao et al., 2021). So a step is independent of how it is split into micro-batches and processes.
 
 Shapes: P pairs, F = 4 features of a pair: log-probabilities of chosen and rejected, likelihood terms.
 """
@@ -36,56 +36,56 @@ PER_PAIR: dict[str, PairLoss] = {
     "kto": unpaired_loss.kto,
     "apo_zero_unpaired": unpaired_loss.apo_zero_unpaired,
 }
-# Of these, what a pair adds depends on all others of the step.
+# Losses in which a pair's term depends on all other pairs of the step.
 OF_WHOLE_STEPS = {"aot", "kto"}
-# Losses whose likelihood term is over the prompt too.
+# Losses whose likelihood term includes the prompt.
 WITH_PROMPTS = {"orpo"}
-# What `totals` count: pairs, tokens of chosen completions, tokens of these with their prompts.
+# Length of `totals`: pairs, tokens of chosen completions, tokens of chosen completions with their prompts.
 COUNTED = 3
 
 
-def needs_whole_step(told: PreferenceLoss) -> bool:
-    """Whether what a micro-batch adds depends on the rest of its step."""
-    return not OF_WHOLE_STEPS.isdisjoint(told.weights)
+def needs_whole_step(settings: PreferenceLoss) -> bool:
+    """Whether the loss of a micro-batch depends on the other pairs of its step."""
+    return not OF_WHOLE_STEPS.isdisjoint(settings.weights)
 
 
-def needs_prompts(told: PreferenceLoss) -> bool:
-    """Whether a prompt's tokens are learned with the completion."""
-    return not WITH_PROMPTS.isdisjoint(told.weights)
+def needs_prompts(settings: PreferenceLoss) -> bool:
+    """Whether the likelihood term includes the prompt's tokens."""
+    return not WITH_PROMPTS.isdisjoint(settings.weights)
 
 
-def loss_of(pairs: Pairs, told: PreferenceLoss, totals: torch.Tensor) -> torch.Tensor:
-    """What pairs add to the loss of their step.
+def loss_of(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) -> torch.Tensor:
+    """The share of the step's loss that these pairs contribute.
 
     Args:
-        pairs: some of a step, or all of it where `needs_whole_step`.
-        totals: int64[COUNTED] of the whole step.
+        pairs: pairs of one step; all of its pairs if `needs_whole_step`.
+        totals: counts over the whole step, int64[COUNTED].
     Returns:
         float32 scalar.
 
     >>> pair = Pairs(logps_P2=torch.tensor([[-2.0, -2.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
     ...              nll_P2=torch.tensor([[2.0, 0.0]]))
-    >>> told = PreferenceLoss(loss={"sigmoid": 1.0, "sft": 0.5})
-    >>> round(loss_of(pair, told, torch.tensor([2, 4, 0])).item(), 4)    # log 2 / 2 + 0.5 * 2 / 4
+    >>> settings = PreferenceLoss(loss={"sigmoid": 1.0, "sft": 0.5})
+    >>> round(loss_of(pair, settings, torch.tensor([2, 4, 0])).item(), 4)    # log 2 / 2 + 0.5 * 2 / 4
     0.5966
     """
     over_pairs, over_tokens = totals.clamp(min=1)[0], totals.clamp(min=1)[1:]
-    weights = told.weights
+    weights = settings.weights
     loss = pairs.logps_P2.new_zeros(())
     for name, weight in weights.items():
         if name in PER_PAIR:
-            loss = loss + weight * PER_PAIR[name](pairs, told).sum() / over_pairs
+            loss = loss + weight * PER_PAIR[name](pairs, settings).sum() / over_pairs
     chosen, with_prompt = (pairs.nll_P2.sum(0) / over_tokens).unbind()
-    likelihood = weights.get("sft", 0.0) + weights.get("cpo", 0.0) * told.cpo_alpha
+    likelihood = weights.get("sft", 0.0) + weights.get("cpo", 0.0) * settings.cpo_alpha
     if likelihood:
         loss = loss + likelihood * chosen
-    if needs_prompts(told):
+    if needs_prompts(settings):
         loss = loss + weights["orpo"] * with_prompt
     return loss
 
 
-def derivatives(pairs: Pairs, told: PreferenceLoss, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a whole step: its loss, and the derivative by each feature, float32[P, F].
+def derivatives(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of a whole step, float32 scalar, and its derivative with respect to each feature, float32[P, F].
 
     >>> pair = Pairs(logps_P2=torch.tensor([[0.0, 0.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
     ...              nll_P2=torch.zeros(1, 2))
@@ -95,11 +95,11 @@ def derivatives(pairs: Pairs, told: PreferenceLoss, totals: torch.Tensor) -> tup
     """
     with torch.enable_grad():
         features_PF = features(pairs).detach().requires_grad_()
-        loss = loss_of(replace(pairs, logps_P2=features_PF[:, :2], nll_P2=features_PF[:, 2:]), told, totals)
+        loss = loss_of(replace(pairs, logps_P2=features_PF[:, :2], nll_P2=features_PF[:, 2:]), settings, totals)
         (derivative_PF,) = torch.autograd.grad(loss, features_PF)
     return loss.detach(), derivative_PF
 
 
 def features(pairs: Pairs) -> torch.Tensor:
-    """What of pairs depends on the policy, float32[P, F]."""
+    """The features of pairs that depend on the policy, float32[P, F]."""
     return torch.cat([pairs.logps_P2, pairs.nll_P2], dim=1)

@@ -1,10 +1,10 @@
-"""How fast a training goes and what it takes: tokens, FLOPs and memory between two lines of the log, and time without data.
+"""Throughput of a training: tokens, FLOPs and memory between two log lines, and the time spent waiting for data.
 
     step 20/830  loss 3.21  grad norm 0.84  learning rate 0.0003  2,600 tokens/s (1,590 supervised)  MFU 52%  0.91 GB  …
 
-The clock runs from when a step asks for its batches to the log's look at the loss, which waits for the device; while a
-checkpoint is written it stands still. The first line of a process includes what happens only once (compilation, first
-allocations), so it says `warming up` and counts for no median. Tokens are those of documents, without free ones and padding.
+The clock runs from the step's request for batches until the loss is read for the log, which synchronizes with the device; it
+is paused while a checkpoint is written. The first line of a process includes one-time work (compilation, first allocations), so
+it says `warming up` and is excluded from the medians. Tokens are those of documents, without padding.
 """
 
 import time
@@ -23,13 +23,13 @@ SHOWN = ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
 GB = 1e9
 
 
-class Gauge:
-    """Counts for one process, and sums over all where a line is read off."""
+class ThroughputMeter:
+    """Counts tokens, FLOPs and time of one process; `read` sums them over all processes."""
 
     def __init__(self, model: torch.nn.Module, compute: Compute, processes: int):
         self.flops, self.peak, self.device = count_flops(model), peak_of(compute), compute.device
         self.processes = processes
-        # FLOP/s of all devices, which may be of different models: summed when the first line is read.
+        # Peak FLOP/s of all devices, which may be of different models: exact once the first line is read.
         self.total_peak = self.peak.flops_per_second * processes
         self.running_since: float | None = None
         self.seconds = 0.0
@@ -39,18 +39,18 @@ class Gauge:
         self.waited = 0.0
 
     def __str__(self) -> str:
-        """What MFU means here; printed once."""
+        """The definition of MFU in this training, for the log."""
         share = self.peak.flops_per_second
         of = f"{share / 1e12:,.4g} TFLOP/s" if share >= 1e12 else f"{share / 1e9:,.3g} GFLOP/s"
         each = f" on each of {self.processes} GPUs" if self.processes > 1 else ""
         return f"MFU: {self.flops} over what is visible, of {of}{each} ({self.peak.source})"
 
     def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The batches of a step that begins, with the time measured that it waits for them."""
+        """Start a step: yield its batches, and measure the time spent waiting for them."""
         if self.running_since is None:
             self.running_since = time.monotonic()
         self.steps += 1
-        return _Timed(iterator, self._add_wait)
+        return _TimedIterator(iterator, self._add_wait)
 
     def _add_wait(self, seconds: float) -> None:
         if self.waited_for_first_batch is None:
@@ -59,18 +59,23 @@ class Gauge:
             self.waited += seconds
 
     def count(self, prefixes_D: np.ndarray, lengths_D: np.ndarray, *, supervised: int, projected: int) -> None:
-        """A batch that is computed: tokens of its documents and of the prefixes that they share; how many reach the head."""
+        """Count a batch.
+
+        Args:
+            prefixes_D, lengths_D: prefix lengths and lengths of its D documents, in tokens.
+            supervised, projected: the number of supervised tokens, and of tokens that the head projects.
+        """
         tokens, flops = int(lengths_D.sum()), self.flops.batch(prefixes_D, lengths_D)
         computed = self.flops.computed(flops, tokens, projected)
         self.add(tokens=tokens, supervised=supervised, flops=flops, computed=computed)
 
     def add(self, **sums: float | torch.Tensor) -> None:
-        """Add to sums of the next line, which shows their means over `items`. Tensors stay where they are until then."""
+        """Add to the sums of the next line, which shows means over `items`. Tensors stay on their device until then."""
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0) + value
 
     def stop(self) -> None:
-        """Stop the clock, when all that was asked of the device is done; the next step starts it again."""
+        """Stop the clock once the device is idle; the next step starts it again."""
         if self.running_since is not None:
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)
@@ -78,10 +83,10 @@ class Gauge:
             self.running_since = None
 
     def read(self, gather: Any = None) -> dict[str, float]:
-        """What a line of the log adds to the Trainer's, over all processes; the next one begins at nothing.
+        """Return the metrics that are added to the Trainer's log line, over all processes, and reset the counts.
 
         Args:
-            gather: takes float64[1, n] of each process and gives float64[processes, n] of all.
+            gather: returns float64[processes, n], given float64[1, n] in each process; None for a single process.
         """
         self.stop()
         if not self.sums:
@@ -96,14 +101,14 @@ class Gauge:
         self.total_peak = sum(peaks)
         self.sums, self.seconds = {}, 0.0
         self.lines += 1
-        found = self._rates(dict(zip(names, map(sum, columns))), max(seconds)) | {
+        rates = self._rates(dict(zip(names, map(sum, columns))), max(seconds)) | {
             "memory_gb": round(max(memory) / GB, 3)
         }
-        return found | ({"warming_up": True} if self.lines == 1 else {})
+        return rates | ({"warming_up": True} if self.lines == 1 else {})
 
     def _rates(self, sums: dict[str, float], seconds: float) -> dict[str, float]:
         tokens = sums.pop("tokens", 0)
-        found = {
+        rates = {
             "tokens": tokens,
             "tokens_per_second": round(tokens / seconds, 1),
             "supervised_tokens_per_second": round(sums.pop("supervised", 0) / seconds, 1),
@@ -111,18 +116,18 @@ class Gauge:
             "mfu_computed": round(sums.pop("computed", 0) / seconds / self.total_peak, 7),
         }
         items = sums.pop("items", 0)
-        return found | {name: round(total / items, 6) for name, total in sums.items() if items}
+        return rates | {name: round(total / items, 6) for name, total in sums.items() if items}
 
     def about(self, history: list[dict[str, float]]) -> dict[str, Any]:
-        """For run.json: medians over the lines of the log, what they are of, memory, and the wait for data of this process.
+        """Facts for run.json: medians over the log lines, how MFU is counted, peak memory, this process's wait for data.
 
-        `mfu` counts the head for every token, `mfu_computed` where it is computed; `mfu_plain` is the field's, of all
-        parameters and without attention.
+        `mfu` counts the head for every token, `mfu_computed` only for tokens that it projects; `mfu_plain` is the usual
+        estimate from the number of parameters, without attention.
         """
         timed = [entry for entry in history if "mfu" in entry]
         settled = [entry for entry in timed if not entry.get("warming_up")] or timed
         names = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed")
-        # One that was logged, not the mean of two.
+        # The median is a logged value, not the mean of two.
         medians = {f"{name}_median": sorted(entry[name] for entry in settled)[len(settled) // 2] for name in names}
         full, per_token = self.peak.flops_per_second, self.flops.per_parameter * self.flops.parameters
         return medians | {
@@ -146,11 +151,11 @@ class Gauge:
         return {"peak_memory_reserved_gb": round(torch.cuda.max_memory_reserved(self.device) / GB, 3)}
 
 
-class _Timed:
-    """An iterator that tells how long each of its items was waited for."""
+class _TimedIterator:
+    """An iterator that reports the seconds spent waiting for each item."""
 
-    def __init__(self, iterator: Iterator[Any], tell: Any):
-        self.iterator, self.tell = iterator, tell
+    def __init__(self, iterator: Iterator[Any], report: Any):
+        self.iterator, self.report = iterator, report
 
     def __iter__(self):
         return self
@@ -160,16 +165,16 @@ class _Timed:
         try:
             return next(self.iterator)
         finally:
-            self.tell(time.monotonic() - started)
+            self.report(time.monotonic() - started)
 
 
-def line(logs: dict[str, float], step: int, steps: int, left: float | None) -> str:
-    """A line of the log.
+def log_line(logs: dict[str, float], step: int, steps: int, remaining: float | None) -> str:
+    """Format one line of the log.
 
     Args:
-        left: seconds, None where nobody knows yet.
+        remaining: estimated seconds to the end; None while there is no estimate.
 
-    >>> line({"loss": 3.2149, "learning_rate": 3e-4, "tokens_per_second": 2600.4, "supervised_tokens_per_second": 1590.0,
+    >>> log_line({"loss": 3.2149, "learning_rate": 3e-4, "tokens_per_second": 2600.4, "supervised_tokens_per_second": 1590.0,
     ...       "mfu": 0.5213, "memory_gb": 0.914}, 20, 830, 754.0)
     'step 20/830  loss 3.215  learning rate 0.0003  2,600 tokens/s (1,590 supervised)  MFU 52%  0.91 GB  13 min left'
     """
@@ -179,7 +184,7 @@ def line(logs: dict[str, float], step: int, steps: int, left: float | None) -> s
         facts += [f"{logs['tokens_per_second']:,.0f} tokens/s{supervised}", f"MFU {100 * logs['mfu']:.2g}%"]
         facts.append(f"{logs['memory_gb']:.2f} GB")
     facts += ["warming up"] if logs.get("warming_up") else []
-    facts += [f"{time_left(left)} left"] if left is not None else []
+    facts += [f"{time_left(remaining)} left"] if remaining is not None else []
     return "  ".join([f"step {step}/{steps}", *facts])
 
 

@@ -1,7 +1,7 @@
-"""What every training has, whatever its rows are and whichever trainer of transformers runs it.
+"""The base of every trainer, for any rows and for any Trainer of transformers or TRL.
 
-The trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows, batches that are ready
-before they are asked for, checkpoints without pickles, and a line of the log that says how fast it goes.
+The Trainer's loop, schedule, precision and distribution are used as they are. Added are the sample order, prefetch, checkpoints
+without pickles, and throughput in every log line.
 """
 
 import math
@@ -20,44 +20,52 @@ from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.packing_support import with_supported_kernel
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec
-from snaketune.tracking.curves import Tracked
+from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import record_out_of_memory
-from snaketune.training.checkpoint.checkpoints import SafeCheckpoints, diverged
+from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.launch.worker import parent_is_gone
-from snaketune.training.loop.prefetch import TakesAhead
-from snaketune.training.loop.sample_order import OwnOrder
+from snaketune.training.loop.prefetch import PrefetchMixin
+from snaketune.training.loop.sample_order import SampleOrderMixin
 from snaketune.training.loop.step_arguments import step_arguments
-from snaketune.training.loop.throughput import Gauge, line
-from snaketune.training.parallel.fsdp import KeepsShards, processes
+from snaketune.training.loop.throughput import ThroughputMeter, log_line
+from snaketune.training.parallel.fsdp import ShardedModelMixin, processes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One training: what it is told, how it runs (numbers in the place of `auto`), where it works, computes, is drawn."""
+class TrainingRun:
+    """One training.
+
+    Attributes:
+        spec: the spec of its stage.
+        operation: how it runs, with every `auto` resolved.
+        work: its work folder.
+        compute: device, data type and attention kernel.
+        tracked: the run in the trackers; None without tracking.
+        adapter: folder of the adapter that is trained further; None if there is none.
+    """
 
     spec: SftSpec | DpoSpec
     operation: Execution
     work: WorkFolder
     compute: Compute
-    tracked: Tracked | None = None
-    # Of one that is trained further, its folder.
+    tracked: TrackedRun | None = None
     adapter: Path | None = None
 
     @classmethod
     def of(
-        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: Tracked | None = None
-    ) -> "Run":
-        """With what this process can compute with."""
+        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
+    ) -> "TrainingRun":
+        """Return a run on the device and precision that this process has."""
         compute = resolve_compute(spec.training.precision)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
-    def suited(self, config: PretrainedConfig | None, *, dropout: bool) -> "Run":
-        """With an attention kernel that can compute a model; see `models.packable.with_supported_kernel`."""
+    def with_kernel_for(self, config: PretrainedConfig | None, *, dropout: bool) -> "TrainingRun":
+        """Return the run with an attention kernel that supports the model; see `models.packing_support`."""
         return replace(self, compute=with_supported_kernel(self.compute, config, dropout=dropout))
 
     @property
     def in_shards(self) -> bool:
-        """Whether each process is to hold a share of the model and no more."""
+        """Whether the model is sharded over the processes by FSDP."""
         return self.operation.launch == "fsdp" and processes() > 1
 
     @property
@@ -65,45 +73,51 @@ class Run:
         return self.work.state / "checkpoints"
 
 
-class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
-    """Mixed into a transformers Trainer: what every training has, and what the pipeline asks of each kind."""
+class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin):
+    """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls."""
 
-    # Whether the model's own dropout works in training.
+    # Whether the model's dropout is active in training.
     drops_out = True
-    # Whether the loss is one sum over a batch, of which the head makes gradients on the way.
+    # Whether the loss is a sum over the batch, so that the chunked head can compute gradients in the forward pass.
     sums_losses = True
     compiled = False
 
-    def __init__(self, *, run: Run, rows: Any, **arguments: Any):
+    def __init__(self, *, run: TrainingRun, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
         super().__init__(**arguments)
-        self.gauge = Gauge(self.model, run.compute, self.args.world_size)
+        self.meter = ThroughputMeter(self.model, run.compute, self.args.world_size)
 
     @staticmethod
     def check_config(config: PretrainedConfig, rows: Any, compute: Compute) -> None:
-        """Called before weights are loaded; raises SnaketuneError if such a model can't be trained on these rows."""
+        """Raise SnaketuneError if a model with this config can't be trained on these rows; called before loading weights."""
 
     @staticmethod
     def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Called before adapters are added; raises as `check_config` does. Facts for the manifest, and for run.json."""
+        """Check the loaded model, usually before adapters are added.
+
+        Returns:
+            Facts for the manifest, and facts for run.json.
+        Raises:
+            SnaketuneError: the model can't be trained on these rows.
+        """
         raise TypeError("a subclass defines this")
 
     def check_start(self) -> None:
-        """Called before the first step of a training, not of a resumed one; raises SnaketuneError if it can't begin so."""
+        """Raise SnaketuneError if training can't start from this model; called before step 1, not on resume."""
 
     def compile(self) -> None:
-        """Called before the first step of this process: compiles the model where that is asked for, or pays."""
+        """Compile the model if configured, or if `auto` expects a gain; called before the first step of this process."""
 
     def counts(self) -> dict[str, int]:
-        """For the manifest: rows, and tokens of the documents of all steps that were done."""
+        """Counts for the manifest: rows, and document tokens of all steps."""
         return {"rows": len(self.rows), "tokens": self.state.num_input_tokens_seen}
 
     def conclusions(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Called when the training is done: facts for the manifest, and for run.json."""
+        """Facts for the manifest, and facts for run.json; called after the last step."""
         return {}, {}
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
-        """However it ends, nobody makes batches any more; if for want of memory, it is told in which step."""
+        """Train; record the step if memory runs out, and stop the prefetch thread in any case."""
         try:
             return super().train(*arguments, **keywords)
         except Exception as error:
@@ -111,53 +125,53 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
                 record_out_of_memory(self.run.work.state, self.state.global_step + 1, error)
             raise
         finally:
-            self.stop_ahead()
+            self.stop_prefetch()
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The Trainer's hook at the beginning of a step."""
-        batches = self.gauge.batches(self.taken_ahead(epoch_iterator, device))
+        """Take the batches of a step through prefetch and the throughput meter."""
+        batches = self.meter.batches(self.prefetched(epoch_iterator, device))
         return super().get_batch_samples(batches, num_batches, device)
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
-        self.gauge.stop()
+        self.meter.stop()
         self.run.work.check_held()
         super()._save_checkpoint(*arguments, **keywords)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """The gauge counts them; the Trainer would go through all parameters at every batch."""
+        """Return 0: the meter counts FLOPs, and the Trainer would iterate over all parameters for every batch."""
         return 0
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Add throughput and the gauge's means to the Trainer's own line."""
+        """Add throughput and the meter's means to the Trainer's own line."""
         if "loss" in logs:
-            logs |= self.gauge.read(self.accelerator.gather if self.args.world_size > 1 else None)
-            # A part of checkpoints, each of which has a line of the log, so that a resumed training counts every step once.
+            logs |= self.meter.read(self.accelerator.gather if self.args.world_size > 1 else None)
+            # This count is saved in checkpoints, and every checkpoint has a log line, so resume counts each step once.
             self.state.num_input_tokens_seen += int(logs.pop("tokens", 0))
         super().log(logs, *arguments, **keywords)
 
 
-class Watch(TrainerCallback):
-    """Prints a line per log step, and stops a training that nobody waits for."""
+class LogCallback(TrainerCallback):
+    """Prints a line per log step, and stops a training whose launcher has died."""
 
     def __init__(self):
-        # When the first step of this process was done, and which: it takes longer than the others.
+        # Number and end time of this process's first step, which is slower than the others.
         self.warm: tuple[int, float] | None = None
 
     def on_train_begin(self, args, state, control, **_):
-        """Save and log as often as the arguments say: the Trainer goes by its state, and a resumed one has its checkpoint's."""
+        """Set save and log intervals from the arguments: on resume the Trainer takes them from the checkpoint's state."""
         state.compute_steps(args, state.max_steps)
 
     def on_step_end(self, args, state, control, **_):
-        """A requeued job may already wait for this folder."""
+        """Raise SnaketuneError if the launcher is gone: a requeued job may already wait for this folder."""
         if parent_is_gone():
-            raise SnaketuneError("the job that started this training is gone; stopping")
+            raise SnaketuneError("the process that launched this training is gone; stopping")
         if self.warm is None:
             self.warm = state.global_step, time.monotonic()
-        # A line is a mean over the steps since the one before it, and a resumed training knows only those after its checkpoint.
+        # A line averages over the steps since the previous line, and a resumed training has only those after its checkpoint.
         control.should_log |= control.should_save
 
     def on_log(self, args, state, control, logs=None, **_):
-        """One line: where it is, how it goes, how long it takes."""
+        """Print the log line with the estimated time to the end; raise SnaketuneError if the loss isn't finite."""
         if not logs or "loss" not in logs:
             return
         if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
@@ -166,17 +180,17 @@ class Watch(TrainerCallback):
             return
         first, since = self.warm
         done, to_do = state.global_step - first, state.max_steps - state.global_step
-        left = (time.monotonic() - since) / done * to_do if done else None
-        print(line(logs, state.global_step, state.max_steps, left), flush=True)
+        remaining = (time.monotonic() - since) / done * to_do if done else None
+        print(log_line(logs, state.global_step, state.max_steps, remaining), flush=True)
 
 
-def training_arguments(run: Run, items: int) -> TrainingArguments:
-    """The Trainer's arguments.
+def training_arguments(run: TrainingRun, items: int) -> TrainingArguments:
+    """Return the Trainer's arguments.
 
     Args:
-        items: of an epoch.
+        items: items per epoch.
     Raises:
-        SnaketuneError: as `step_arguments` raises.
+        SnaketuneError: see `step_arguments`.
     """
     training, operation = run.spec.training, run.operation
     world, on_cpu = processes(), run.compute.device.type == "cpu"
@@ -190,7 +204,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         gradient_checkpointing=operation.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if operation.gradient_checkpointing else None,
         bf16=run.compute.dtype == torch.bfloat16,
-        # Told to use the CPU, accelerate would leave DeepSpeed out and not say so; told of gloo, it doesn't.
+        # With use_cpu accelerate would silently not use DeepSpeed; with the gloo backend it does.
         use_cpu=on_cpu and operation.launch != "deepspeed",
         ddp_backend="gloo" if on_cpu and operation.launch == "deepspeed" else None,
         seed=training.seed,
@@ -203,9 +217,9 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
-        # EpochPermutation fills up; accelerate would take rows from the epoch's beginning again.
+        # EpochPermutation fills the epoch with blank items; accelerate would repeat rows from its start.
         accelerator_config={"even_batches": False, "use_seedable_sampler": False},
-        # training.loop.prefetch has a thread for it.
+        # training.loop.prefetch uses a thread instead.
         dataloader_num_workers=0,
         dataloader_pin_memory=run.compute.device.type == "cuda",
     )

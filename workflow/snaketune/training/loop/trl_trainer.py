@@ -1,6 +1,7 @@
-"""Raw rows (format v2.0) on TRL's SFTTrainer: it tokenizes by the chat template and takes loss on assistant turns.
+"""Training on raw rows (format v2.0) with TRL's SFTTrainer, which applies the chat template and takes loss on assistant turns.
 
-The slow way, for what the packed engine lacks and as its yardstick. One conversation per row, padded to the longest.
+Slower than packed rows: one conversation per row, padded to the longest of the batch. Used for what the packed engine lacks,
+and as a reference for it.
 """
 
 from pathlib import Path
@@ -18,17 +19,17 @@ from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
-from snaketune.training.loop.trainer import BaseTrainer, Run, training_arguments
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun, training_arguments
 
 
 class RawRows:
-    """The training rows of a v2.0 artifact, and the tokenizer by whose template TRL writes them out."""
+    """The training rows of a v2.0 artifact, and the tokenizer whose chat template TRL applies."""
 
     def __init__(self, pack: Artifact, tokenizer_folder: Path):
-        """Raises SnaketuneError if the artifact is of no known format, or has tool calls that TRL would write otherwise."""
-        found = pack.manifest.get("format_version")
-        if found != RAW_FORMAT_VERSION:
-            raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
+        """Raise SnaketuneError if the format is unknown, or if rows have tool calls that TRL would render differently."""
+        version = pack.manifest.get("format_version")
+        if version != RAW_FORMAT_VERSION:
+            raise SnaketuneError(f"{pack.manifest_path}: format_version {version!r}; expected '2.0' or '3.0'")
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
         rows = [
             {
@@ -49,22 +50,22 @@ class RawRows:
 
 
 def _check_calls(rows: list[dict[str, Any]], chat: ChatTokenizer) -> None:
-    found = chat.reads_calls and sum(
+    affected = chat.reads_calls and sum(
         any("tool_calls" in turn for turn in with_calls(row["messages"], row["tools"])) for row in rows
     )
-    if found:
+    if affected:
         raise SnaketuneError(
-            f"packing.strategy none: {found} of {len(rows)} rows have tool calls, which TRL's trainer would write as text, "
-            "where the chat template has a form of its own; choose best-fit-decreasing"
+            f"packing.strategy none: {affected} of {len(rows)} rows have tool calls, which TRL's trainer would render as text, "
+            "although the chat template has its own format for them; choose best-fit-decreasing"
         )
 
 
 class RawTrainer(BaseTrainer, SFTTrainer):
-    """TRL's trainer in our order, with our checkpoints."""
+    """TRL's SFTTrainer with the sample order, checkpoints and log of BaseTrainer."""
 
-    def __init__(self, *, model: PreTrainedModel, rows: RawRows, run: Run):
+    def __init__(self, *, model: PreTrainedModel, rows: RawRows, run: TrainingRun):
         arguments: dict[str, Any] = training_arguments(run, len(rows)).to_dict()
-        # What is too long for a row was dropped and counted when the rows were written, so nothing is cut here.
+        # Conversations that are too long were dropped and counted when the rows were written, so nothing is truncated here.
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
         super().__init__(
             run=run,
@@ -74,21 +75,21 @@ class RawTrainer(BaseTrainer, SFTTrainer):
             train_dataset=rows.conversations,
             processing_class=rows.tokenizer,
         )
-        nothing = Dataset.from_dict({"input_ids": [[rows.tokenizer.pad_token_id]], "labels": [[IGNORED]]})
-        self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(nothing.column_names), nothing])
+        blank = Dataset.from_dict({"input_ids": [[rows.tokenizer.pad_token_id]], "labels": [[IGNORED]]})
+        self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
 
     @staticmethod
     def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
-        """There is nothing to show: every row is alone, and seen by the model's own attention."""
+        """Return facts only: every row is a single sequence for the model's own attention, so there is nothing to check."""
         return {"trainer": "trl", "dtype": compute.about()["dtype"]}, {}
 
-    def items_of_an_epoch(self) -> int:
-        # After them comes the blank one.
+    def items_per_epoch(self) -> int:
+        # The last item is the blank one.
         return len(self.train_dataset) - 1
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The Trainer's hook."""
+        """Count the batch's tokens and FLOPs, and return TRL's loss."""
         lengths_D = inputs["attention_mask"].sum(1).cpu().numpy()
         supervised = int((inputs["labels"] != IGNORED).sum())
-        self.gauge.count(np.zeros_like(lengths_D), lengths_D, supervised=supervised, projected=int(lengths_D.sum()))
+        self.meter.count(np.zeros_like(lengths_D), lengths_D, supervised=supervised, projected=int(lengths_D.sum()))
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

@@ -1,12 +1,12 @@
-"""Models in shards (FSDP2): of every weight, its gradient and its optimizer state each process holds a share.
+"""Sharded models (FSDP2): each process holds a shard of every weight, its gradient and its optimizer state.
 
-Layer by layer, and the rest of the model together. A layer is whole on a GPU while it computes, and no longer; so is what comes
-before and after the layers, during a step. torch's own `fully_shard` does it, on the CPU as on GPUs, and transformers' Trainer
-takes the model as one that comes sharded: accelerate's FSDP would train on CPUs without shards, and not say so.
+Each layer is one FSDP unit, and the rest of the model is another. A layer is unsharded only while it computes, the modules
+before and after the layers during a whole step. torch's `fully_shard` does this, on CPUs and GPUs, and transformers' Trainer
+takes the model as already sharded: accelerate's own FSDP would train on CPUs without shards, silently.
 
-What moves between processes has the data type of the computation, as under autocast on one GPU: float32 masters are rounded on
-their way to a layer, but for its norms, and gradients are added up in float32. They are added up after every micro-batch: whole
-ones, kept for later, would be as large as the model.
+Communication is in the data type of the computation, as under autocast on one GPU: float32 master weights are rounded when a
+layer is gathered, except for its norms, and gradients are reduced in float32. Gradients are reduced after every micro-batch:
+accumulating unsharded ones would take as much memory as the model.
 """
 
 import os
@@ -31,24 +31,24 @@ from snaketune.training.parallel.zero import is_zero
 
 
 def processes() -> int:
-    """How many train together, as torch's launchers tell."""
+    """The number of processes of this training (WORLD_SIZE, which torch's launchers set)."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def shard(model: torch.nn.Module, compute: Compute, dtype: torch.dtype) -> None:
-    """Give each process its share of `model`, which all of them have alike, in place.
+    """Shard `model` over all processes, in place; each has loaded the same weights.
 
     Args:
         model: on the CPU, with its adapters; it moves to the device layer by layer.
-        dtype: of float weights that aren't adapters' or frozen ones.
+        dtype: the data type of float weights that are neither adapters nor frozen.
     Raises:
-        SnaketuneError: it has no layers that transformers knows, so all of it would be whole at once.
+        SnaketuneError: transformers lists no layers for it, so the whole model would have to be one unit.
     """
     model = inner_model(model)
     layers = layers_of(model)
     if not layers:
         raise SnaketuneError(
-            f"operation.launch: a {model.config.model_type} model has no layers that fsdp could share out; expected `ddp` or "
+            f"operation.launch: a {model.config.model_type} model has no layers that fsdp could shard; expected `ddp` or "
             "`deepspeed`"
         )
     PartialState(cpu=compute.device.type == "cpu")
@@ -60,7 +60,7 @@ def shard(model: torch.nn.Module, compute: Compute, dtype: torch.dtype) -> None:
             fully_shard(norms, mesh=mesh)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     _to_dtype(model, dtype)
-    # In float32 where its weights are: the residual stream begins there, and ends.
+    # Without a policy, so in float32 if the weights are: embeddings and head are both ends of the residual stream.
     fully_shard(model, mesh=mesh)
 
 
@@ -72,12 +72,12 @@ def _policy(layer: torch.nn.Module, compute: Compute) -> MixedPrecisionPolicy:
 
 
 def _norms(layer: torch.nn.Module) -> list[torch.nn.Module]:
-    """What autocast leaves in float32."""
+    """The modules that autocast computes in float32."""
     return [module for module in layer.modules() if "norm" in type(module).__name__.lower() and module._parameters]
 
 
 def _to_dtype(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Weights that came in another data type than they are trained in, those in shards already left alone."""
+    """Convert float weights that aren't sharded yet to float32, if that is `dtype`."""
     if dtype != torch.float32:
         return
     for tensor in (*module.parameters(), *module.buffers()):
@@ -86,71 +86,69 @@ def _to_dtype(module: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether `shard` has been here."""
+    """Whether `shard` was applied to the model."""
     return isinstance(inner_model(model), FSDPModule)
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """After a forward pass that nothing comes back from, what is around the layers is still whole."""
+    """Shard all units again: after a forward pass without a backward pass, the outer unit is still unsharded."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor."""
+    """This process's shard of a tensor, or the tensor itself if it isn't sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def unsharded(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Whole. Called by all processes."""
+def full_tensor(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The unsharded value of a parameter; called by all processes."""
     return parameter.detach().full_tensor()
 
 
 def gather(
     model: torch.nn.Module,
-    whole_of: Callable[[torch.nn.Parameter], torch.Tensor],
+    full_tensor_of: Callable[[torch.nn.Parameter], torch.Tensor],
     *,
     keep: bool,
     only_trained: bool,
     finish: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Make a model that is shared out whole again on the CPU, one tensor at a time, in place; it can't be trained afterwards.
-
-    Called by all processes.
+    """Unshard a model on the CPU, one tensor at a time, in place; called by all processes. It can't be trained afterwards.
 
     Args:
-        whole_of: gives a weight whole, if all processes call it.
-        keep: whether this process is to have it; the others are left with what they had.
-        only_trained: frozen weights stay where they are.
-        finish: is given each weight's name and its whole value, and gives what to keep of it.
+        full_tensor_of: returns the unsharded value of a weight, when all processes call it.
+        keep: whether this process receives the weights; the other processes keep their shards.
+        only_trained: skip frozen weights.
+        finish: converts a weight, given its name and its unsharded value, to the tensor that is stored.
     """
     reshard(model)
-    whole: dict[torch.nn.Parameter, torch.nn.Parameter | None] = {}
-    for place, module in model.named_modules():
+    gathered: dict[torch.nn.Parameter, torch.nn.Parameter | None] = {}
+    for prefix, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None or (only_trained and not parameter.requires_grad):
                 continue
-            if parameter not in whole:
-                # By all processes, and once of tied weights.
-                tensor, whole[parameter] = whole_of(parameter), None
+            if parameter not in gathered:
+                # A collective call, made once for tied weights.
+                tensor, gathered[parameter] = full_tensor_of(parameter), None
                 if keep:
-                    kept = finish(f"{place}.{name}".removeprefix("."), tensor).to("cpu")
-                    whole[parameter] = torch.nn.Parameter(kept, requires_grad=parameter.requires_grad)
+                    finished = finish(f"{prefix}.{name}".removeprefix("."), tensor).to("cpu")
+                    gathered[parameter] = torch.nn.Parameter(finished, requires_grad=parameter.requires_grad)
             if keep:
-                module._parameters[name] = whole[parameter]
+                module._parameters[name] = gathered[parameter]
     for module in model.modules() if keep else ():
         if isinstance(module, FSDPModule):
-            # It would put its shards back.
+            # As an FSDPModule it would restore its shards.
             module.__class__ = type(module).__bases__[1]
 
 
-class KeepsShards:
-    """Mixed into a transformers Trainer: it trains a model that comes in shards, and is told so by transformers' own mark."""
+class ShardedModelMixin:
+    """Mixin for transformers' Trainer: trains a model that `shard` has sharded."""
 
     def __init__(self, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
-        # Set here and not on the model: before, the Trainer refuses to write checkpoints of such a model. Its own, that is.
+        # Set after construction and not on the model: the constructor refuses to save such a model in the Trainer's own format.
         self.is_distributed_loading_by_transformers = is_sharded(self.model)
 
     def _move_model_to_device(self, model, device):
@@ -158,12 +156,12 @@ class KeepsShards:
             super()._move_model_to_device(model, device)
 
     def train(self, *arguments, **keywords):
-        # The optimizer is to be given shards.
+        # The optimizer must be created on shards.
         reshard(self.model)
         return super().train(*arguments, **keywords)
 
     def _defer_fsdp_gradient_reduction(self):
-        # Not deferred: whole gradients would have to be kept.
+        # Not deferred: unsharded gradients would have to be accumulated.
         return nullcontext()
 
     def _clip_grad_norm(self, model):
@@ -172,29 +170,29 @@ class KeepsShards:
 
     def _prepare_for_training(self, *arguments, **keywords):
         prepared = super()._prepare_for_training(*arguments, **keywords)
-        check_launch(self.run.operation, self.model_wrapped)
+        check_strategy(self.run.operation, self.model_wrapped)
         return prepared
 
 
-def check_launch(operation: Operation, model: torch.nn.Module) -> None:
-    """What trains is what was asked for.
+def check_strategy(operation: Operation, model: torch.nn.Module) -> None:
+    """Check that the prepared model is trained by the configured strategy.
 
     Raises:
         SnaketuneError: it isn't.
     """
-    # One process has nobody to share with, however it was started.
-    if processes() > 1 and (found := _launched(model)) != (operation.launch, operation.zero_stage):
+    # In a single process no strategy shards anything.
+    if processes() > 1 and (actual := _strategy(model)) != (operation.launch, operation.zero_stage):
         raise SnaketuneError(
-            f"operation.launch: {operation.launch} on {processes()} processes came out as {found[0]} (zero_stage {found[1]}); "
-            "nothing was trained"
+            f"operation.launch: {operation.launch} on {processes()} processes resulted in {actual[0]} (zero_stage "
+            f"{actual[1]}); nothing was trained"
         )
 
 
-def _launched(model: torch.nn.Module) -> tuple[str, int | None]:
+def _strategy(model: torch.nn.Module) -> tuple[str, int | None]:
     if is_zero(model):
         return "deepspeed", model.zero_optimization_stage()
-    return "fsdp" if _all_in_shards(model) else "ddp" if isinstance(model, DistributedDataParallel) else "single", None
+    return "fsdp" if _fully_sharded(model) else "ddp" if isinstance(model, DistributedDataParallel) else "single", None
 
 
-def _all_in_shards(model: torch.nn.Module) -> bool:
+def _fully_sharded(model: torch.nn.Module) -> bool:
     return is_sharded(model) and all(isinstance(parameter, DTensor) for parameter in model.parameters())

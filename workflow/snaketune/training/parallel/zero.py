@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO, stages 2 and 3: what it shares out, put together for checkpoints one tensor at a time, and taken apart.
+"""DeepSpeed's ZeRO, stages 2 and 3: gather its partitions for checkpoints, one tensor at a time, and partition them on resume.
 
-DeepSpeed's own checkpoints are pickles that only as many processes can read. In its optimizer the float32 weights and the
-states of a group of parameters lie end to end, a part of them in each process. Put together they make the checkpoint that a
-single process writes, in the first one's host memory, and any number of processes reads it.
+DeepSpeed's own checkpoints are pickles that only the same number of processes can read. Its optimizer flattens the float32
+weights and the states of a parameter group and partitions them over the processes. Gathered in the main process's host memory,
+they give the same checkpoint that a single process writes, and any number of processes can read it.
 """
 
 from typing import Any
@@ -10,16 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from snaketune.training.checkpoint.tensor_files import Stored
+from snaketune.training.checkpoint.tensor_files import StoredTensors
 
 
 def is_zero(model: torch.nn.Module) -> bool:
-    """Whether this is what DeepSpeed makes of a model."""
+    """Whether a wrapped model is a DeepSpeed engine."""
     return type(model).__name__ == "DeepSpeedEngine"
 
 
-def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A weight as it is learned, in float32; a frozen one as it is. Called by all processes."""
+def gathered_weight(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The unpartitioned value of a weight: the float32 master of a trained one, a frozen one as stored.
+
+    Called by all processes.
+    """
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -31,26 +34,28 @@ def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
         return parameter.detach().clone()
 
 
-def leave() -> None:
-    """After a training: what transformers loads from here on, one process may load for itself."""
+def unset_deepspeed() -> None:
+    """End the use of DeepSpeed in transformers, so that afterwards a single process can load a model on its own."""
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()
 
 
 def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch.Tensor], str | None]:
-    """What `checkpoints.trained_tensors` gives of a model that isn't shared out, on the CPU. Called by all processes.
+    """Gather on the CPU the tensors that `checkpoints.trained_tensors` returns for an unpartitioned model.
+
+    Called by all processes.
 
     Args:
-        keep: whether this process is to have it.
+        keep: whether this process receives the tensors.
     Returns:
-        The tensors, none where they aren't kept; and the name of the first one that holds a number that isn't finite.
+        The tensors ({} without `keep`), and the name of the first one that isn't finite, or None.
     """
     saved, wrong = model.state_dict().keys(), None
     tensors: dict[str, torch.Tensor] = {}
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     for name, tensor in [*trained, *((name, buffer) for name, buffer in model.named_buffers() if name in saved)]:
-        full = whole(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor
+        full = gathered_weight(tensor) if isinstance(tensor, torch.nn.Parameter) else tensor
         if wrong is None and full.is_floating_point() and not full.isfinite().all():
             wrong = name
         if keep:
@@ -58,15 +63,15 @@ def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch
     return tensors, wrong
 
 
-class PlainOptimizer:
-    """The optimizer of a DeepSpeed engine, as checkpoints have it: the plain one that it was made from, on whole parameters."""
+class UnshardedOptimizer:
+    """A view of a DeepSpeed engine's optimizer as the torch optimizer that it wraps, on unpartitioned parameters."""
 
     def __init__(self, engine: Any, groups: list[list[torch.nn.Parameter]]):
-        """Args: groups: the parameters as the plain optimizer had them."""
+        """Args: groups: the parameter groups of the torch optimizer before DeepSpeed wrapped it."""
         self.zero, self.groups = engine.optimizer, groups
         self.inner: torch.optim.Optimizer = self.zero.optimizer
         three = engine.zero_optimization_stage() == 3
-        # A process's part of what lies end to end, on which the inner optimizer works.
+        # This process's partitions of the flattened groups, which are the parameters of the inner optimizer.
         self.flat = self.zero.fp32_partitioned_groups_flat if three else self.zero.single_partition_of_fp32_groups
 
     @property
@@ -74,20 +79,23 @@ class PlainOptimizer:
         return [parameter for group in self.groups for parameter in group]
 
     def state_dict(self) -> dict[str, Any]:
-        """As of the plain optimizer, on the CPU of the first process, without states in the others. Called by all."""
+        """The torch optimizer's state dict, on the CPU; other processes than the main one have no states in it.
+
+        Called by all processes.
+        """
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link()
-        first, state = dist.get_rank() == 0, {}
+        is_main, state = dist.get_rank() == 0, {}
         known = self.inner.state.get(self.flat[0], {})
         for index, parameter in enumerate(self.parameters):
-            # Numbers that belong to no single weight are the same of all parameters.
-            found = {
+            # States that aren't per weight, such as the step, are the same for all parameters.
+            full = {
                 key: safe_get_full_optimizer_state(parameter, key).to("cpu") if self._of_weights(value) else value
                 for key, value in known.items()
             }
-            if first:
-                state[index] = found
+            if is_main:
+                state[index] = full
         numbers = iter(range(len(self.parameters)))
         groups = [
             {key: value for key, value in group.items() if key != "params"} | {"params": [next(numbers) for _ in own]}
@@ -96,7 +104,7 @@ class PlainOptimizer:
         return {"state": state, "param_groups": groups}
 
     def _link(self) -> None:
-        """Stage 2 notes once where the states of each parameter are; too early, where there were none yet."""
+        """Have stage 2 locate the states of each parameter again: it does so once, possibly before there are any."""
         if hasattr(self.zero, "_hp_optimizer_states_linked"):
             self.zero._hp_optimizer_states_linked = False
             self.zero._lazy_init_hp_params_optimizer_state()
@@ -105,13 +113,14 @@ class PlainOptimizer:
         return torch.is_tensor(value) and value.numel() == self.flat[0].numel()
 
     @torch.no_grad()
-    def load(self, states: Stored, numbers: dict[str, Any], groups: list[dict[str, Any]]) -> None:
-        """Put back what was written of `state_dict`.
+    def load(self, states: StoredTensors, numbers: dict[str, Any], groups: list[dict[str, Any]]) -> None:
+        """Load the states that were written from `state_dict`.
 
         Args:
-            numbers, groups: what of the states are no tensors, by index/key, and the groups.
+            numbers: states that aren't tensors, by index/key.
+            groups: the parameter groups.
         """
-        keys = {name.partition("/")[2]: one for name, one in states.tensors.items() if name.startswith("0/")}
+        keys = {name.partition("/")[2]: kind for name, kind in states.tensors.items() if name.startswith("0/")}
         for flat in self.flat:
             own = {key: torch.empty(shape, dtype=dtype) for key, (dtype, shape) in keys.items() if not shape}
             states.read({f"0/{key}": value for key, value in own.items()})
@@ -126,20 +135,20 @@ class PlainOptimizer:
             group |= {key: value for key, value in saved.items() if key != "params"}
 
 
-def _fill(parameter: torch.nn.Parameter, key: str, stored: Stored, name: str) -> None:
-    """Put what this process has of a parameter's state where DeepSpeed has it."""
+def _fill(parameter: torch.nn.Parameter, key: str, stored: StoredTensors, name: str) -> None:
+    """Copy this process's partition of a parameter's state into DeepSpeed's buffer."""
     from deepspeed.utils import safe_get_local_optimizer_state
 
     dtype, shape = stored.tensors[name]
     if hasattr(parameter, "ds_id"):
-        place = safe_get_local_optimizer_state(parameter, key)
-        start = dist.get_rank() * place.numel()
+        fragment = safe_get_local_optimizer_state(parameter, key)
+        start = dist.get_rank() * fragment.numel()
     elif parameter._hp_mapping is None:
         return
     else:
-        place, start = parameter._hp_mapping.get_hp_fragment(key), parameter._hp_mapping.lp_fragment_address.start
+        fragment, start = parameter._hp_mapping.get_hp_fragment(key), parameter._hp_mapping.lp_fragment_address.start
     full = torch.empty(shape, dtype=dtype)
     stored.read({name: full})
-    # The last process's part may end in padding.
-    own = full.flatten()[start : start + place.numel()]
-    place[: len(own)].copy_(own)
+    # The last process's partition may end in padding.
+    own = full.flatten()[start : start + fragment.numel()]
+    fragment[: len(own)].copy_(own)

@@ -16,9 +16,9 @@ from snaketune.models.batches import collate
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.pipeline import Begun
+from snaketune.training.loop.pipeline import PreparedTraining
 from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
-from snaketune.training.loop.trainer import Run
+from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference.dpo_loss import Pairs
 from snaketune.training.preference.dpo_monitor import DpoMonitor
 from snaketune.training.preference.metrics import MetricSums, Sums, add_steps, by_source, means
@@ -237,13 +237,17 @@ def _from_rows(rows_PK: torch.Tensor, labelled: bool) -> Pairs:
     )
 
 
-def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
+def train_on(
+    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
+) -> Outcome:
     """Train on packed pairs. The initial weights are also the reference, unless `spec.reference` is set or the loss needs
     none."""
     return pipeline.train(*begin(run, results, pack, ref_logps))
 
 
-def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
+def begin(
+    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
+) -> PreparedTraining:
     """Prepare a training: trainer class, rows, run and initial weights.
 
     Args:
@@ -257,7 +261,7 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
     start = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
+    run = run.with_kernel_for(start.config(), dropout=DpoTrainer.drops_out)
     if ref_logps:
         check_ref_logps(
             ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=run.operation.share_kernels
@@ -269,4 +273,4 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
         check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)
+    return PreparedTraining(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

@@ -1,4 +1,4 @@
-"""Results that hold adapters alone: what is made of them is, to the bit, what is made of results that have them merged."""
+"""Adapter-only results: whatever is trained or computed from them is bit-identical to the same from merged results."""
 
 import json
 import math
@@ -32,7 +32,7 @@ from .test_resume import model_of
 
 @dataclass
 class Made:
-    """A model: its results from the uppermost down, and what lies below."""
+    """A model: its results from the top adapter down, and its base."""
 
     results: list[Artifact]
     base: Pretrained | None = None
@@ -43,7 +43,7 @@ class Made:
 
     @property
     def contents(self) -> dict[str, list[str]]:
-        """The inputs as a manifest holds them."""
+        """The inputs as recorded in a manifest."""
         return {role: [one.content for one in some] for role, some in self.inputs.items()}
 
     def stack(self, tokenizer: Artifact) -> AdapterStack:
@@ -96,13 +96,14 @@ class Chain:
 
     def dpo(self, name: str, start: Made, lora: Lora | None, quantization=None) -> tuple[Made, Artifact, list[float]]:
         made = training(epochs=3, warmup_fraction=0)
-        told = RefLogpsSpec(
+        reference_spec = RefLogpsSpec(
             precision=made.precision, frozen_weights=lora is not None, quantization=quantization, base=start.base,
             trust_remote_code=False,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
-        outcome = ref_logps.build(told, work, pack=self.pairs, **start.inputs)
-        reference = self.finish(work, outcome, told, start.contents | {"pack": [self.pairs.manifest["pairs"]]})
+        outcome = ref_logps.build(reference_spec, work, pack=self.pairs, **start.inputs)
+        contents = start.contents | {"pack": [self.pairs.manifest["pairs"]]}
+        reference = self.finish(work, outcome, reference_spec, contents)
         lora = lora and lora.model_copy(update={"merge": self.merge})
         spec = DpoSpec(
             loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=quantization, base=start.base,
@@ -141,7 +142,7 @@ def training(**settings) -> Training:
 
 FIRST = Lora(rank=4, dora=True, modules_to_save=("embed_tokens",))
 SECOND = Lora(rank=2, rslora=True, target_modules=r".*\.(q|v)_proj")
-# Families, data types of their bases, and settings: computed in their own data type, in a lower one, saved in a higher one.
+# Families, data types of their bases, and settings: computed in the base's data type or a lower one, saved in a higher one.
 CASES = {
     "llama": ("llama", torch.bfloat16, {}),
     "tied": ("qwen2", torch.float32, {"precision": "bfloat16"}),
@@ -150,12 +151,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenizer, case):
+def test_results_on_adapters_equal_results_on_merged_weights(tmp_path, tokenizer, case):
     family, dtype, settings = CASES[case]
     model = model_of(family) if family == "mixtral" else tiny_model(family, tie_word_embeddings=case == "tied")
     model.to(dtype).save_pretrained(tmp_path / "base")
     base = Made([], Pretrained(path=str(tmp_path / "base")))
-    # Rows of the vocabulary that the base lacks come along.
+    # Embedding rows that the base lacks are part of the adapters.
     first = Lora(rank=2) if case == "experts" else FIRST
     made: dict[bool, Any] = {}
     for merge in (True, False):
@@ -166,7 +167,7 @@ def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenize
             models += [run.sft("two", one, SECOND)]
         last, reference, losses = run.dpo("last", models[-1], SECOND)
         if case == "tied":
-            # Trained in full, it is complete, whatever lies below what it began with.
+            # A model trained in full is complete and has no base layers.
             models += [run.dpo("full", one, None)[0]]
         scores = run.scores("scores", last, [reference])
         made[merge] = (*models, last), read_table(reference.file(FILE)), losses, scores
@@ -179,14 +180,16 @@ def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenize
         if len(without.results) > 1:
             assert "adapter/adapter_model.safetensors" in names
             assert not [name for name in names if name.endswith((".safetensors", ".index.json")) and "/" not in name]
-        for asked in (torch.float32, torch.bfloat16):
-            wanted = load_folder(with_weights.results[0].folder, weights_dtype=asked)
-            found = without.stack(tokenizer).load(asked)
-            assert found.state_dict().keys() == wanted.state_dict().keys()
+        for dtype in (torch.float32, torch.bfloat16):
+            wanted = load_folder(with_weights.results[0].folder, weights_dtype=dtype)
+            loaded = without.stack(tokenizer).load(dtype)
+            assert loaded.state_dict().keys() == wanted.state_dict().keys()
             for name, tensor in wanted.state_dict().items():
-                assert torch.equal(found.state_dict()[name], tensor), name
-        told = [json.loads((model.results[0].folder / "config.json").read_text()) for model in (with_weights, without)]
-        assert told[0] == told[1]
+                assert torch.equal(loaded.state_dict()[name], tensor), name
+        configs = [
+            json.loads((model.results[0].folder / "config.json").read_text()) for model in (with_weights, without)
+        ]
+        assert configs[0] == configs[1]
     assert merged[1].equals(alone[1])
     assert merged[2] == alone[2]
     assert merged[2][0] == pytest.approx(math.log(2), abs=1e-6)
@@ -195,7 +198,7 @@ def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenize
     assert merged[3]["preferences"]["pairs"]["pairs_with_reference"] == 2
 
 
-def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path, tokenizer):
+def test_in_4_bits_a_reference_on_adapters_equals_the_initial_policy(tmp_path, tokenizer):
     """QLoRA on the CPU."""
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, num_key_value_heads=4)
     model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
@@ -214,11 +217,11 @@ def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path
     assert losses[0][-1] < losses[0][0]
     assert tables[0].equals(tables[1])
     for merged, alone in zip(*configs, strict=True):
-        # transformers' Trainer turns it off in the model that it trains, which isn't the one that is merged here.
+        # transformers' Trainer turns it off in the model that it trains, which isn't the model that is merged here.
         assert merged | {"use_cache": None} == alone | {"use_cache": None}
 
 
-def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path, tokenizer):
+def test_a_reference_of_other_adapters_or_base_layers_is_refused(tmp_path, tokenizer):
     tiny_model("llama").save_pretrained(tmp_path / "base")
     run = Chain(tmp_path, tokenizer, merge=False)
     one, other = (
@@ -238,12 +241,12 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
         )  # fmt: skip
 
 
-def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer):
+def test_results_without_their_base_layers_are_refused(tmp_path, tokenizer):
     alone, other = (
         Artifact(tmp_path, {"base_dtype": dtype, "payload": {}, "inputs": {}, "spec": {}}, tmp_path)
         for dtype in ("float32", "bfloat16")
     )
-    # The same adapter, but upon other weights.
+    # The same adapter on other weights.
     assert alone.content != other.content
     complete = Artifact(tmp_path, {}, tmp_path)
     base = Pretrained(path="some/model")
@@ -260,7 +263,7 @@ def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer)
             AdapterStack(results=results, base=below, tokenizer=tokenizer.folder)
 
 
-def test_adapters_in_another_order_than_they_were_trained_in_are_refused(tmp_path, tokenizer):
+def test_adapters_in_another_order_than_trained_are_refused(tmp_path, tokenizer):
     def result(name: str, *below: Artifact, **manifest) -> Artifact:
         made_from = [one.content for one in below]
         inputs = {"model": made_from[:1], "base_layers": made_from[1:]}

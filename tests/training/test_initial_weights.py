@@ -1,5 +1,5 @@
-"""What a DPO run starts from and is measured against: the SFT model in full or under new adapters, its own adapter trained
-further, on weights in 4 bits, or another model as the reference."""
+"""Initial weights and reference of a DPO run: the SFT model trained in full or with new adapters, its own adapter trained
+further, on 4-bit weights, or with another model as the reference."""
 
 import math
 import shutil
@@ -24,7 +24,7 @@ from tests.models.conftest import tiny_model
 from tests.training.executed import executed
 from tests.training.pipeline_runs import Interrupted, stop_after
 
-from .test_stacks import SECOND, Chain, Made, training
+from .test_adapter_stacks import SECOND, Chain, Made, training
 
 FIRST = Lora(rank=4, modules_to_save=("embed_tokens",))
 FOUR_BITS = Quantization()
@@ -39,29 +39,31 @@ def base_in(folder: Path, dtype: torch.dtype = torch.float32) -> Made:
 class Run:
     """A DPO run from an SFT run with adapters."""
 
-    def __init__(self, chain: Chain, sft: Made, base: Made, **told):
-        continued = told.get("continued", False)
-        self.chain, self.external = chain, told.get("reference")
-        # What lies below an adapter that is trained further comes along, whether its run merged it or not.
+    def __init__(self, chain: Chain, sft: Made, base: Made, **settings):
+        continued = settings.get("continued", False)
+        self.chain, self.external = chain, settings.get("reference")
+        # An adapter that is trained further needs its base layers, whether its run merged it or not.
         self.start = Made([*sft.results[:1], *base.results], base.base) if continued else sft
         self.spec = DpoSpec(
             loss="sigmoid", beta=0.5, base=self.start.base, trust_remote_code=False,
             training=training(epochs=3, warmup_fraction=0),
-            **({"lora": None, "quantization": None} | told),
+            **({"lora": None, "quantization": None} | settings),
         )  # fmt: skip
 
     def refer(self, name: str = "reference") -> Artifact:
         spec, external = self.spec, self.external
-        told = RefLogpsSpec(
+        reference_spec = RefLogpsSpec(
             precision=spec.training.precision, frozen_weights=bool(external or spec.lora), base=external or spec.base,
             quantization=None if external else spec.quantization, apart=spec.continued and not external,
             trust_remote_code=False,
         )  # fmt: skip
         work = self.chain.work(name)
         inputs = {"tokenizer": [self.chain.tokenizer]} if external else self.start.inputs
-        outcome = ref_logps.build(told, work, pack=self.chain.pairs, **inputs)
-        made_from = {role: [one.content for one in some] for role, some in inputs.items()}
-        return self.chain.finish(work, outcome, told, made_from | {"pack": [self.chain.pairs.manifest["pairs"]]})
+        outcome = ref_logps.build(reference_spec, work, pack=self.chain.pairs, **inputs)
+        contents = {role: [artifact.content for artifact in artifacts] for role, artifacts in inputs.items()}
+        return self.chain.finish(
+            work, outcome, reference_spec, contents | {"pack": [self.chain.pairs.manifest["pairs"]]}
+        )
 
     def train(self, name: str, reference: Artifact, **operation):
         work = self.chain.work(name)
@@ -89,13 +91,13 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_start_trains_from_its_reference_and_resumes(tmp_path, tokenizer, monkeypatch, kind):
-    told = KINDS[kind]
+def test_every_kind_trains_from_its_reference_and_resumes(tmp_path, tokenizer, monkeypatch, kind):
+    settings = KINDS[kind]
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
-    # What the SFT run dropped out of its adapter, nobody does any more.
-    first = told["lora"].model_copy(update={"dropout": 0.1}) if told.get("continued") else FIRST
-    sft = chain.sft("sft", base, first, told.get("quantization"))
-    run = Run(chain, sft, base, **told)
+    # The SFT run's adapter has dropout, which is off from here on.
+    first = settings["lora"].model_copy(update={"dropout": 0.1}) if settings.get("continued") else FIRST
+    sft = chain.sft("sft", base, first, settings.get("quantization"))
+    run = Run(chain, sft, base, **settings)
     reference = run.refer()
     straight, losses = run.train("straight", reference)
     assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
@@ -113,15 +115,17 @@ def test_every_start_trains_from_its_reference_and_resumes(tmp_path, tokenizer, 
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("kind", ["full", "lora", "continued"])
 @pytest.mark.parametrize("settings", [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}])
-def test_a_run_that_did_not_move_has_rewards_of_zero(tmp_path, tokenizer, monkeypatch, settings, kind, merge):
-    """Whatever is rounded where adapters are merged: the model that is evaluated is the one that its run began with."""
+def test_a_run_with_negligible_learning_rate_has_rewards_of_zero(
+    tmp_path, tokenizer, monkeypatch, settings, kind, merge
+):
+    """Despite rounding in merging adapters, the evaluated model is the one that its run started from."""
     monkeypatch.setattr(model_scores, "resolve_compute", lambda _: resolve_compute(settings.get("precision", "auto")))
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
     sft = chain.sft("sft", base, FIRST, learning_rate=0.05, **settings)
-    told = KINDS[kind]
-    if lora := told.get("lora"):
-        told = told | {"lora": lora.model_copy(update={"merge": merge})}
-    run = Run(chain, sft, base, **told)
+    options = KINDS[kind]
+    if lora := options.get("lora"):
+        options = options | {"lora": lora.model_copy(update={"merge": merge})}
+    run = Run(chain, sft, base, **options)
     run.spec = run.spec.model_copy(update={"training": training(learning_rate=1e-30, **settings)})
     reference = run.refer()
     made, losses = run.train("dpo", reference)
@@ -135,32 +139,32 @@ def test_a_run_that_did_not_move_has_rewards_of_zero(tmp_path, tokenizer, monkey
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_an_adapter_that_is_trained_further_comes_out_in_the_form_of_its_sft_run(tmp_path, tokenizer, merge):
+def test_an_adapter_that_is_trained_further_has_the_shape_of_its_sft_run(tmp_path, tokenizer, merge):
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
     sft = chain.sft("sft", base, FIRST)
     merged = Run(chain, sft, base, lora=SECOND)
     run = Run(chain, sft, base, lora=FIRST.model_copy(update={"merge": merge}), continued=True)
     apart = run.refer("apart")
     references = [read_table(one.file(FILE)) for one in (merged.refer("merged"), apart)]
-    # Added up or not, it is the same model.
+    # Merged or not, it is the same model.
     np.testing.assert_allclose(references[0]["logp"], references[1]["logp"], rtol=1e-5)
     made, losses = run.train("dpo", apart)
     assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
     result = Made([made], None) if merge else Made([made], base.base)
-    found = result.stack(tokenizer).load(torch.float32).state_dict()
-    # The adapter, put upon the base by others, is the result.
+    ours = result.stack(tokenizer).load(torch.float32).state_dict()
+    # The adapter, applied to the base by peft, gives the result.
     from peft import PeftModel
 
     named = (made.folder / ADAPTER / "adapter_config.json").read_text()
     assert str(tmp_path / "base") in named
     below = Made([], base.base).stack(tokenizer).load(torch.float32)
     theirs = PeftModel.from_pretrained(below, made.folder / ADAPTER).merge_and_unload().state_dict()
-    assert found.keys() == theirs.keys()
-    for name, tensor in found.items():
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-4)
-    # It moved on from where the SFT run had left it.
+    # Training changed the SFT run's adapter.
     before = sft.stack(tokenizer).load(torch.float32).state_dict()
-    assert any((tensor != before[name]).any() for name, tensor in found.items())
+    assert any((tensor != before[name]).any() for name, tensor in ours.items())
     assert ("model.safetensors" in made.manifest["payload"]) == merge
 
 
@@ -180,7 +184,7 @@ def test_the_reference_under_adapters_is_that_of_the_merged_weights(tmp_path, to
         for number, start in enumerate((two, Made([merged])))
         for lora in (None, SECOND)
     ]
-    # In float32, frozen weights and masters are the same.
+    # In float32, frozen weights and master weights are the same.
     for other in tables[1:]:
         assert other.equals(tables[0])
 
@@ -201,9 +205,9 @@ def load_size(chain: Chain) -> int:
 
 
 @pytest.mark.parametrize("kind", ["full", "qlora", "continued"])
-def test_another_model_can_be_the_reference_of_any_start(tmp_path, tokenizer, kind):
+def test_another_model_can_be_the_reference_of_any_kind(tmp_path, tokenizer, kind):
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
-    # More rows than tokens, as many models have.
+    # More embedding rows than tokens, as in many models.
     external = external_in(tmp_path / "external", chain)
     run = Run(
         chain, chain.sft("sft", base, FIRST, KINDS[kind].get("quantization")), base, reference=external, **KINDS[kind]
@@ -211,7 +215,7 @@ def test_another_model_can_be_the_reference_of_any_start(tmp_path, tokenizer, ki
     reference = run.refer()
     assert reference.manifest["weights_dtype"] == "float32"
     _, losses = run.train("dpo", reference)
-    # It isn't the policy, so the first log-ratios aren't zero, and that is no error.
+    # The reference isn't the policy, so non-zero first log-ratios are no error.
     assert losses[0] != pytest.approx(math.log(2), abs=1e-6)
     assert losses[-1] < losses[0]
     own = Run(chain, run.start if kind != "continued" else Made(run.start.results[:1]), base)
@@ -247,8 +251,8 @@ def test_a_continued_adapter_that_does_not_fit_is_refused(tmp_path, tokenizer):
         run.train("dpo", reference)
 
 
-def test_a_quantized_base_is_really_in_4_bits(tmp_path, tokenizer):
-    """Else the tests above would show nothing of QLoRA."""
+def test_a_quantized_base_is_in_4_bits(tmp_path, tokenizer):
+    """Without this the tests above wouldn't cover QLoRA."""
     base_in(tmp_path)
     model = load_folder(tmp_path / "base", weights_dtype=torch.float32, quantization=FOUR_BITS)
     assert any(type(parameter).__name__ == "Params4bit" for parameter in model.parameters())
