@@ -80,7 +80,7 @@ WHOLE = "flash_attn_varlen_func = print"
 
 
 @pytest.mark.parametrize(
-    ("code", "cute", "kernel", "troubled"),
+    ("code", "cute", "kernel", "broken_names"),
     [
         (UNDEFINED, None, "varlen", ["flash_attention_2"]),
         ("raise OSError('libcudart.so.12: cannot open shared object file')", None, "varlen", ["flash_attention_2"]),

@@ -84,7 +84,7 @@ def is_current(job):
 
 
 def inputs_of(stage):
-    """Return an input function for the rule of a stage: a job's file, and the inputs of the job by role.
+    """Return an input function for a stage's rule. It returns a job's file, and the inputs of the job by role.
 
     Inputs of a current result are marked `ancient`: their content is unchanged, however new they are. Those of a stale one
     aren't, since Snakemake runs a job after another one only if it has an input from there that isn't ancient.

@@ -29,7 +29,9 @@ def resource_of(stage, name):
 
 def cluster_resources_of(stage):
     """Return the functions of the resources that only a cluster knows: account, partition options, GPU model."""
-    return {name: resource_of(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")}
+    return {
+        name: resource_of(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")
+    }
 
 
 def request_of(stage, wildcards):

@@ -67,7 +67,7 @@ def time_training(
     if isinstance(spec.run, SftSpec):
         training = sft_trainer.prepare_training(run, pack, tokenizer, (*model, *base_layers))
     else:
-        training = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
+        training = dpo_trainer.prepare_training(run, (*model, *base_layers), pack, *ref_logps)
     machine_check = examine_machine(
         training.trainer_class, training.rows, training.run, training.config or training.made
     )

@@ -242,10 +242,10 @@ def train_on(
 ) -> Outcome:
     """Train on packed pairs. The initial weights are also the reference, unless `spec.reference` is set or the loss needs
     none."""
-    return pipeline.train(*begin(run, results, pack, ref_logps))
+    return pipeline.train(*prepare_training(run, results, pack, ref_logps))
 
 
-def begin(
+def prepare_training(
     run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
 ) -> PreparedTraining:
     """Prepare a training: trainer class, rows, run and initial weights.
