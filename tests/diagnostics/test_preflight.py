@@ -20,7 +20,7 @@ from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightS
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
-from snaketune.training.loop.preflight_record import preflight_findings
+from snaketune.training.loop.preflight_record import read_preflight_findings
 from tests.packing.chain import corpus, made, pack, rows_of, started
 
 ROOT = Path(__file__).parents[2]
@@ -326,5 +326,5 @@ def test_a_training_records_the_findings_in_its_run_json(family, tmp_path):
     from snaketune.artifacts.manifest import describe_files, write_manifest
 
     write_manifest(manifest, {"stage": "preflight", "payload": describe_files(folder / "findings"), "records": {}})
-    assert preflight_findings(Execution(preflight=str(manifest))) == result
-    assert preflight_findings(Execution()) == []
+    assert read_preflight_findings(Execution(preflight=str(manifest))) == result
+    assert read_preflight_findings(Execution()) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
 from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments, fit_conversations
-from snaketune.packing.pair_overflow import Pairs, fit_pairs, whole_pairs
+from snaketune.packing.pair_overflow import PlannedPairs, fit_pairs, whole_pairs
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of, supervised_tokens
 
@@ -73,7 +73,7 @@ def test_raise_names_the_sequence_and_its_length():
         cut([CHAT | {"id": "abc"}], "raise", 16)
 
 
-def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs, DropCounts]:
+def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[PlannedPairs, DropCounts]:
     spec = PlanSpec(kind="preference", lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
     table, drops = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])]), DropCounts()
     runs = runs_of(table)
@@ -81,7 +81,7 @@ def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs,
     return fit_pairs(spec, length, table, whole, runs, drops), drops
 
 
-def columns(pairs: Pairs) -> list[tuple[int, ...]]:
+def columns(pairs: PlannedPairs) -> list[tuple[int, ...]]:
     """Return the sequence of each pair, and the tokens of its prompt and completions and those in common."""
     return list(zip(*(getattr(pairs, name).tolist() for name in ("sequence", "prompt", "first", "second", "common"))))
 

@@ -11,7 +11,7 @@ from snaketune.report.compare.variants import compare_variants
 from snaketune.report.judge import facts
 from snaketune.report.judge.difference_intervals import paired, separate
 from snaketune.report.judge.headline import headline, judged_lineage
-from snaketune.report.judge.run_warnings import report_findings
+from snaketune.report.judge.run_warnings import collect_warnings
 from snaketune.report.judge.verdict import row_outcomes
 
 PAIRS = [f"p{n:02}" for n in range(40)]
@@ -94,7 +94,7 @@ def test_a_worse_model_is_reported(results):
     results.evaluate("main/sft-a", right=0.0, preferences=())
     verdict = judged(results)
     assert (verdict.sentence, verdict.tone) == ("sft:a is worse than base:a on the only measure.", "worse")
-    warnings = report_findings(
+    warnings = collect_warnings(
         result_set(results), ["base:a", "sft:a"], verdict.verdicts, compare_variants(result_set(results), None)
     )
     assert warnings[0].kind == "worse: base:a, exact match of chat"

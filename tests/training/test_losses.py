@@ -11,7 +11,7 @@ from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.loop.step_loss import loss_of
 from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_loss import Pairs
+from snaketune.training.preference.dpo_loss import PairLogps
 from snaketune.training.preference.metrics import SUMS, batch_sums, means
 from snaketune.training.preference.pair_features import pair_logps
 
@@ -61,7 +61,7 @@ def assert_same(one, other) -> None:
 def test_extreme_log_ratios_have_a_finite_loss_and_gradient(loss_settings, nats):
     logps_P2 = torch.tensor([[nats, 0.0], [0.0, nats], [nats, nats]], requires_grad=True)
     counts_P2 = torch.full((3, 2), 500)
-    pairs = Pairs(logps_P2=logps_P2, reference_P2=torch.zeros(3, 2), counts_P2=counts_P2, nll_P2=torch.zeros(3, 2))
+    pairs = PairLogps(logps_P2=logps_P2, reference_P2=torch.zeros(3, 2), counts_P2=counts_P2, nll_P2=torch.zeros(3, 2))
     loss = loss_of(pairs, PreferenceLoss(beta=1.0, **loss_settings), torch.tensor([3, 0, 0]))
     loss.backward()
     assert loss.isfinite() and logps_P2.grad.isfinite().all()
@@ -153,10 +153,10 @@ def test_a_pair_with_equal_rewards_counts_half_in_the_accuracy():
     logps_P2 = torch.tensor([[-2.0, -6.0], [-3.0, -3.0], [-4.0, -5.0], [-1.0, -2.0]])
     moved_P2 = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
     counts_P2, none_P2 = torch.full((4, 2), 3), torch.zeros(4, 2)
-    pairs = Pairs(logps_P2=logps_P2, reference_P2=logps_P2 - moved_P2, counts_P2=counts_P2, nll_P2=none_P2)
+    pairs = PairLogps(logps_P2=logps_P2, reference_P2=logps_P2 - moved_P2, counts_P2=counts_P2, nll_P2=none_P2)
     (row,) = batch_sums(pairs, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
     assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
-    unmoved = Pairs(logps_P2=logps_P2, reference_P2=logps_P2, counts_P2=counts_P2, nll_P2=none_P2)
+    unmoved = PairLogps(logps_P2=logps_P2, reference_P2=logps_P2, counts_P2=counts_P2, nll_P2=none_P2)
     (row,) = batch_sums(unmoved, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
     assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
 

@@ -27,7 +27,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
 from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
-from snaketune.corpus.selecting.near_duplicates import NearDuplicates
+from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
 from snaketune.corpus.selecting.spool import Spool
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -63,7 +63,7 @@ def assemble(
         near_duplicates = contamination = None
         if near := spec.near_duplicates:
             near_duplicates = stack.enter_context(
-                NearDuplicates(work.state, threshold=near.threshold, shingle=near.shingle)
+                NearDuplicateSearch(work.state, threshold=near.threshold, shingle=near.shingle)
             )
         if spec.decontamination:
             evaluations = load_evaluations(against, against_files, spec.decontamination.ngram)

@@ -24,7 +24,7 @@ from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
-from snaketune.corpus.selecting.near_duplicates import NearDuplicates
+from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
 from snaketune.corpus.selecting.splits import prompt_hash, split_key
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts
@@ -78,7 +78,7 @@ class Scan:
         spool: Spool,
         quarantine: Quarantine,
         cleaner: Cleaner,
-        near_duplicates: NearDuplicates | None = None,
+        near_duplicates: NearDuplicateSearch | None = None,
         contamination: Contamination | None = None,
     ):
         """Args: near_duplicates, contamination: compare the words of rows, where they are configured."""

@@ -8,7 +8,7 @@ import torch
 
 from snaketune.models.kernels import ANY_SHAPE, segments_for
 from snaketune.packing.reader import TOKENS
-from snaketune.packing.segments import Layout, layout_of
+from snaketune.packing.segments import SegmentLayout, layout_of
 from snaketune.packing.shards import IGNORED
 
 
@@ -108,7 +108,7 @@ def _without_padding(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {name: row[name][:tokens] for name in TOKENS} for row, tokens in zip(rows, used) if tokens]
 
 
-def _members(layout: Layout, segments_C: np.ndarray, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _members(layout: SegmentLayout, segments_C: np.ndarray, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of tokens (`index_T`, -1: none) in the full sequences of `segments_C`, and the sequence of each."""
     completion_Q = np.repeat(np.arange(len(segments_C)), layout.sequence_lengths[segments_C])
     member_Q = index_T[layout.sequence_tokens(segments_C[completion_Q], _columns(layout, segments_C))]
@@ -116,7 +116,7 @@ def _members(layout: Layout, segments_C: np.ndarray, index_T: np.ndarray) -> tup
     return member_Q[is_member_Q], completion_Q[is_member_Q]
 
 
-def _columns(layout: Layout, segments_C: np.ndarray) -> np.ndarray:
+def _columns(layout: SegmentLayout, segments_C: np.ndarray) -> np.ndarray:
     """Return 0, 1, 2, ... for the full sequence of each segment, concatenated."""
     lengths_C = layout.sequence_lengths[segments_C]
     return np.arange(lengths_C.sum()) - np.repeat(np.cumsum(lengths_C) - lengths_C, lengths_C)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from snaketune.packing.segments import Layout
+from snaketune.packing.segments import SegmentLayout
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -40,7 +40,7 @@ class Block(NamedTuple):
     causal: bool
 
 
-def attention_blocks(rows: Layout) -> tuple[Block, ...]:
+def attention_blocks(rows: SegmentLayout) -> tuple[Block, ...]:
     """Return the blocks to compute; the causal ones, which hold every token once, are first.
 
     >>> from snaketune.packing.segments import layout
@@ -60,7 +60,7 @@ def attention_blocks(rows: Layout) -> tuple[Block, ...]:
     return (*causal, *(Block(start, stop, *keys, causal=False) for (stop, *keys), start in prefixes.items()))
 
 
-def _prefix_ranges(rows: Layout, segment: int) -> list[tuple[int, int]]:
+def _prefix_ranges(rows: SegmentLayout, segment: int) -> list[tuple[int, int]]:
     """Return the token ranges that hold a segment's prefix, from its end to its start; adjacent ranges are joined."""
     ranges: list[tuple[int, int]] = []
     remaining = int(rows.prefix_lengths[segment])

@@ -29,7 +29,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.cpu_attention import Block, attend_by_blocks, attention_blocks, can_attend
-from snaketune.packing.segments import PADDING_SEGMENT, Layout, mask, varlen_keys
+from snaketune.packing.segments import PADDING_SEGMENT, SegmentLayout, mask, varlen_keys
 
 
 class Unpackable(SnaketuneError):
@@ -52,7 +52,7 @@ class Segments:
     """
 
     kernel: str
-    layout: Layout
+    layout: SegmentLayout
     longest: int
     positions_T: torch.Tensor
     blocks: tuple[Block, ...] = ()
@@ -75,7 +75,7 @@ class Segments:
         return replace(self, **changed)
 
 
-def segments_for(kernel: str, rows: Layout, longest: int | None = None, any_prefixes: bool = False) -> Segments:
+def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, any_prefixes: bool = False) -> Segments:
     """Return the inputs of `kernel` for the layout `rows`, on the CPU.
 
     Args:

@@ -26,7 +26,7 @@ from snaketune.stages.specs import PlanSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class PlannedPairs:
     """P pairs, in the order of their sequences.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pairs:
         """bool[P]: whether the completions are the same."""
         return (self.common == self.first) & (self.common == self.second)
 
-    def take(self, which: np.ndarray) -> "Pairs":
+    def take(self, which: np.ndarray) -> "PlannedPairs":
         return replace(self, **{name: getattr(self, name)[which] for name in ARRAYS})
 
     def supervised(self, runs: SupervisedRuns) -> np.ndarray:
@@ -76,10 +76,10 @@ class Pairs:
         return (first > 0) & (second > 0)
 
 
-ARRAYS = tuple(field.name for field in fields(Pairs) if field.name != "mismatched")
+ARRAYS = tuple(field.name for field in fields(PlannedPairs) if field.name != "mismatched")
 
 
-def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> Pairs:
+def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> PlannedPairs:
     """Return all pairs of a split whose completions both have a supervised token.
 
     Each completion ends with its last supervised token: the tokens after it (the line break that many templates put after a
@@ -94,7 +94,7 @@ def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> Pairs:
     sequence, runs = np.arange(len(length), dtype=np.int32), tokens.runs
     first = runs.last_end(sequence, prompt, prompt + chosen) - prompt
     second = runs.last_end(sequence, prompt + chosen, length) - prompt - chosen
-    pairs = Pairs(
+    pairs = PlannedPairs(
         sequence=sequence,
         second_sequence=sequence,
         second_start=prompt + chosen,
@@ -132,7 +132,7 @@ def _longest_prompt_run(prompt_hash: np.ndarray) -> int:
     return int(np.diff(begins, append=begins[0] + len(prompt_hash)).max())
 
 
-def _common_with_earlier(completions: Pairs, tokens: CompletionTokens, distance: int) -> np.ndarray:
+def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, distance: int) -> np.ndarray:
     """Return int32[P], the leading tokens that each first completion shares with the one `distance` rows before it."""
     columns = (completions.sequence, completions.prompt, completions.first)
     ranges = list(zip(*(column.tolist() for column in columns)))
@@ -146,8 +146,8 @@ def _common_with_earlier(completions: Pairs, tokens: CompletionTokens, distance:
 
 
 def fit_pairs(
-    spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, runs: SupervisedRuns, drops: DropCounts
-) -> Pairs:
+    spec: PlanSpec, row_length: int, index: pa.Table, whole: PlannedPairs, runs: SupervisedRuns, drops: DropCounts
+) -> PlannedPairs:
     """Return the pairs of a split that fit into rows of `row_length` tokens.
 
     Args:
@@ -186,14 +186,14 @@ def fit_pairs(
     return cut.take(~dropped)
 
 
-def _shorten_mismatched(pairs: Pairs, row_length: int, runs: SupervisedRuns) -> Pairs:
+def _shorten_mismatched(pairs: PlannedPairs, row_length: int, runs: SupervisedRuns) -> PlannedPairs:
     """Cut mismatched completions to the free space of a row, where that is enough for a supervised token."""
     space = np.maximum(row_length - pairs.prompt - pairs.first, 0) + pairs.common
     cut = replace(pairs, second=np.minimum(pairs.second, space))
     return replace(pairs, second=np.where(cut.supervised(runs), cut.second, pairs.second))
 
 
-def _truncate_unpaired(pairs: Pairs, row_length: int, runs: SupervisedRuns) -> Pairs:
+def _truncate_unpaired(pairs: PlannedPairs, row_length: int, runs: SupervisedRuns) -> PlannedPairs:
     """Cut completions to a row without the prompt and without the tokens that a mismatched one needs to be supervised."""
     space, start = np.maximum(row_length - pairs.prompt, 0), pairs.second_start
     needed = runs.first_end(pairs.second_sequence, start, start + pairs.second) - start
@@ -202,7 +202,7 @@ def _truncate_unpaired(pairs: Pairs, row_length: int, runs: SupervisedRuns) -> P
     return replace(pairs, first=first, second=np.minimum(pairs.second, common + space - first), common=common)
 
 
-def _truncate(pairs: Pairs, row_length: int) -> Pairs:
+def _truncate(pairs: PlannedPairs, row_length: int) -> PlannedPairs:
     """Cut completions to a row without the prompt and their common tokens; what a short one doesn't use goes to the other."""
     shared = pairs.prompt + pairs.common
     space = np.maximum(row_length - shared, 0)

@@ -23,7 +23,7 @@ import numpy as np
 from snaketune.packing.completion_tokens import CompletionTokens, common_tokens
 from snaketune.packing.conversation_overflow import PlannedSegments
 from snaketune.packing.packing_units import Completions, Units
-from snaketune.packing.pair_overflow import Pairs
+from snaketune.packing.pair_overflow import PlannedPairs
 from snaketune.tokenization.ragged import offsets_of
 
 # The tokens of a completion: its sequence, its start there, and how many tokens it has.
@@ -45,7 +45,7 @@ class SharedTokens:
     mismatched: int = 0
 
 
-def build_trees(pairs: Pairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, SharedTokens]:
+def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, SharedTokens]:
     """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row."""
     _, first, group, sizes = np.unique(pairs.prompt_hash, return_index=True, return_inverse=True, return_counts=True)
     # Pairs without a prompt have nothing in common that would make them one tree.
@@ -83,7 +83,7 @@ def build_trees(pairs: Pairs, tokens: CompletionTokens, row_length: int) -> tupl
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _single_pair_trees(pairs: Pairs, which: np.ndarray) -> Columns:
+def _single_pair_trees(pairs: PlannedPairs, which: np.ndarray) -> Columns:
     """Return a tree of one or two segments for each of the pairs `which`."""
     one = pairs.take(which)
     shared = one.prompt + one.common
@@ -110,7 +110,7 @@ def _single_pair_trees(pairs: Pairs, which: np.ndarray) -> Columns:
 class _TreeBuilder:
     """Builds trees of prompts that have several pairs."""
 
-    def __init__(self, pairs: Pairs, tokens: CompletionTokens, row_length: int):
+    def __init__(self, pairs: PlannedPairs, tokens: CompletionTokens, row_length: int):
         self._pairs, self._tokens, self._row_length = pairs, tokens, row_length
         self._segments: list[tuple[int, ...]] = []
         self._ends: list[tuple[int, int]] = []

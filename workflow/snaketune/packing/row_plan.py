@@ -24,7 +24,7 @@ from snaketune.packing.completion_tokens import CompletionTokens
 from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments, fit_conversations
 from snaketune.packing.packing_metadata import packing_metadata
 from snaketune.packing.packing_units import PackedUnits, pack_units, single_segment_units
-from snaketune.packing.pair_overflow import Pairs, fit_pairs, whole_pairs
+from snaketune.packing.pair_overflow import PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.prefix_trees import SharedTokens, build_trees
 from snaketune.packing.shards import FORMAT_VERSIONS, PAIR_COLUMNS, RAW_FORMAT_VERSION, SPLITS, documents_schema
 from snaketune.packing.supervised_runs import SupervisedRuns
@@ -105,7 +105,7 @@ def _plan_split(
     unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
     if message := warning(split, unit, longest, spec.overflow, loss.as_json(), read):
         print(f"warning: {message}", flush=True)
-    if isinstance(fitted, Pairs) and tokens:
+    if isinstance(fitted, PlannedPairs) and tokens:
         units, shared = build_trees(fitted, tokens, longest)
         rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
     else:
@@ -118,10 +118,10 @@ def fit(
     spec: PlanSpec,
     index: pa.Table,
     runs: SupervisedRuns | None,
-    whole: Pairs | None,
+    whole: PlannedPairs | None,
     row_length: int,
     drops: DropCounts,
-) -> PlannedSegments | Pairs:
+) -> PlannedSegments | PlannedPairs:
     """Fit a split's sequences to rows of `row_length` tokens.
 
     Args:

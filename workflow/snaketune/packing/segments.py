@@ -40,7 +40,7 @@ PADDING_SEGMENT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SegmentLayout:
     """The segments of B concatenated rows (T tokens in all, S segments, D of them documents).
 
     The pair of the picture with two tokens of padding, a b C D E F . . in one row of eight:
@@ -127,7 +127,7 @@ class Layout:
         ]
 
 
-def layout_of(rows: Sequence[Mapping[str, Any]]) -> Layout:
+def layout_of(rows: Sequence[Mapping[str, Any]]) -> SegmentLayout:
     """Return the layout of rows as `packing.reader` returns them."""
     return layout(
         [row["segment_lengths"] for row in rows],
@@ -144,7 +144,7 @@ def layout(
     row_lengths: Sequence[int],
     prefix_segments: Sequence[Sequence[int]] | None = None,
     completions: Sequence[Sequence[int]] | None = None,
-) -> Layout:
+) -> SegmentLayout:
     """Return the layout of a batch of rows.
 
     Args:
@@ -199,7 +199,7 @@ def layout(
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
     positions_T = np.where(padding_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
-    batch = Layout(
+    batch = SegmentLayout(
         starts=start_S,
         lengths=length_S,
         prefix_segments=np.array(prefix_of, dtype=np.int64),
@@ -216,7 +216,7 @@ def layout(
     return batch
 
 
-def mask(rows: Layout) -> np.ndarray:
+def mask(rows: SegmentLayout) -> np.ndarray:
     """Return bool[T, T], True if the query (first axis) attends to the key: the slow reference for every kernel."""
     index = np.arange(rows.tokens)
     visible = (rows.segment_of[:, None] == rows.segment_of) & (index[:, None] >= index)
@@ -226,7 +226,7 @@ def mask(rows: Layout) -> np.ndarray:
     return visible
 
 
-def varlen_keys(rows: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def varlen_keys(rows: SegmentLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the keys and cumulative lengths for kernels that take sequences of various lengths.
 
     Queries are the T tokens in order; keys are those of every segment with its prefix (U in all, prefixes repeated). A kernel
@@ -253,7 +253,7 @@ def varlen_keys(rows: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return keys, _cumulative(rows, rows.lengths), _cumulative(rows, rows.sequence_lengths)
 
 
-def _cumulative(rows: Layout, lengths_S: np.ndarray) -> np.ndarray:
+def _cumulative(rows: SegmentLayout, lengths_S: np.ndarray) -> np.ndarray:
     """Return the cumulative lengths of the segments, int32, with padding cut into segments of PADDING_SEGMENT."""
     ends_S = np.cumsum(lengths_S)
     padding = np.setdiff1d(np.arange(len(lengths_S)), rows.documents)

@@ -14,7 +14,7 @@ from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow
-from snaketune.preview.sample import FORMATS, Sample
+from snaketune.preview.sample import FORMATS, FileSample
 
 KINDS = ("conversations", "preferences", "unpaired")
 REPAIRS: tuple[Repair, ...] = get_args(Repair)
@@ -73,7 +73,7 @@ class Reading:
 def read_as(
     kind: str,
     source: Source,
-    samples: list[Sample],
+    samples: list[FileSample],
     repair: tuple[Repair, ...] = (),
     cleaning: Cleaning | None = None,
 ) -> Reading:
@@ -94,7 +94,7 @@ def read_as(
     return reading
 
 
-def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[str, int]]:
+def best_reading(source: Source, samples: list[FileSample]) -> tuple[Reading, dict[str, int]]:
     """Return the reading with the kind that suits best, and the number of rows that each kind reads."""
     documents = read_as(TEXT, source, samples)
     # One at a time, so that at most two readings of a large file are in memory.
@@ -110,7 +110,7 @@ def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[s
     return documents if 2 * best.used < rows and documents.used > best.used else best, counts
 
 
-def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Reading | None:
+def read_further(reading: Reading, source: Source, samples: list[FileSample]) -> Reading | None:
     """Read rows from the rest of the files like the first ones; None if there are none, or rows depend on other rows."""
     further = [replace(sample, raws=sample.further) for sample in samples if sample.further]
     if not further or "message-tree" in reading.layouts:
@@ -118,7 +118,7 @@ def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Rea
     return read_as(reading.kind, source, further)
 
 
-def repairs_that_help(reading: Reading, source: Source, samples: list[Sample]) -> tuple[dict[str, int], int]:
+def repairs_that_help(reading: Reading, source: Source, samples: list[FileSample]) -> tuple[dict[str, int], int]:
     """Return repairs that fix quarantined rows, with the rows that each changes; and how many more rows could be used."""
     if not reading.quarantined or reading.kind == TEXT:
         return {}, 0

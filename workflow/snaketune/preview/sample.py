@@ -33,7 +33,7 @@ FORMATS = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", TEXT: "plain te
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class FileSample:
     """The first rows of one file, or of one Hub dataset.
 
     Attributes:
@@ -57,7 +57,7 @@ class Sample:
     trouble: str | None = None
 
 
-def samples_of(source: Source, kind: str | None) -> list[Sample]:
+def samples_of(source: Source, kind: str | None) -> list[FileSample]:
     """Read the first rows of every file of a source, together at most MAX_ROWS; of an archive, of the files in it.
 
     Args:
@@ -67,7 +67,7 @@ def samples_of(source: Source, kind: str | None) -> list[Sample]:
         raws, whole, trouble = _first_rows(read_hub(source.hub), MAX_ROWS, MAX_CHARACTERS)
         name = hub_name(source.hub)
         rows = len(raws) if whole else None
-        return [Sample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
+        return [FileSample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
     keys = TextKeys(source.encoding, source.delimiter, source.header)
     limits = (max(1, whole // len(source.files)) for whole in (MAX_ROWS, MAX_CHARACTERS))
     most_rows, most_characters = limits
@@ -90,7 +90,9 @@ def encoding_of(path: Path) -> str:
         return "cp1252" if may_be_western(head) else UTF_8
 
 
-def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_characters: int) -> Iterator[Sample]:
+def _of_file(
+    path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_characters: int
+) -> Iterator[FileSample]:
     """Yield one sample, or of an archive one for each file in it, until there are enough rows."""
     name, archive = str(path), _archive(path)
     format_ = None if archive else _format(path, kind, keys)
@@ -104,27 +106,27 @@ def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_
                 raws, whole, trouble = _first_rows(rows, min(most_rows, MAX_ROWS_PER_MEMBER), most_characters)
                 format_name = f"{suffix_of(member)[1:] or 'file'} in a {archive}"
                 count = len(raws) if whole else None
-                yield Sample(name=member, format=format_name, raws=raws, whole=whole, rows=count, trouble=trouble)
+                yield FileSample(name=member, format=format_name, raws=raws, whole=whole, rows=count, trouble=trouble)
                 most_rows -= len(raws)
                 most_characters -= sum(_length(raw.value) for raw in raws)
                 if most_rows <= 0 or most_characters <= 0:
                     return
     except SnaketuneError as error:
-        yield Sample(name=name, raws=[], whole=True, trouble=str(error))
+        yield FileSample(name=name, raws=[], whole=True, trouble=str(error))
 
 
 def _sample(
     path: Path, format_: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
-) -> Sample:
+) -> FileSample:
     """Return the sample of a file that isn't an archive; `form` is its format, None if it isn't supported."""
     if format_ is None:
-        return Sample(name=str(path), raws=[], whole=True, trouble=trouble)
+        return FileSample(name=str(path), raws=[], whole=True, trouble=trouble)
     compression = _compression(path)
     rows, estimated = (len(raws), False) if whole else _rows_in_all(path, format_, compression, raws)
     lines = format_ == "json" and any(raw.unit == "line" for raw in raws)
     format_name = FORMATS.get(format_) or ("JSON lines" if lines else "JSON")
     cheap = lines and rows and not (whole or compression) and keys.encoding == UTF_8
-    return Sample(
+    return FileSample(
         name=str(path),
         format=f"{format_name}, {compression}" if compression else format_name,
         bytes=path.stat().st_size,

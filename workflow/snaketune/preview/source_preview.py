@@ -16,7 +16,7 @@ from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import entry
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
 from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, render
-from snaketune.preview.sample import FORMATS, Sample, encoding_of, samples_of
+from snaketune.preview.sample import FORMATS, FileSample, encoding_of, samples_of
 from snaketune.preview.suggested_fields import suggested
 
 
@@ -39,7 +39,7 @@ class SourcePreview:
     """
 
     name: str
-    samples: list[Sample]
+    samples: list[FileSample]
     reading: Reading
     why: str
     nearest: str = ""
@@ -158,7 +158,7 @@ def _of(count: int, rows: int) -> str:
     return f"{count:,} of {rows:,} rows"
 
 
-def _nearest(samples: list[Sample]) -> tuple[str, dict[str, object]]:
+def _nearest(samples: list[FileSample]) -> tuple[str, dict[str, object]]:
     """Return the nearest layout of any kind, and the most common set of columns, each with a value."""
     rows = [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]
     commonest = Counter(tuple(name for name, value in row.items() if value is not None) for row in rows).most_common(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from snaketune.config.corpus_sources import Fields
 from snaketune.corpus.layouts.messages import SPEAKER_KEYS
-from snaketune.preview.sample import Sample
+from snaketune.preview.sample import FileSample
 
 # For each field, words in the names of columns that hold it, the likeliest first.
 NAMES = {
@@ -25,7 +25,7 @@ ALIKE = 0.8
 DOCUMENT = 200
 
 
-def suggested(samples: list[Sample]) -> tuple[str, Fields] | None:
+def suggested(samples: list[FileSample]) -> tuple[str, Fields] | None:
     """Return the kind and the `fields` by which rows could be read; None if no columns fit."""
     if column := _column_of_turns(samples):
         return "conversations", Fields(messages=column)
@@ -53,7 +53,7 @@ def suggested(samples: list[Sample]) -> tuple[str, Fields] | None:
     return None
 
 
-def _column_of_turns(samples: list[Sample]) -> str | None:
+def _column_of_turns(samples: list[FileSample]) -> str | None:
     """Return the first column that holds turns: lists of objects that name a speaker."""
     rows = (raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict))
     return next((column for row in rows for column, value in row.items() if _are_turns(value)), None)
@@ -67,7 +67,7 @@ def _are_turns(value: Any) -> bool:
     )
 
 
-def _text_columns(samples: list[Sample]) -> dict[str, float]:
+def _text_columns(samples: list[FileSample]) -> dict[str, float]:
     """Return the columns that hold texts in at least half of the rows, in order, with their average length."""
     lengths: dict[str, list[int]] = {}
     rows = [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]

@@ -16,7 +16,7 @@ NO_WORDS = CorpusDescription(license=None, description=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CardResult:
     """One finished job; `job` has its inputs as `stage/name`."""
 
     job: ReportedJob
@@ -45,23 +45,23 @@ class CardResults:
         self.spec = spec
         self.by_job = {f"{job.stage}/{job.name}": _result(job, path) for job, path in zip(spec.jobs, manifests)}
 
-    def of(self, *stages: str) -> list[Result]:
+    def of(self, *stages: str) -> list[CardResult]:
         return [result for result in self.by_job.values() if result.job.stage in stages]
 
-    def made_from(self, result: Result, role: str) -> Result | None:
+    def made_from(self, result: CardResult, role: str) -> CardResult | None:
         return next((self.by_job[key] for key in result.job.made_from.get(role, ())), None)
 
     @property
-    def trainings(self) -> list[Result]:
+    def trainings(self) -> list[CardResult]:
         """The training of the model first, then those that it builds on."""
         return self.of("sft", "dpo")
 
     @property
-    def model(self) -> Result:
+    def model(self) -> CardResult:
         return self.trainings[0]
 
     @cached_property
-    def corpora(self) -> list[Result]:
+    def corpora(self) -> list[CardResult]:
         """The corpora that were trained on, in the order of the trainings."""
         packs = [self.made_from(run, "pack") for run in reversed(self.trainings)]
         corpora = [self.made_from(pack, "corpus") for pack in packs if pack]
@@ -87,21 +87,21 @@ class CardResults:
         """Return True if the result has only adapter weights."""
         return "base_dtype" in self.model.manifest
 
-    def hub_datasets(self, corpus: Result) -> list[str]:
+    def hub_datasets(self, corpus: CardResult) -> list[str]:
         """The Hub datasets that a corpus is made of."""
         paths = (source["hub"]["path"] for source in corpus.spec["sources"] if source["hub"])
         # These become URLs, and manifests of other origin are untrusted.
         return [path for path in paths if HUB_ID.fullmatch(path)]
 
-    def read_scores(self, evaluation: Result) -> dict[str, Any]:
+    def read_scores(self, evaluation: CardResult) -> dict[str, Any]:
         """Read scores.json of an evaluation. Raises SnaketuneError if it is damaged."""
         return json.loads(evaluation.artifact.file("scores.json").read_text(encoding="utf-8"))
 
 
-def _result(job: ReportedJob, path: Path) -> Result:
+def _result(job: ReportedJob, path: Path) -> CardResult:
     artifact = read_artifact(path, STAGES[job.stage].payload)
     if path.parent.parts[-len(job.name.split("/")) - 1 :] != (job.stage, *job.name.split("/")):
         raise SnaketuneError(
             f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
         )
-    return Result(job=job, artifact=artifact)
+    return CardResult(job=job, artifact=artifact)

@@ -24,7 +24,7 @@ from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, choose
 from snaketune.report.data.supervised_spans import tokenized_rows
 from snaketune.report.judge.headline import cards, headline, judged_lineage
-from snaketune.report.judge.run_warnings import groups, report_findings, steps
+from snaketune.report.judge.run_warnings import collect_warnings, groups, steps
 from snaketune.stages.specs import ReportSpec
 
 SAMPLES_ON_THE_PAGE = 4
@@ -74,7 +74,7 @@ class Pages:
         results = self.results
         lineage = judged_lineage(results, self.variants.best)
         top = headline(results, lineage)
-        findings = report_findings(results, lineage, top.verdicts, self.variants, self.compared.runs)
+        findings = collect_warnings(results, lineage, top.verdicts, self.variants, self.compared.runs)
         return {
             "headline": top,
             "cards": cards(results),

@@ -19,7 +19,7 @@ from snaketune.corpus.selecting.words import TextHashes, compared_texts, words_o
 from snaketune.stages.progress import progress
 
 
-class NearDuplicates:
+class NearDuplicateSearch:
     """Append rows inside `with`; get their groups afterwards."""
 
     def __init__(self, folder: Path, *, threshold: float, shingle: int):

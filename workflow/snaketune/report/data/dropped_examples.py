@@ -18,7 +18,7 @@ EXCERPT_CHARACTERS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Malformed:
+class QuarantinedExample:
     """A quarantined row."""
 
     location: str
@@ -27,7 +27,7 @@ class Malformed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class DuplicateGroup:
     """A group of near duplicates, with an excerpt of the first."""
 
     rows: int
@@ -57,26 +57,26 @@ class DroppedExamples:
         hits_read: Number of contamination hits read.
     """
 
-    quarantined: dict[str, list[Malformed]]
-    groups: list[Group]
+    quarantined: dict[str, list[QuarantinedExample]]
+    groups: list[DuplicateGroup]
     hits: list[Hit]
     hits_read: int
 
 
 def dropped_examples(corpus: Result) -> DroppedExamples:
     """Read the examples of a corpus. Raises SnaketuneError if a record is damaged."""
-    quarantined: dict[str, list[Malformed]] = {}
+    quarantined: dict[str, list[QuarantinedExample]] = {}
     for line in _lines(corpus.artifact, "quarantine.jsonl"):
         examples = quarantined.setdefault(line["reason"], [])
         if len(examples) < EXAMPLES_PER_REASON:
             detail, excerpt = (clip(line[name], EXCERPT_CHARACTERS) for name in ("detail", "excerpt"))
-            examples.append(Malformed(location=_location(line), detail=detail, excerpt=excerpt))
+            examples.append(QuarantinedExample(location=_location(line), detail=detail, excerpt=excerpt))
     groups = sorted(_lines(corpus.artifact, "duplicates.jsonl"), key=lambda line: -line["rows"])[:GROUPS]
     hits = _lines(corpus.artifact, "contamination.jsonl")
     return DroppedExamples(
         quarantined=quarantined,
         groups=[
-            Group(
+            DuplicateGroup(
                 rows=line["rows"],
                 ids=[clip(i, 40) for i in line["ids"][:IDS]],
                 excerpt=clip(line["excerpt"], EXCERPT_CHARACTERS),

@@ -31,7 +31,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class SampledPrompt:
     """One prompt and all responses to it."""
 
     corpus: str
@@ -43,7 +43,7 @@ class Sample:
 
 def choose(
     models: list[ScoredModel], per_corpus: int | None = None, initial_models: Mapping[str, str] | None = None
-) -> list[Sample]:
+) -> list[SampledPrompt]:
     """Samples of one evaluation: the first prompts of each corpus by id, round-robin over its tasks.
 
     Args:
@@ -74,8 +74,8 @@ def _round_robin(keys: list[tuple[str, str]], rows: dict[tuple[str, str], dict[s
     return [key for _, _, key in sorted(order)]
 
 
-def _sample(row: dict[str, Any], answers: list[Answer]) -> Sample:
-    return Sample(
+def _sample(row: dict[str, Any], answers: list[Answer]) -> SampledPrompt:
+    return SampledPrompt(
         corpus=row["corpus"],
         task=_clipped(row.get("task"), 100),
         prompt=clip(row["prompt"]),

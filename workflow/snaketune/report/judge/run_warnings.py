@@ -18,7 +18,7 @@ NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class FindingGroup:
     """The same finding in one or more runs, with the message of the first."""
 
     where: list[str]
@@ -39,7 +39,7 @@ class Step:
     reasons: list[str]
 
 
-def report_findings(
+def collect_warnings(
     results: ResultSet,
     lineage: list[str],
     verdicts: Sequence[Verdict],
@@ -76,12 +76,15 @@ def _apply(table: Iterable[Callable[[Any], ReportFinding | None]], about: list[A
     return [finding for rule in table for one in about if (finding := rule(one))]
 
 
-def groups(findings: list[ReportFinding]) -> list[Group]:
+def groups(findings: list[ReportFinding]) -> list[FindingGroup]:
     """Group findings by kind and key, in order of first appearance. A finding without a key isn't grouped."""
     grouped: dict[tuple[str, ...], list[ReportFinding]] = {}
     for one in findings:
         grouped.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.message), []).append(one)
-    return [Group(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0]) for alike in grouped.values()]
+    return [
+        FindingGroup(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0])
+        for alike in grouped.values()
+    ]
 
 
 def steps(findings: list[ReportFinding]) -> list[Step]:

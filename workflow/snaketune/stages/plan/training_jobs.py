@@ -15,7 +15,7 @@ from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class PlannedTraining:
     """The training of a run, or of a variant of one, with the jobs that check and measure it beforehand."""
 
     run: Sft | Dpo
@@ -47,12 +47,12 @@ class Training:
 
 
 @cached
-def training(context: Context, section: str, name: str) -> Training:
+def training(context: Context, section: str, name: str) -> PlannedTraining:
     """Return the training of a run in the config. Args: section: `sft` or `dpo`."""
     return training_of(context, name, getattr(context.config, section)[name])
 
 
-def training_of(context: Context, name: str, run: Sft | Dpo) -> Training:
+def training_of(context: Context, name: str, run: Sft | Dpo) -> PlannedTraining:
     """Return the training of the run of this name, or of a variant of it."""
     sft = name if isinstance(run, Sft) else run.from_
     start, pack = start_of(context, run), pack_of(context, run)
@@ -68,7 +68,7 @@ def training_of(context: Context, name: str, run: Sft | Dpo) -> Training:
         own = run.model_dump(include=set(DpoSpec.model_fields) - set(shared))
         spec = DpoSpec(**shared, **own, continued=run.lora == "continued")
     preflight = preflight_job(context, first_run(context.config, sft))
-    return Training(
+    return PlannedTraining(
         run=run,
         spec=spec,
         start=start,

@@ -35,7 +35,7 @@ from snaketune.training.checkpoint.save_model import choose_dtype, gather_traine
 from snaketune.training.launch.requeue import record_preemption
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop.preemption import PreemptionCallback
-from snaketune.training.loop.preflight_record import preflight_findings
+from snaketune.training.loop.preflight_record import read_preflight_findings
 from snaketune.training.loop.sample_order import SetEpoch
 from snaketune.training.loop.trainer import BaseTrainer, LogCallback, TrainingRun
 from snaketune.training.parallel.fsdp import shard
@@ -178,7 +178,7 @@ def train(
             **_device_facts(compute, trainer.args.world_size),
             "probe": probe(compute.device, run.work.state),
             **batch_plan,
-            "preflight": preflight_findings(run.operation),
+            "preflight": read_preflight_findings(run.operation),
             **_throughput_and_memory(trainer, history, check),
             **ready.facts,
             **facts,

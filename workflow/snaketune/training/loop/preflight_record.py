@@ -11,7 +11,7 @@ from snaketune.stages.job import result_at
 FINDINGS = "findings.json"
 
 
-def preflight_findings(operation: Execution) -> list[dict[str, Any]]:
+def read_preflight_findings(operation: Execution) -> list[dict[str, Any]]:
     """Findings on this run and on the runs that were checked with it; [] without a preflight, or if it can't be read."""
     manifest = Path(operation.preflight)
     if not operation.preflight or not manifest.is_file():

@@ -14,7 +14,7 @@ import torch
 
 from snaketune.config.losses import PreferenceLoss
 from snaketune.training.preference import dpo_loss, unpaired_loss, unreferenced_loss
-from snaketune.training.preference.dpo_loss import PairLoss, Pairs
+from snaketune.training.preference.dpo_loss import PairLogps, PairLoss
 
 PER_PAIR: dict[str, PairLoss] = {
     "sigmoid": dpo_loss.sigmoid,
@@ -54,7 +54,7 @@ def needs_prompts(settings: PreferenceLoss) -> bool:
     return not WITH_PROMPTS.isdisjoint(settings.weights)
 
 
-def loss_of(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) -> torch.Tensor:
+def loss_of(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) -> torch.Tensor:
     """The share of the step's loss that these pairs contribute.
 
     Args:
@@ -63,8 +63,8 @@ def loss_of(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) -> tor
     Returns:
         float32 scalar.
 
-    >>> pair = Pairs(logps_P2=torch.tensor([[-2.0, -2.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
-    ...              nll_P2=torch.tensor([[2.0, 0.0]]))
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -2.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[4, 4]]), nll_P2=torch.tensor([[2.0, 0.0]]))
     >>> settings = PreferenceLoss(loss={"sigmoid": 1.0, "sft": 0.5})
     >>> round(loss_of(pair, settings, torch.tensor([2, 4, 0])).item(), 4)    # log 2 / 2 + 0.5 * 2 / 4
     0.5966
@@ -84,11 +84,11 @@ def loss_of(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) -> tor
     return loss
 
 
-def derivatives(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def derivatives(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of a whole step, float32 scalar, and its derivative with respect to each feature, float32[P, F].
 
-    >>> pair = Pairs(logps_P2=torch.tensor([[0.0, 0.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
-    ...              nll_P2=torch.zeros(1, 2))
+    >>> pair = PairLogps(logps_P2=torch.tensor([[0.0, 0.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[4, 4]]), nll_P2=torch.zeros(1, 2))
     >>> loss, derivative_PF = derivatives(pair, PreferenceLoss(loss="aot", beta=1.0), torch.tensor([1, 4, 0]))
     >>> round(loss.item(), 4), derivative_PF.tolist()
     (0.6931, [[-0.5, 0.5, 0.0, 0.0]])
@@ -100,6 +100,6 @@ def derivatives(pairs: Pairs, settings: PreferenceLoss, totals: torch.Tensor) ->
     return loss.detach(), derivative_PF
 
 
-def features(pairs: Pairs) -> torch.Tensor:
+def features(pairs: PairLogps) -> torch.Tensor:
     """The features of pairs that depend on the policy, float32[P, F]."""
     return torch.cat([pairs.logps_P2, pairs.nll_P2], dim=1)

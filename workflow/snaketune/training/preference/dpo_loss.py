@@ -24,7 +24,7 @@ MAX_EXPONENT = 80.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class PairLogps:
     """Log-probabilities and token counts of P pairs. For unpaired rows, the second completion is that of another row, after
     the same prompt (a mismatched completion).
 
@@ -53,7 +53,7 @@ class Pairs:
         return self.counts_P2.clamp(min=1)
 
 
-PairLoss = Callable[[Pairs, PreferenceLoss], torch.Tensor]
+PairLoss = Callable[[PairLogps, PreferenceLoss], torch.Tensor]
 
 
 def scores(ratios: torch.Tensor, settings: PreferenceLoss) -> torch.Tensor:
@@ -78,7 +78,7 @@ def scores(ratios: torch.Tensor, settings: PreferenceLoss) -> torch.Tensor:
             return ratios
 
 
-def margins(pairs: Pairs, settings: PreferenceLoss, per_token: bool = False) -> torch.Tensor:
+def margins(pairs: PairLogps, settings: PreferenceLoss, per_token: bool = False) -> torch.Tensor:
     """Score of the chosen completion minus that of the rejected one, float32[P], not multiplied by beta."""
     scores_P2 = scores(pairs.ratios_P2, settings)
     if per_token:
@@ -92,10 +92,10 @@ def smoothed_loss(logits_P: torch.Tensor, smoothing: float) -> torch.Tensor:
     return -(1 - smoothing) * F.logsigmoid(logits_P) - smoothing * F.logsigmoid(-logits_P)
 
 
-def sigmoid(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def sigmoid(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """DPO (Rafailov et al., 2023, eq. 7): -log sigmoid(margin). Unlike TRL's, it supports label smoothing.
 
-    >>> pair = Pairs(logps_P2=torch.tensor([[2.0, -2.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
+    >>> pair = PairLogps(logps_P2=torch.tensor([[2.0, -2.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
     ...              nll_P2=torch.zeros(1, 2))
     >>> round(sigmoid(pair, PreferenceLoss(beta=0.5)).item(), 4)
     0.1269
@@ -107,30 +107,30 @@ def sigmoid(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
     return smoothed_loss(settings.beta * margins(pairs, settings), settings.label_smoothing)
 
 
-def sigmoid_norm(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def sigmoid_norm(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """Length-normalized DPO (Tulu 3, Lambert et al., 2024): -log sigmoid(margin) of log-ratios per token."""
     return -F.logsigmoid(settings.beta * margins(pairs, settings, per_token=True))
 
 
-def hinge(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def hinge(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """Hinge loss of SLiC (Zhao et al., 2023), max(0, 1 - margin), on log-ratios as in RSO (Liu et al., 2023)."""
     return torch.relu(1 - settings.beta * margins(pairs, settings))
 
 
-def ipo(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def ipo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """IPO (Azar et al., 2023, eq. 17): (difference of the log-ratios per token - 1 / (2 beta))^2. Log-ratios are per token, as
     in the authors' code."""
     return (margins(pairs, settings, per_token=True) - 1 / (2 * settings.beta)) ** 2
 
 
-def robust(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def robust(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """Robust DPO (Chowdhury et al., 2024, eq. 12), unbiased if a share s of the labels is flipped:
     ((1 - s) loss(margin) - s loss(-margin)) / (1 - 2s)."""
     logits_P, flipped = settings.beta * margins(pairs, settings), settings.label_smoothing
     return (-(1 - flipped) * F.logsigmoid(logits_P) + flipped * F.logsigmoid(-logits_P)) / (1 - 2 * flipped)
 
 
-def exo_pair(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def exo_pair(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """EXO (Ji et al., 2024, eq. 16): KL divergence of (sigmoid(margin), sigmoid(-margin)) from (1 - s, s), with s =
     `label_smoothing`."""
     logits_P, smoothing = settings.beta * margins(pairs, settings), settings.label_smoothing
@@ -138,40 +138,40 @@ def exo_pair(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
     return won_P + torch.sigmoid(-logits_P) * (F.logsigmoid(-logits_P) - math.log(smoothing))
 
 
-def nca_pair(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def nca_pair(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """NCA for pairs (Chen et al., 2024, appendix C): compares each reward with zero, not the two with each other."""
     rewards_P2 = settings.beta * pairs.ratios_P2
     return -F.logsigmoid(rewards_P2[:, 0]) - 0.5 * F.logsigmoid(-rewards_P2).sum(1)
 
 
-def bco_pair(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def bco_pair(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """BCO for pairs (Jung et al., 2024): binary classification of chosen and rejected completions. As in TRL 1.16, rewards are
     compared with zero and not with a running mean, so the loss has no state."""
     rewards_P2 = settings.beta * pairs.ratios_P2
     return -F.logsigmoid(rewards_P2[:, 0]) - F.logsigmoid(-rewards_P2[:, 1])
 
 
-def sppo_hard(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def sppo_hard(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """SPPO (Wu et al., 2024, eq. 4.7) with a win probability of 1 for the chosen completion."""
     ratios_P2, target = pairs.ratios_P2, 0.5 / settings.beta
     return (ratios_P2[:, 0] - target) ** 2 + (ratios_P2[:, 1] + target) ** 2
 
 
-def apo_zero(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def apo_zero(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """APO-zero (D'Oosterlinck et al., 2024, eq. 7): raises chosen and lowers rejected completions; for chosen completions that
     are better than the model's own."""
     rewards_P2 = settings.beta * pairs.ratios_P2
     return 1 - torch.sigmoid(rewards_P2[:, 0]) + torch.sigmoid(rewards_P2[:, 1])
 
 
-def apo_down(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def apo_down(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """APO-down (D'Oosterlinck et al., 2024, eq. 8): lowers both, rejected completions more; for chosen completions that are
     worse than the model's own."""
     rewards_P2 = settings.beta * pairs.ratios_P2
     return torch.sigmoid(rewards_P2[:, 0]) + 1 - torch.sigmoid(rewards_P2[:, 0] - rewards_P2[:, 1])
 
 
-def discopop(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def discopop(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """DiscoPOP (Lu et al., 2024, eq. 5): logistic and exponential loss, mixed by a sigmoid of the margin."""
     logits_P = settings.beta * margins(pairs, settings)
     mixed_P = torch.sigmoid(logits_P / settings.discopop_tau)
@@ -180,7 +180,7 @@ def discopop(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
     return -F.logsigmoid(logits_P) * (1 - mixed_P) + exponential_P
 
 
-def aot(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def aot(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """AOT for pairs (Melnyk et al., 2024): compares the distributions of margins of policy and reference. Both are sorted over
     all pairs of a step and compared rank by rank.
 

@@ -19,7 +19,7 @@ from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.pipeline import PreparedTraining
 from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
 from snaketune.training.loop.trainer import TrainingRun
-from snaketune.training.preference.dpo_loss import Pairs
+from snaketune.training.preference.dpo_loss import PairLogps
 from snaketune.training.preference.dpo_monitor import DpoMonitor
 from snaketune.training.preference.metrics import MetricSums, Sums, add_steps, by_source, means
 from snaketune.training.preference.pair_dataset import PairRows
@@ -75,7 +75,7 @@ class DpoTrainer(PackedTrainer):
         )
 
     @torch.no_grad()
-    def _initial_pairs(self, batch: dict[str, Any], training: bool) -> Pairs:
+    def _initial_pairs(self, batch: dict[str, Any], training: bool) -> PairLogps:
         """Log-probabilities in training or in evaluation mode; leaves the random states as they are."""
         self.model.train(training)
         with self.as_in_training():
@@ -220,15 +220,15 @@ class _StepEndCallback(TrainerCallback):
             control.should_save = False
 
 
-def _as_rows(pairs: Pairs) -> torch.Tensor:
+def _as_rows(pairs: PairLogps) -> torch.Tensor:
     """Pairs as float32[P, K], the form in which processes exchange them; token counts below 2^24 are exact."""
     desirable = [] if pairs.desirable_P is None else [pairs.desirable_P[:, None]]
     columns = (features(pairs), pairs.reference_P2, pairs.counts_P2, *desirable)
     return torch.cat([column.float() for column in columns], dim=1)
 
 
-def _from_rows(rows_PK: torch.Tensor, labelled: bool) -> Pairs:
-    return Pairs(
+def _from_rows(rows_PK: torch.Tensor, labelled: bool) -> PairLogps:
+    return PairLogps(
         logps_P2=rows_PK[:, :2],
         nll_P2=rows_PK[:, 2:4],
         reference_P2=rows_PK[:, 4:6],

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from snaketune.config.losses import PreferenceLoss
-from snaketune.training.preference.dpo_loss import Pairs
+from snaketune.training.preference.dpo_loss import PairLogps
 
 # Losses that use log-probabilities per token.
 PER_TOKEN = {"simpo", "orpo"}
@@ -39,7 +39,7 @@ SUMS = (
 Sums = dict[str, float]
 
 
-def rewards(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def rewards(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """Rewards of chosen and rejected completions, float32[P, 2]; see `chosen_reward` in the module's docstring."""
     if settings.needs_reference:
         return settings.beta * pairs.ratios_P2
@@ -48,14 +48,14 @@ def rewards(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
     )
 
 
-def batch_sums(pairs: Pairs, settings: PreferenceLoss, source_P: torch.Tensor, sources: int) -> torch.Tensor:
+def batch_sums(pairs: PairLogps, settings: PreferenceLoss, source_P: torch.Tensor, sources: int) -> torch.Tensor:
     """Sums over the pairs of a batch, per source: float[sources, SUMS], float64 except on MPS, which lacks it.
 
     Args:
         source_P: int64, the index of each pair's source.
         sources: number of sources.
 
-    >>> pair = Pairs(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.tensor([[-3.0, -4.0]]),
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.tensor([[-3.0, -4.0]]),
     ...              counts_P2=torch.tensor([[4, 6]]), nll_P2=torch.zeros(1, 2))
     >>> (row,) = batch_sums(pair, PreferenceLoss(beta=0.5), torch.tensor([0]), sources=1).tolist()
     >>> sums = dict(zip(SUMS, row))
@@ -186,7 +186,7 @@ class MetricSums:
         self.of_step: torch.Tensor | None = None
         self.steps: list[torch.Tensor] = []
 
-    def add(self, pairs: Pairs, source_P: torch.Tensor) -> None:
+    def add(self, pairs: PairLogps, source_P: torch.Tensor) -> None:
         """Add the sums of a micro-batch."""
         sums = batch_sums(pairs, self.settings, source_P, self.sources)
         self.of_step = sums if self.of_step is None else self.of_step + sums

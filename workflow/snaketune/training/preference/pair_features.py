@@ -8,10 +8,10 @@ import torch
 
 from snaketune.config.losses import PreferenceLoss
 from snaketune.models.logprobs import completion_logprobs, token_losses
-from snaketune.training.preference.dpo_loss import Pairs
+from snaketune.training.preference.dpo_loss import PairLogps
 
 
-def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: PreferenceLoss) -> Pairs:
+def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: PreferenceLoss) -> PairLogps:
     """Compute the log-probabilities of a batch's pairs, in the order of rows and of pairs within a row.
 
     Args:
@@ -29,7 +29,7 @@ def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: Preferen
         weights_M = tail_weights(batch["member_completions"], counts_P2, settings.ld_alpha)
         member_losses_M = losses_N.index_select(0, batch["members"])
         sums_C = torch.zeros_like(sums_C).index_add(0, batch["member_completions"], -weights_M * member_losses_M)
-    return Pairs(
+    return PairLogps(
         logps_P2=sums_C.reshape(-1, 2),
         reference_P2=batch["reference"],
         counts_P2=counts_P2,

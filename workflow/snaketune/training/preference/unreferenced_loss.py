@@ -7,22 +7,22 @@ import torch
 import torch.nn.functional as F
 
 from snaketune.config.losses import PreferenceLoss
-from snaketune.training.preference.dpo_loss import Pairs, smoothed_loss
+from snaketune.training.preference.dpo_loss import PairLogps, smoothed_loss
 
 # Below this x, log1p(-exp(x)) is more accurate than log(-expm1(x)) (Mächler, 2012).
 LOG_HALF = -0.6931471805599453
 
 
-def cpo(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def cpo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """Preference term of CPO (Xu et al., 2024, eq. 3): the DPO loss with a uniform reference."""
     return smoothed_loss(settings.beta * (pairs.logps_P2[:, 0] - pairs.logps_P2[:, 1]), settings.label_smoothing)
 
 
-def simpo(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def simpo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """SimPO (Meng et al., 2024, eq. 6): -log sigmoid(beta * difference of log-probabilities per token - gamma).
 
-    >>> pair = Pairs(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 6]]),
-    ...              nll_P2=torch.zeros(1, 2))
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[4, 6]]), nll_P2=torch.zeros(1, 2))
     >>> round(simpo(pair, PreferenceLoss(loss="simpo", beta=2.0, simpo_gamma=1.0)).item(), 4)
     0.6931
     """
@@ -32,12 +32,12 @@ def simpo(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
     )
 
 
-def orpo(pairs: Pairs, settings: PreferenceLoss) -> torch.Tensor:
+def orpo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """Odds-ratio term of ORPO (Hong et al., 2024, eq. 7), weighted by beta: -beta * log sigmoid(log odds of the chosen
     completion - log odds of the rejected one), with probabilities per token.
 
-    >>> pair = Pairs(logps_P2=torch.tensor([[-1.0, -1.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[1, 1]]),
-    ...              nll_P2=torch.zeros(1, 2))
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-1.0, -1.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[1, 1]]), nll_P2=torch.zeros(1, 2))
     >>> round(orpo(pair, PreferenceLoss(loss="orpo", beta=1.0)).item(), 4)
     0.6931
     """
