@@ -3,8 +3,8 @@
     make bench-dpo
 
 Both sides start from the same weights (6.82M parameters) and train on the same pairs in the same order in float32 with AdamW
-at one learning rate, 16 pairs a step; each in a process of its own, in turn, medians. TRL takes as many pairs at once as it is
-fastest with, and beside that (`_trl_defaults`) as many as it takes where nobody says. The files are below `data/` as
+at one learning rate, 16 pairs a step; each in a process of its own, in turn, medians. TRL runs with the batch size
+that is fastest for it, and also with its default (`_trl_defaults`). The files are below `data/` as
 `config/recipes/mixed-data.yaml` has them. Writes results/bench/dpo.json after every part, and the table in
 docs/benchmarks.md; `--only` runs some of it, `--quick` all of it on a few pairs, into a file of its own, to see that it runs.
 """

@@ -67,7 +67,7 @@ TOLD = (
     "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
     "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "what", "deterministic", "same_digest",
 )  # fmt: skip
-# How much of the output of a failed part is kept.
+# How much of the output of a failed part is stored.
 LAST_LINES = 30
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.expected            a table for an H100
     python -m benchmarks.gpu.expected --count    bytes that a compiled layer moves, as Inductor counts them (a minute on a CPU)
 
-A sum of what can't overlap: matrix products at a share of the peak that large ones reach, and what is read and written between
-them at the speed of the card's memory. It leaves out the host, launches, and whatever is wrong; so a card should be slower, and
-where it is much slower, the part to look for is the one that the arithmetic lacks.
+The sum of times that can't overlap: matmuls at the share of the peak that large ones reach, and memory traffic between them at the
+bandwidth of the card. Host, launches and faults aren't included, so a card is slower; if it is much slower, look for a cost that
+the arithmetic leaves out.
 """
 
 import sys
@@ -19,15 +19,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 # Bytes per second of a copy, read and written (measured: 3.0 and 4.3 TB/s), and dense 16-bit FLOP/s of the data sheet.
 CARDS = {"H100": (2.9e12, 989.4e12), "H200": (4.2e12, 989.4e12)}
-# What products reach of the peak: with a hidden size below a thousand, and above.
+# The share of the peak that matmuls reach, with a hidden size below a thousand and above.
 SMALL, LARGE = 0.55, 0.7
 # FLOP/s of attention kernels over short documents, forward and backward.
 ATTENTION = (250e12, 200e12)
-# Bytes of a compiled layer and token that products read and write too, as a share; they overlap.
+# The share of a compiled layer's memory traffic that matmuls move as well; it overlaps with them.
 OVERLAP = 0.35
 # Bytes of a trained parameter: AdamW reads 16 and writes 12, its gradient is measured, clipped and set to zero (16).
 OPTIMIZER = 44
-# Of a logit besides its products, and of each number of the head's float32 gradient for every chunk of logits.
+# Bytes per logit besides its matmuls, and per number of the head's float32 gradient for every chunk of logits.
 LOGIT, HEAD_GRADIENT, LOGITS_AT_ONCE = 6, 8, 2**28
 
 
@@ -86,7 +86,7 @@ def layer_bytes(shape: Shape, tokens: int) -> float:
     from snaketune.models.forward import packed_inputs
 
     torch._inductor.config.force_disable_caches = True
-    # The compiler counts where it is asked to log what it counts.
+    # Inductor counts bytes only if it logs them.
     compile_fx.inductor_metrics_log.isEnabledFor = lambda level: True
     torch._dynamo.reset()
     small = shape.model | {"num_hidden_layers": 1, "vocab_size": 512}

@@ -115,7 +115,7 @@ def _expected(model: PreTrainedModel, case: Case, compute: Compute) -> tuple[tor
 
 
 def _losses_and_gradients(model: PreTrainedModel, batch: dict[str, Any], compute: Compute):
-    # What the self-test would say is what is asked here.
+    # This test replaces the self-test.
     allow_packed(model, compute.kernel, prefixes=True)
     model.zero_grad()
     with compute.autocast():

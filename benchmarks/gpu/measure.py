@@ -105,7 +105,7 @@ def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_u
         return found
     attention = attention_flops(found["pairs"], **shape.attention)
     frozen, tokens = shape.rank is not None, found["tokens"]
-    # An embedding that isn't the head too is only looked up; adapters are a hundredth of the rest, and left out.
+    # An embedding that isn't tied to the head has no matmul; adapters are 1% of the rest and not counted.
     matrix = shape.model["vocab_size"] * shape.model["hidden_size"]
     multiplied = found["parameters"] - (0 if shape.model["tie_word_embeddings"] else matrix)
     flops = step_flops(multiplied, tokens, attention, frozen=frozen)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.worker measure 23m [--rehearse]
 
-Every result is a line of its own on standard output, so that what was found is kept when the process is stopped.
+Every result is one line on standard output, so that results survive a stopped process.
 """
 
 import argparse

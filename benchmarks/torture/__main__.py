@@ -4,7 +4,7 @@
     python -m benchmarks.torture --fault kill --trials 3  some of some
     python -m benchmarks.torture --slurm                  those of a cluster, where there is one
 
-What is finished is kept in the json; the same command resumes.
+Finished trials are stored in the json; the same command resumes.
 """
 
 import argparse

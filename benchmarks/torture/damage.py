@@ -62,7 +62,7 @@ def flip(path: Path, trial: Trial) -> None:
     content[at] ^= 1 << trial.drawn.randrange(8)
     stands = path.stat()
     path.write_bytes(content)
-    # A disk that fails tells no times.
+    # A failing disk doesn't update times.
     os.utime(path, ns=(stands.st_atime_ns, stands.st_mtime_ns))
     trial.counts["byte"] = f"{at} of {len(content)}"
 

@@ -26,7 +26,7 @@ def full(trial: Trial) -> None:
     chain = trial.before(trial.point)
     if may_mount():
         trial.counts["by"] = "tmpfs"
-        # Of small results much more is written than is kept, or much less: only the beginning may fit.
+        # Small results write much more than they store, or much less, so only the beginning may fit.
         with small_disk(chain, free=int(trial.drawn.uniform(0, 0.4) * written_by(trial))) as enlarge:
             said = chain.wait(chain.start(*trial.targets), SECONDS)
             trial.check_message(said, fails=None)
@@ -63,7 +63,7 @@ def unknown_calls(trial: Trial) -> None:
         running.wait()
     trial.recover(unlock=True, orders=orders)
     if "no_flock" in orders and "no flock in" not in chain.read("first.log") + chain.read("again.log"):
-        raise Failed("nobody missed flock")
+        raise Failed("no process called flock")
 
 
 def may_mount() -> bool:

@@ -9,11 +9,11 @@ from benchmarks.torture.chain import Chain
 from benchmarks.torture.processes import command_of, everything_in, kill, kill_chain, send, wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
-# What a driver takes until its first job begins, about.
+# Approximate time until the first job of a run starts.
 START_SECONDS = 2.0
 KILLS_PER_CHAIN = 4
 SHORT_STAGES = ("corpus", "tokenizer")
-# An event that Python tells of before it is done, and where: work is lost between it and the one before.
+# An audit event, raised before it happens, its path and count: the kill loses the work since the event before.
 WORK, OUT = r"results/\.work/{stage}/[^/]+", r"results/{stage}/.*?"
 POINTS = {
     "checkpoint, before its weights": ("open", WORK + r"/state/checkpoints/.*/weights\.safetensors$", 2),

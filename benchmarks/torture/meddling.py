@@ -1,16 +1,16 @@
 """The `sitecustomize` of every Python process of a chain: logs what each writes, and injects the ordered faults.
 
-Notes are lines of `events.jsonl`; orders are in `orders.json`, read when a process starts:
+Events are logged to `events.jsonl`; faults are ordered in `orders.json`, read when a process starts:
 
-    kill_before: [event, pattern, count]    kill the whole chain before the count-th such event of a path that fits
-    slow: [event, pattern, seconds]         how long such an event of a path that fits takes
-    no_flock: errno, no_links: errno        what these calls fail with below `results`
-    clock: seconds                          how far the clock goes wrong once `clock-is-wrong` is there
+    kill_before: [event, pattern, count]    kill the whole chain before the count-th such event of a path that matches
+    slow: [event, pattern, seconds]         delay every such event of a path that matches
+    no_flock: errno, no_links: errno        error with which these calls fail below `results`
+    clock: seconds                          shift of the clock once the file `clock-is-wrong` exists
 
-A process whose environment has TORTURE_BOOT takes itself for one of another machine.
+A process with TORTURE_BOOT in its environment pretends to be on another machine.
 
-Python tells of opened, renamed, linked and removed files before it is done (`sys.addaudithook`); what safetensors writes is
-told as if it did.
+Python raises audit events before it opens, renames, links or removes files (`sys.addaudithook`); events for writes of safetensors
+are added here.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Cluster faults on the local SLURM: cancelled and requeued jobs, lost nodes, time limits and more.
 
-The chain is run through `profiles/slurm`; a fault waits until SLURM runs its SFT job, does to it what scontrol and scancel can,
-and the trial goes on as on one machine. What needs a cluster's administrator takes a command from the environment, and is left
-out where none is given: TORTURE_CRASH_NODE (called with the node), TORTURE_LOSE_NODE (the same, but its job lives on unseen),
-TORTURE_CONTROLLER_AWAY (called with the number of seconds).
+The chain runs through `profiles/slurm`. A fault waits until SLURM runs the SFT job and acts on it by scontrol or scancel; then the
+trial continues as on one machine. Faults that need an administrator run a command from the environment, and are skipped without
+it: TORTURE_CRASH_NODE (called with the node), TORTURE_LOSE_NODE (the same, but its job keeps running), TORTURE_CONTROLLER_AWAY
+(called with the number of seconds).
 """
 
 import os
@@ -21,10 +21,10 @@ from snaketune.cluster.pending_jobs import JOBS_LOST
 
 CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_LOSE_NODE", "")
 AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")
-# More for the command line of Snakemake, such as --slurm-status-command squeue where nothing keeps accounts.
+# Further options of Snakemake, such as --slurm-status-command squeue on a cluster without accounting.
 ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
-# A requeued job waits two minutes for its turn, one that time limits end may be four jobs, and who is lost sight of is told
-# after five minutes.
+# A requeued job waits two minutes, a training with time limits may take four jobs, and a lost job is reported after five
+# minutes.
 REQUEUED_SECONDS = 3 * SECONDS
 
 

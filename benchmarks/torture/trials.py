@@ -17,11 +17,11 @@ from snaketune.stages.table import STAGES as TABLE
 
 SECONDS = 300.0
 TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-# What a message asks for, in the order in which it is looked for.
+# Commands that messages name, in the order in which they are searched.
 FORCE = re.compile(r"snakemake(?: --configfile \S+)? --forcerun (\S+/manifest\.json)")
 REMOVE = re.compile(r"remove (\S+?)[;,)]? (?:and run again|to begin again)")
 RUNS_AGAIN = 4
-# By stage, how far a chain must go for all of its files to have been read.
+# By stage, the stage up to which a chain must run to read all of its files.
 READ_BY = {
     **dict.fromkeys(("corpus", "tokenizer", "tokenize"), "write"),
     **dict.fromkeys(("plan", "write"), "pack"),
@@ -31,7 +31,7 @@ READ_BY = {
     "dpo": "eval",
     **dict.fromkeys(("eval", "card"), "report"),
 }
-# What a stage writes for others to know that it is there, before it holds anything.
+# Files that a stage writes before it holds the lock.
 CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")
 
 
@@ -83,7 +83,7 @@ class Trial:
     """A trial, as a fault gets it.
 
     Attributes:
-        drawn: random numbers of this trial's own.
+        drawn: random generator of this trial.
         instructions: messages that named a command, which the trial then ran.
         counts: other figures that the fault reports.
     """
@@ -94,10 +94,10 @@ class Trial:
     drawn: random.Random
     instructions: list[str] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
-    # How often something was there to be struck, where that isn't sure beforehand.
+    # How often a strike hit something; None where it always does.
     hits: int | None = None
     chain: Chain = field(init=False)
-    # What is asked of Snakemake, and which results it then has to have made; nothing: all.
+    # Targets of Snakemake, whose results are then required; empty for all.
     targets: list[str] = field(default_factory=list)
 
     def fresh(self) -> Chain:
@@ -135,7 +135,7 @@ class Trial:
         """Check the message of a run that meets the fault.
 
         Args:
-            fails: whether it has to; None where it may.
+            fails: whether the run must fail; None if it may.
         """
         check(said, ours_alone=True)
         if said.status != 0:
@@ -149,7 +149,7 @@ class Trial:
 
         Args:
             unlock: whether Snakemake itself was killed.
-            orders: what goes on to be so; see meddling.py.
+            orders: faults that persist; see meddling.py.
         """
         self.chain.order(**(orders or {}))
         if unlock:
@@ -215,8 +215,8 @@ def last_words(said: Said) -> str:
 
 
 def state_of(chain: Chain) -> dict[str, Any]:
-    """Of each published result its whole manifest, and whether its files are as that says; of the report, which tells how
-    long things took, that it is there."""
+    """Return the manifest of each published result and its damaged files; for the report, which contains times, only that it
+    exists."""
     found: dict[str, Any] = {}
     for name, manifest in chain.manifests().items():
         stage = name.split("/")[0]
