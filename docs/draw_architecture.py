@@ -68,9 +68,9 @@ Everything about a stage is in one module: the declaration `STAGE = Stage(...)` 
 lists what it holds, `stages/table.py` collects them). A rule, its file and that module have one name. The module imports
 nothing heavy; `build` imports the modules beside it that compute.
 
-In the picture, a line goes from a package to one that it imports: always upward, since data flows down. Snakemake's files
-import `config`, `stages`, `cluster`, `preview`, `publishing` and `report`; nothing in the package imports Snakemake. This page
-is written from the code by `docs/draw_architecture.py` (`make docs`), and a test checks that it is up to date.
+In the picture, each line goes from a package to one above it that it imports. Snakemake's files import `config`, `stages`,
+`cluster`, `preview`, `publishing` and `report`; nothing in the package imports Snakemake. This page is written from the code
+by `docs/draw_architecture.py` (`make docs`), and a test checks that it is up to date.
 
 ![Packages and imports](architecture.svg)
 

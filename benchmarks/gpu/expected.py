@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.expected            a table for an H100
     python -m benchmarks.gpu.expected --count    bytes that a compiled layer moves, as Inductor counts them (a minute on a CPU)
 
-The sum of times that can't overlap: matmuls at the share of the peak that large ones reach, and memory traffic between them at the
-bandwidth of the card. Host, launches and faults aren't included, so a card is slower; if it is much slower, look for a cost that
-the arithmetic leaves out.
+The sum of times that can't overlap: matmuls at the share of the peak that large ones reach, and memory traffic between them
+at the bandwidth of the card. Host, launches and faults aren't included, so a card is slower; if it is much slower, look for a
+cost that the arithmetic leaves out.
 """
 
 import sys

@@ -9,8 +9,8 @@ Events are logged to `events.jsonl`; faults are ordered in `orders.json`, read w
 
 A process with TORTURE_BOOT in its environment pretends to be on another machine.
 
-Python raises audit events before it opens, renames, links or removes files (`sys.addaudithook`); events for writes of safetensors
-are added here.
+Python raises audit events before it opens, renames, links or removes files (`sys.addaudithook`); events for writes of
+safetensors are added here.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Cluster faults on the local SLURM: cancelled and requeued jobs, lost nodes, time limits and more.
 
-The chain runs through `profiles/slurm`. A fault waits until SLURM runs the SFT job and acts on it by scontrol or scancel; then the
-trial continues as on one machine. Faults that need an administrator run a command from the environment, and are skipped without
-it: TORTURE_CRASH_NODE (called with the node), TORTURE_LOSE_NODE (the same, but its job keeps running), TORTURE_CONTROLLER_AWAY
-(called with the number of seconds).
+The chain runs through `profiles/slurm`. A fault waits until SLURM runs the SFT job and acts on it by scontrol or scancel; then
+the trial continues as on one machine. Faults that need an administrator run a command from the environment, and are skipped
+without it: TORTURE_CRASH_NODE (called with the node), TORTURE_LOSE_NODE (the same, but its job keeps running),
+TORTURE_CONTROLLER_AWAY (called with the number of seconds).
 """
 
 import os

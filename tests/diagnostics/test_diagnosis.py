@@ -18,7 +18,7 @@ from snaketune.diagnostics import trial as trial_module
 from snaketune.diagnostics.attribution import as_csv, as_markdown, attribution
 from snaketune.diagnostics.attribution_picture import attribution_svg
 from snaketune.errors import SnaketuneError
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.stages.specs import DiagnosisSpec, SftSpec, TrialSpec, Variant, canonical
 from tests.packing.chain import started
 

@@ -10,7 +10,7 @@ import yaml
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.load import load
 from snaketune.diagnostics.leaks import check_leaks
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import PreflightEvaluation
 from tests.config.edits import put

@@ -91,7 +91,7 @@ CALLED = {
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},
     "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
     "stages.host.locks": {"locked"},
-    "stages.gpu_needs": {"gpu_findings", "report_findings"},
+    "stages.findings": {"gpu_findings", "report_findings"},
     "stages.cache.external_files": {"cached_digest", "fingerprint_entries"},
     "stages.progress": {"progress"},
     "stages.cache.status": {"differing"},

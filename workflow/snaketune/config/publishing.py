@@ -1,4 +1,4 @@
-"""The `push:` and `gguf:` sections: publishing of results. Nothing is published unless a config has them."""
+"""The `push:` and `gguf:` sections: uploads to the Hub and conversions to GGUF, if a config has them."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""The computation of the `diagnosis` stage: the share of each change in the gain, from trials that took turns.
+"""Compute how much of a speed-up each change explains, from interleaved trials: the work of the `diagnosis` stage.
 
 Variants are compared within a round, in which they ran one after the other, and a figure is the median over rounds with the
 lowest and the highest, so changes of the machine between rounds favour no variant. Losses are compared at equal tokens, since a

@@ -1,4 +1,4 @@
-"""The `diagnosis` stage: the share of each change in the gain, from trials that took turns (`diagnostics.attribution`)."""
+"""The `diagnosis` stage: how much of a speed-up each change explains, by interleaved trials (`diagnostics.attribution`)."""
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 
 # Findings are reported above this share of dropped tokens, and below this share of supervised ones.
 REPORTED_SHARE = 0.01

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 from snaketune.config.training_runs import Pretrained, Scratch
 from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import is_slow_to_map
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightRun
 
 GB = 1e9

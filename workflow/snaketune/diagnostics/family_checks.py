@@ -30,7 +30,7 @@ from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
-from snaketune.stages.gpu_needs import Finding, report_findings
+from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightRun, PreflightSpec
 from snaketune.tokenization.chat import ChatTokenizer

@@ -3,7 +3,7 @@
 from typing import Any
 
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightRun
 
 # Highest and lowest plausible learning rates of Adam-like optimizers, by kind of rows and of model. A model from scratch needs

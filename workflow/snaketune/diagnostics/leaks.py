@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation
 from snaketune.tables import read_table
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation
 from snaketune.tables import read_table
 

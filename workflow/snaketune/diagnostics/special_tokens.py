@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.tokenization.chat import ChatTokenizer
 
 

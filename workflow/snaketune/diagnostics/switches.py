@@ -1,4 +1,4 @@
-"""The switches of a run, one function each: the setting, the effect of another one, and how that effect is known."""
+"""The switches: settings that can change the speed of a run, each with an alternative, its gain, and how that is known."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

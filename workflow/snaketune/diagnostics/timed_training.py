@@ -29,7 +29,7 @@ from snaketune.models.devices import keep_freed_memory
 from snaketune.models.speed_probe import probe
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.gpu_needs import report_findings
+from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.training.launch.worker import is_main_process

@@ -3,7 +3,7 @@
 import numpy as np
 from transformers import PretrainedConfig
 
-from snaketune.stages.gpu_needs import Finding
+from snaketune.stages.findings import Finding
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Relative to the base's embeddings: up to MORE tokens may have been added for a template, up to FEWER are padding.

@@ -1,4 +1,4 @@
-"""The launcher of `trial`: worker processes with the batch plan that the run would have; running out of memory is a result."""
+"""The launcher of `trial`: worker processes with the batch plan of the run; running out of memory is recorded."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Scores of one model on held-out rows: the computation of the `eval` stage. It writes
+"""Compute the scores of one model on held-out rows: the work of the `eval` stage.
 
 scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; 95% intervals
 responses.jsonl   every generated response, with the prompt, the expected and the extracted answer

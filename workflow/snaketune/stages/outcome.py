@@ -1,4 +1,4 @@
-"""What a stage returns when its payload is written."""
+"""The return value of a stage's `build`: row counts and entries for the manifest and run.json."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Encoding in which only the template writes control tokens.
+"""Encoding in which control tokens come from the chat template only, never from the text of a user.
 
 A tokenizer encodes `<|im_end|>` as a control token wherever it occurs, so a user who types it would end the turn. Such rows are
 encoded with a second tokenizer that differs only in the names of its control tokens, which are strings that occur in no text.

@@ -1,4 +1,6 @@
-"""CSV files of all responses for human evaluation in a spreadsheet, for each evaluation and corpus:
+"""CSV files of all responses for human evaluation in a spreadsheet.
+
+For each evaluation and corpus:
 
 side_by_side.csv    id, prompt, expected answer, a column per model, and two to fill in: `better`, `note`
 blind.csv           the same with anonymous columns, whose order of models differs from row to row

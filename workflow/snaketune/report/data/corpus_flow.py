@@ -1,4 +1,4 @@
-"""Row counts of a corpus: read + extra + repeated = joined + quarantined + dropped + kept.
+"""The row counts of a corpus, and whether they add up: read + extra + repeated = joined + quarantined + dropped + kept.
 
 All counts are from the manifest of the corpus. Whether they add up is checked here, not assumed.
 """

@@ -1,4 +1,4 @@
-"""The files, code and versions that an attempt to build a result uses, checked again where they are actually read.
+"""The files, code and versions of one attempt to build a result, compared with the plan again when they are read.
 
 The fingerprint is computed first; files are read, modules imported and threads started later, some of them in other processes.
 `state/attempt.json` holds what those processes compare with.

@@ -1,4 +1,4 @@
-"""The `preflight` jobs: one per family, which is the SFT runs that continue each other and the DPO runs from them."""
+"""The `preflight` jobs: one per chain of runs (SFT runs that continue each other, and the DPO runs based on them)."""
 
 from collections.abc import Iterable
 

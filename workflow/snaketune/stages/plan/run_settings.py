@@ -1,4 +1,4 @@
-"""The settings of a run that depend on the SFT runs that it builds on."""
+"""Settings that a run inherits from the SFT runs below it: the base model, and whether remote code is trusted."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The training of an SFT or DPO run: what its jobs share, the `calibrate` job that measures it, and the `sft` jobs."""
+"""The `sft` jobs, the `calibrate` jobs of all trainings, and the inputs that the jobs of one training share."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Encoding of whole batches of conversations; `batched_encoder` is the entry point.
+"""Encoding of whole batches of conversations; the entry point is `encoder.batched_encoder`.
 
 `batched_encoder` returns an encoder only if two proofs hold, `separable` for the tokenizer and `verbatim` for the chat
 template; otherwise it returns the reason, and the stage `tokenize` encodes row by row (the reference path). The encoder itself

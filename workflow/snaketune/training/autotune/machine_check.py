@@ -19,7 +19,7 @@ from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
 from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.gpu_needs import ALLOW, Finding, gpu_findings
+from snaketune.stages.findings import ALLOW, Finding, gpu_findings
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.specs import DpoSpec, SftSpec
 

@@ -1,4 +1,4 @@
-"""Training on packed rows (format v3) with transformers' Trainer; the base class of SFT and DPO.
+"""Training on packed rows (manifest format 3) with transformers' Trainer; the base class of SFT and DPO.
 
 The loss is a mean over all tokens or pairs of an optimizer step, independent of micro-batches and processes.
 """

@@ -20,7 +20,7 @@ from snaketune.models.forward import inner_model
 from snaketune.models.load_model import parameter_count, stored_dtype
 from snaketune.models.speed_probe import probe, processor
 from snaketune.stages.cache.attempt import check_files
-from snaketune.stages.gpu_needs import report_findings
+from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import track_curves
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent

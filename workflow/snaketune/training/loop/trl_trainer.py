@@ -1,4 +1,6 @@
-"""Training on raw rows (format v2.0) with TRL's SFTTrainer, which applies the chat template and takes loss on assistant turns.
+"""Training on unpacked text rows (manifest format 2.0) with TRL's SFTTrainer.
+
+TRL applies the chat template and takes loss on assistant turns.
 
 Slower than packed rows: one conversation per row, padded to the longest of the batch. Used for what the packed engine lacks,
 and as a reference for it.

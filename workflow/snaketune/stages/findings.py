@@ -1,4 +1,4 @@
-"""Findings: problems that are reported before anything is loaded; here, what of a run needs a GPU, by its spec and operation.
+"""Findings: problems that are reported before anything is loaded; and the findings of jobs that need a GPU.
 
 torch isn't imported, so a job without a GPU is refused before its processes start.
 """
