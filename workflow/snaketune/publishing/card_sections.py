@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from snaketune.config.losses import PreferenceLoss
-from snaketune.publishing.card_results import CardResults, Result
+from snaketune.publishing.card_results import CardResult, CardResults
 from snaketune.publishing.card_scores import Score
 from snaketune.publishing.markdown import table, text
 
@@ -27,7 +27,7 @@ def _base(results: CardResults) -> str:
     return f"A new {text(results.base['architecture'])} model with random weights"
 
 
-def _method(run: Result) -> str:
+def _method(run: CardResult) -> str:
     if run.job.stage == "sft":
         return "by supervised fine-tuning"
     sentence = f"by preference optimization ({text(_value(run.spec['loss']))})"
@@ -48,7 +48,7 @@ def data(results: CardResults) -> str:
     return "\n\n".join(_corpus(results, corpus) for corpus in results.corpora)
 
 
-def _corpus(results: CardResults, corpus: Result) -> str:
+def _corpus(results: CardResults, corpus: CardResult) -> str:
     words, counts = results.words(corpus.job.name), corpus.counts
     sentence = f"License: {text(words.license or UNKNOWN)}. From {_sources(results, corpus)}."
     if words.description:
@@ -69,7 +69,7 @@ def _corpus(results: CardResults, corpus: Result) -> str:
     return "\n\n".join([*parts, *(_packing(pack) for pack in _packs(results, corpus))])
 
 
-def _sources(results: CardResults, corpus: Result) -> str:
+def _sources(results: CardResults, corpus: CardResult) -> str:
     """Hub datasets by name and revision; local files only by their number, since their names would disclose folders."""
     files = sum(len(source["files"]) for source in corpus.spec["sources"])
     linked, hub = results.hub_datasets(corpus), [source["hub"] for source in corpus.spec["sources"] if source["hub"]]
@@ -85,11 +85,11 @@ def _sources(results: CardResults, corpus: Result) -> str:
     return " and ".join(named + ([f"{files} local file{'s' if files > 1 else ''}"] if files else []))
 
 
-def _packs(results: CardResults, corpus: Result) -> list[Result]:
+def _packs(results: CardResults, corpus: CardResult) -> list[CardResult]:
     return [pack for pack in results.of("pack") if results.made_from(pack, "corpus") is corpus]
 
 
-def _packing(pack: Result) -> str:
+def _packing(pack: CardResult) -> str:
     """The counts of the train split: rows dropped, truncated and split, and tokens."""
     counts = pack.counts["train"]
     # Raw rows aren't packed, so their tokens aren't counted.
@@ -115,7 +115,7 @@ def training(results: CardResults) -> str:
     return f"{table(head, rows)}\n\nMade with {made_with}."
 
 
-def _settings(results: CardResults, run: Result) -> Iterator[tuple[str, str]]:
+def _settings(results: CardResults, run: CardResult) -> Iterator[tuple[str, str]]:
     spec, manifest = run.spec, run.manifest
     pack = results.made_from(run, "pack")
     corpus = pack and results.made_from(pack, "corpus")

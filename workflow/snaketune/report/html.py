@@ -21,7 +21,7 @@ from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import PreferenceChange, flips
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.samples import Sample, choose
+from snaketune.report.data.samples import SampledPrompt, choose
 from snaketune.report.data.supervised_spans import tokenized_rows
 from snaketune.report.judge.headline import cards, headline, judged_lineage
 from snaketune.report.judge.run_warnings import collect_warnings, groups, steps
@@ -120,7 +120,7 @@ class Pages:
     def _preferences(self) -> dict[str, Any]:
         return {"preference_changes": self._preference_changes(self.variants.labels, FLIPS)}
 
-    def _samples_of_all(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
+    def _samples_of_all(self, per_corpus: int | None = None) -> dict[str, list[SampledPrompt]]:
         evaluations = self.results.evaluations.items()
         return {name: choose(models, per_corpus, self.results.initial_models) for name, models in evaluations}
 
