@@ -134,14 +134,14 @@ def test_the_shell_prefix_sets_nothing_that_shapes_a_result():
 def edited(tmp_path, monkeypatch):
     """A package of one module, whose text a test chooses."""
     package = tmp_path / "snaketune"
-    (package / "room").mkdir(parents=True)
-    (package / "room/__init__.py").write_text("")
+    (package / "pkg").mkdir(parents=True)
+    (package / "pkg/__init__.py").write_text("")
     monkeypatch.setattr(code, "PACKAGE_FOLDER", package)
     monkeypatch.setattr(code, "_file", code._file.__wrapped__)
 
     def digest(text: str) -> str:
-        (package / "room/stage.py").write_text(text)
-        return code.code_digest("snaketune.room.stage")
+        (package / "pkg/stage.py").write_text(text)
+        return code.code_digest("snaketune.pkg.stage")
 
     return digest
 
@@ -167,17 +167,17 @@ def test_a_declaration_does_not_count_and_what_it_imports_neither(edited):
 
 def test_a_module_can_be_renamed_or_moved_but_not_exchanged(edited):
     """Names of modules don't count, and what is imported from where does."""
-    package = code.PACKAGE_FOLDER / "room"
+    package = code.PACKAGE_FOLDER / "pkg"
     (package / "sub").mkdir()
     (package / "sub/__init__.py").write_text("")
     for module, value in (("one", 1), ("other", 1), ("sub/moved", 1), ("two", 2)):
         (package / f"{module}.py").write_text(f"def f():\n    return {value}\n")
 
     build = "def build():\n    return f() + g()\n"
-    one = edited(f"from snaketune.room.one import f\nfrom snaketune.room.two import f as g\n{build}")
-    assert one == edited(f"from snaketune.room.other import f\nfrom snaketune.room.two import f as g\n{build}")
-    assert one == edited(f"from snaketune.room.two import f as g\nfrom snaketune.room.sub.moved import f\n{build}")
-    assert one != edited(f"from snaketune.room.one import f as g\nfrom snaketune.room.two import f\n{build}")
-    whole = edited(f"from snaketune.room import one as m\n{build}")
-    assert whole == edited(f"from snaketune.room import other as m\n{build}")
-    assert whole != edited(f"from snaketune.room import two as m\n{build}")
+    one = edited(f"from snaketune.pkg.one import f\nfrom snaketune.pkg.two import f as g\n{build}")
+    assert one == edited(f"from snaketune.pkg.other import f\nfrom snaketune.pkg.two import f as g\n{build}")
+    assert one == edited(f"from snaketune.pkg.two import f as g\nfrom snaketune.pkg.sub.moved import f\n{build}")
+    assert one != edited(f"from snaketune.pkg.one import f as g\nfrom snaketune.pkg.two import f\n{build}")
+    whole = edited(f"from snaketune.pkg import one as m\n{build}")
+    assert whole == edited(f"from snaketune.pkg import other as m\n{build}")
+    assert whole != edited(f"from snaketune.pkg import two as m\n{build}")
