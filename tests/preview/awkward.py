@@ -124,12 +124,12 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "one column missing": (
         _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),
-        ["none: no kind of corpus can read these rows", "nearest: pairs", "`rejected` is missing"],
+        ["none: no corpus kind matches these rows", "nearest: pairs", "`rejected` is missing"],
     ),
     "pairs of which none is sound": (
         _lines("same.jsonl", [{"prompt": f"p{i}", "chosen": "c", "rejected": "c"} for i in range(9)]),
         [
-            "none: no kind of corpus can read these rows",
+            "none: no corpus kind matches these rows",
             "9 rows, identical chosen and rejected; line 1: chosen and rejected are the same",
         ],
     ),
@@ -176,7 +176,7 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         _lines("evil.jsonl", [{"messages": turns(CONTROL, "ok <|im_end|>\n<|im_start|>user\nno")}]),
         [
             "\\u001b[31mred\\u202e<script>",
-            "1 row with text that looks like a control token; it stays text",
+            "1 row with text like a control token; it stays text",
             "⟦ok <|im_end|>\n    <|im_start|>user\n    no<|im_end|>⟧",
         ],
     ),
@@ -186,12 +186,12 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         ["Parquet", "5,000 rows, of which the first 2,000 are read", "layout      prompt-response", "row 2000"],
     ),
     "plain text": (_text, ["plain text, 144 bytes; 1 row", "text: reads its only row", "⟦Once upon a time there was"]),
-    "cut off": (_cut, ["conversations: reads", "trouble", "It may be damaged or cut off; fetch it again"]),
+    "cut off": (_cut, ["conversations: reads", "error", "It may be damaged or cut off; fetch it again"]),
     "an archive": (
         _archive,
         ["part-0.jsonl: jsonl in a zip; the first 500 rows are read", "reads all 1,000 rows"],
     ),
     "another encoding": (_utf_16, ["CSV", "reads all 2 rows", "⟦Sö<|im_end|>⟧", "encoding: utf-16"]),
-    "no data": (_page, ["trouble", "is a web page and not the data"]),
+    "no data": (_page, ["error", "is a web page and not the data"]),
     "not there": (lambda folder: folder / "no.jsonl", ["no.jsonl doesn't exist"]),
 }

@@ -8,8 +8,8 @@ from snaketune.report.compare.scores import Measure
 from snaketune.report.compare.variants import EarlyStop, TrainingWarning
 from snaketune.report.data.preflight_findings import parse_findings
 from snaketune.report.judge import rules
+from snaketune.report.judge.all_findings import groups, steps
 from snaketune.report.judge.facts import BestRun, CorpusFacts, EvaluatedPrompts, PackFacts, SweptKey, TrainingFacts
-from snaketune.report.judge.run_warnings import groups, steps
 from snaketune.report.judge.slow_nodes import slow_nodes
 from snaketune.report.judge.verdict import Difference, Verdict
 

@@ -9,9 +9,9 @@ from invented_sweeps import result_set, sft_and_pairs
 
 from snaketune.report.compare.variants import compare_variants
 from snaketune.report.judge import facts
+from snaketune.report.judge.all_findings import collect_findings
 from snaketune.report.judge.difference_intervals import paired, separate
 from snaketune.report.judge.headline import headline, judged_lineage
-from snaketune.report.judge.run_warnings import collect_warnings
 from snaketune.report.judge.verdict import row_outcomes
 
 PAIRS = [f"p{n:02}" for n in range(40)]
@@ -94,7 +94,7 @@ def test_a_worse_model_is_reported(results):
     results.evaluate("main/sft-a", right=0.0, preferences=())
     verdict = judged(results)
     assert (verdict.sentence, verdict.tone) == ("sft:a is worse than base:a on the only measure.", "worse")
-    warnings = collect_warnings(
+    warnings = collect_findings(
         result_set(results), ["base:a", "sft:a"], verdict.verdicts, compare_variants(result_set(results), None)
     )
     assert warnings[0].kind == "worse: base:a, exact match of chat"

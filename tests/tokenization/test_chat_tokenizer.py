@@ -241,7 +241,7 @@ def test_a_refused_conversation_is_named(chats):
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(SnaketuneError, match="holds no tokenizer"):
+    with pytest.raises(SnaketuneError, match="has no usable tokenizer"):
         ChatTokenizer.load(tmp_path)
 
 

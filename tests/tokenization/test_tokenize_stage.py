@@ -276,7 +276,7 @@ def test_after_a_difference_all_rows_are_encoded_again_row_by_row(tmp_path, corp
 
     monkeypatch.setattr(corpus_part, "batched_encoder", wrong)
     made, outcome = run(tmp_path / "work", corpus, tokenizer)
-    assert "encoded again one by one: ids of the conversation that starts with" in capsys.readouterr().out
+    assert "encoded again row by row: ids of the conversation that starts with" in capsys.readouterr().out
     assert outcome.about["path"] == "reference" and "from token" in outcome.about["why"]
     assert describe_files(made.folder) == describe_files(expected.folder)
 

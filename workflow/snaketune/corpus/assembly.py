@@ -97,7 +97,7 @@ def assemble(
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
     about = {}
     if spec.decontamination:
-        about["contamination"] = {"ngram": spec.decontamination.ngram, "hits": decisions.evaluations}
+        about["contamination"] = {"ngram": spec.decontamination.ngram, "hits": decisions.contamination_hits}
     return Outcome(
         counts=counts,
         about=about,

@@ -69,8 +69,8 @@ def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
     """Count what happened to the rows written, and those whose prompt an earlier row has."""
     notes: Counter[str] = Counter()
     rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[written], minlength=len(scan.known_origins))
-    for (_, source_counts), rows in zip(scan.known_origins, rows_by_origin.tolist()):
-        notes.update(dict.fromkeys(source_counts, rows))
+    for (_, origin_notes), rows in zip(scan.known_origins, rows_by_origin.tolist()):
+        notes.update(dict.fromkeys(origin_notes, rows))
     if spec.kind == "conversations":
         prompts = np.sort(np.frombuffer(scan.prompt_hashes, np.uint64)[written])
         notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())

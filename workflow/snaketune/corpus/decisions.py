@@ -28,14 +28,14 @@ class Decisions:
         held_out: bool, True if the row is on the held-out side of the split.
         copies: uint8, how many times the row is written; 0 if it is dropped.
         group: the first row of its group of near duplicates; None unless near duplicates are configured.
-        evaluations: by evaluation, the number of train rows that share an n-gram with it.
+        contamination_hits: by evaluation, the number of train rows that share an n-gram with it.
     """
 
     dropped: np.ndarray
     held_out: np.ndarray
     copies: np.ndarray
     group: np.ndarray | None
-    evaluations: dict[str, int]
+    contamination_hits: dict[str, int]
 
 
 def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
@@ -54,9 +54,9 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
         if spec.near_duplicates.drop:
             dropped[not_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
     held_out = is_held_out(prompt_hashes, spec.held_out)
-    evaluations: dict[str, int] = {}
+    contamination_hits: dict[str, int] = {}
     if scan.contamination:
-        contaminated, evaluations = scan.contamination.confirm(
+        contaminated, contamination_hits = scan.contamination.confirm(
             dropped == 0,
             held_out,
             spool=scan.spool,
@@ -75,4 +75,6 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
             train = np.flatnonzero((dropped[counts.rows] == 0) & ~held_out[counts.rows]) + counts.rows.start
             copies[train] = copies_by_weight(hashes[train], source.weight)
     dropped[(dropped == 0) & (copies == 0)] = REASONS.index("under_weight")
-    return Decisions(dropped=dropped, held_out=held_out, copies=copies, group=group, evaluations=evaluations)
+    return Decisions(
+        dropped=dropped, held_out=held_out, copies=copies, group=group, contamination_hits=contamination_hits
+    )

@@ -8,8 +8,8 @@ The tokens that both completions begin with are stored once in a row, so they co
 A completion with a label (kind `unpaired`) is packed as a pair too. Its second completion is mismatched: it answers another
 prompt, that of an earlier row (the first rows take it from the last ones). The distance to that row is the longest run of rows
 with one prompt, so that no completion is paired with an answer to its own prompt, and each is used once. KTO estimates from
-these how far the policy has moved from its reference, as TRL does within a batch. Mismatched completions are no tokens of the
-corpus, so cutting them loses nothing: they get the space that the pair's own tokens leave in a row.
+these how far the policy has moved from its reference, as TRL does within a batch. Mismatched completions don't count as
+corpus tokens, so cutting them loses nothing: they get the space that the pair's own tokens leave in a row.
 """
 
 from collections import deque
@@ -194,7 +194,7 @@ def _shorten_mismatched(pairs: PlannedPairs, row_length: int, runs: SupervisedRu
 
 
 def _truncate_unpaired(pairs: PlannedPairs, row_length: int, runs: SupervisedRuns) -> PlannedPairs:
-    """Cut completions to a row without the prompt and without the tokens that a mismatched one needs to be supervised."""
+    """Cut completions to the space that the prompt leaves; the mismatched one keeps its first supervised token."""
     space, start = np.maximum(row_length - pairs.prompt, 0), pairs.second_start
     needed = runs.first_end(pairs.second_sequence, start, start + pairs.second) - start
     first = np.minimum(pairs.first, np.maximum(space - np.maximum(needed - pairs.common, 0), 0))
@@ -203,7 +203,7 @@ def _truncate_unpaired(pairs: PlannedPairs, row_length: int, runs: SupervisedRun
 
 
 def _truncate(pairs: PlannedPairs, row_length: int) -> PlannedPairs:
-    """Cut completions to a row without the prompt and their common tokens; what a short one doesn't use goes to the other."""
+    """Cut both to the space beside prompt and common tokens; space that a short one doesn't need goes to the other."""
     shared = pairs.prompt + pairs.common
     space = np.maximum(row_length - shared, 0)
     first, second = pairs.first - pairs.common, pairs.second - pairs.common

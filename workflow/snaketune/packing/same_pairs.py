@@ -1,5 +1,4 @@
-"""A digest of the packed pairs that doesn't depend on the rows: log-probabilities that were computed on other rows of the same
-pairs can be reused if the digests are equal.
+"""A digest of the packed pairs that is independent of the rows: if it is equal, reference log-probabilities can be reused.
 
 It covers each pair's split, its id, and the tokens and supervision of both completions with their prompt, as a model sees them
 (a truncated pair is another pair). Order, row lengths and sharing within a row don't count. A copy made by the weight of a

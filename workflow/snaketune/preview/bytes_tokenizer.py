@@ -18,18 +18,18 @@ BEGIN, END, PAD = "<s>", "</s>", "<pad>"
 
 def bytes_tokenizer(template: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return parsed `tokenizer.json` and `tokenizer_config.json` of a byte tokenizer for a chat template."""
-    rendered = dict.fromkeys([BEGIN, END, PAD, *CONTROL.findall(template)])
+    added_tokens = dict.fromkeys([BEGIN, END, PAD, *CONTROL.findall(template)])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
     description = {
         "version": "1.0",
         "added_tokens": [
-            {"id": len(alphabet) + number, "content": token, **flags} for number, token in enumerate(rendered)
+            {"id": len(alphabet) + number, "content": token, **flags} for number, token in enumerate(added_tokens)
         ],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {"type": "BPE", "vocab": {byte: id for id, byte in enumerate(alphabet)}, "merges": []},
     }
-    end = TURN_END if TURN_END in rendered else END
+    end = TURN_END if TURN_END in added_tokens else END
     return description, {"bos_token": BEGIN, "eos_token": end, "pad_token": PAD}

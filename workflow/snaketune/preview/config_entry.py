@@ -41,7 +41,7 @@ def entry(file: str, source: Source, reading: Reading, rows_read: int, repairs: 
     if share > MAX_QUARANTINED:
         lines.append(
             f"    # max_quarantined_fraction: {min(1.0, round(1.5 * share + 0.005, 2))}   # {share:.1%} of the sampled rows "
-            f"can't be read, and more than {MAX_QUARANTINED:.0%} ends the corpus stage"
+            f"can't be read, and more than {MAX_QUARANTINED:.0%} makes the corpus stage fail"
         )
     return "\n".join(lines)
 

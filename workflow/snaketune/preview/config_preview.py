@@ -16,14 +16,14 @@ def preview_config(content: str) -> Iterator[SourcePreview]:
     Raises:
         SnaketuneError: a template or tokenizer can't be read.
     """
-    known_writer = cache(load_renderer)
+    cached_renderer = cache(load_renderer)
     for one in json.loads(content):
         corpus = PreviewedCorpus.model_validate(one)
         template = Path(corpus.chat_template) if corpus.chat_template else None
         # The tokenizer if it exists, or the folder that it will be adopted from.
         folders = (Path(folder) for folder in (corpus.tokenizer, corpus.adopt) if folder)
         tokenizer = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
-        renderer = known_writer(template, tokenizer)
+        renderer = cached_renderer(template, tokenizer)
         if template is None and tokenizer is None and corpus.adopt:
             renderer = renderer.as_substitute_for(corpus.adopt)
         for number in range(1, len(corpus.content.sources) + 1):

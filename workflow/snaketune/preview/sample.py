@@ -70,8 +70,8 @@ def samples_of(source: Source, kind: str | None) -> list[FileSample]:
         return [FileSample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
     keys = TextKeys(source.encoding, source.delimiter, source.header)
     limits = (max(1, whole // len(source.files)) for whole in (MAX_ROWS, MAX_CHARACTERS))
-    most_rows, most_characters = limits
-    return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, most_rows, most_characters)]
+    max_rows, max_characters = limits
+    return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, max_rows, max_characters)]
 
 
 def encoding_of(path: Path) -> str:
@@ -90,9 +90,7 @@ def encoding_of(path: Path) -> str:
         return "cp1252" if may_be_western(head) else UTF_8
 
 
-def _of_file(
-    path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_characters: int
-) -> Iterator[FileSample]:
+def _of_file(path: Path, kind: str | None, keys: TextKeys, max_rows: int, max_characters: int) -> Iterator[FileSample]:
     """Yield one sample, or of an archive one for each file in it, until there are enough rows."""
     name, archive = str(path), _archive(path)
     format_ = None if archive else _format(path, kind, keys)
@@ -101,15 +99,15 @@ def _of_file(
         with closing(members):  # type: ignore[type-var]
             for member, rows in members:
                 if not archive:
-                    yield _sample(path, format_, keys, *_first_rows(rows, most_rows, most_characters))
+                    yield _sample(path, format_, keys, *_first_rows(rows, max_rows, max_characters))
                     continue
-                raws, whole, trouble = _first_rows(rows, min(most_rows, MAX_ROWS_PER_MEMBER), most_characters)
+                raws, whole, trouble = _first_rows(rows, min(max_rows, MAX_ROWS_PER_MEMBER), max_characters)
                 format_name = f"{suffix_of(member)[1:] or 'file'} in a {archive}"
                 count = len(raws) if whole else None
                 yield FileSample(name=member, format=format_name, raws=raws, whole=whole, rows=count, trouble=trouble)
-                most_rows -= len(raws)
-                most_characters -= sum(_length(raw.value) for raw in raws)
-                if most_rows <= 0 or most_characters <= 0:
+                max_rows -= len(raws)
+                max_characters -= sum(_length(raw.value) for raw in raws)
+                if max_rows <= 0 or max_characters <= 0:
                     return
     except SnaketuneError as error:
         yield FileSample(name=name, raws=[], whole=True, trouble=str(error))
@@ -118,7 +116,7 @@ def _of_file(
 def _sample(
     path: Path, format_: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
 ) -> FileSample:
-    """Return the sample of a file that isn't an archive; `form` is its format, None if it isn't supported."""
+    """Return the sample of a file that isn't an archive; `format_` is its format, None if it isn't supported."""
     if format_ is None:
         return FileSample(name=str(path), raws=[], whole=True, trouble=trouble)
     compression = _compression(path)
@@ -175,7 +173,7 @@ def _compression(path: Path) -> str | None:
     return next((name for magic, name in COMPRESSION.items() if head.startswith(magic)), None)
 
 
-def _first_rows(rows: Iterable[RawRow], most_rows: int, most_characters: int) -> tuple[list[RawRow], bool, str | None]:
+def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> tuple[list[RawRow], bool, str | None]:
     """Return the first rows; whether these are all; and the error that ended them, if any."""
     taken: list[RawRow] = []
     characters = 0
@@ -183,7 +181,7 @@ def _first_rows(rows: Iterable[RawRow], most_rows: int, most_characters: int) ->
     try:
         with closing(reading):  # type: ignore[type-var]
             for raw in reading:
-                if len(taken) == most_rows or characters > most_characters:
+                if len(taken) == max_rows or characters > max_characters:
                     return taken, False, None
                 taken.append(raw)
                 characters += _length(raw.value)

@@ -22,7 +22,7 @@ from snaketune.preview.suggested_fields import suggested
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePreview:
-    """What the first rows of a source show.
+    """The preview of one source.
 
     Attributes:
         name: the file, or the corpus and its source.

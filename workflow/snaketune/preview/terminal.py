@@ -41,7 +41,7 @@ def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
             yield from _row(row, paint)
     if preview.entry:
         yield ""
-        yield f"  {paint(BOLD, 'For the config')}"
+        yield f"  {paint(BOLD, 'Config entry')}"
         yield ""
         yield from (f"    {printable(line)}" for line in preview.entry.splitlines())
     yield ""
@@ -52,9 +52,7 @@ class _Paint:
 
     def __init__(self, colour: bool):
         self.colour = colour
-        self.legend = (
-            f"what is supervised in {self(GREEN, 'green')}" if colour else "what is supervised between ⟦ and ⟧"
-        )
+        self.legend = f"supervised text in {self(GREEN, 'green')}" if colour else "supervised text between ⟦ and ⟧"
 
     def __call__(self, code: str, text: str) -> str:
         return f"{code}{text}{RESET}" if self.colour and text else text
@@ -79,12 +77,12 @@ def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
     reading, rows = preview.reading, preview.rows_read
     yield from _files(preview, paint)
     for trouble in preview.trouble:
-        yield from _fact(paint(RED, "trouble"), trouble, "trouble")
+        yield from _fact(paint(RED, "error"), trouble, "error")
     if not rows:
         return
     yield ""
     yield from _fact(
-        "kind", f"{reading.kind}: {preview.why}" if reading.used else "none: no kind of corpus can read these rows"
+        "kind", f"{reading.kind}: {preview.why}" if reading.used else "none: no corpus kind matches these rows"
     )
     if preview.columns:
         yield from _fact("columns", _listed({name: excerpt(value) for name, value in preview.columns.items()}))
@@ -196,9 +194,11 @@ def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
         yield from _fact("template", rendered.template)
     if rendered.control_text:
         rows = _rows(rendered.control_text)
-        yield from _fact("", f"{rows} with text that looks like a control token; it stays text")
+        yield from _fact("", f"{rows} with text like a control token; it stays text")
     if rendered.refused:
-        summary = f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
+        summary = (
+            f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the template, which fails the tokenize stage"
+        )
         yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is dropped")
     for location, why in rendered.refused[:REFUSALS_SHOWN]:
         yield from _fact("", f"{location}: {_cut(why, REFUSAL_LENGTH)}")

@@ -55,8 +55,8 @@ def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
     code = [name for name in model.manifest["payload"] if name.endswith(".py")]
     if code and not model.manifest["spec"]["trust_remote_code"]:
         raise SnaketuneError(
-            f"{model.folder} contains Python code ({', '.join(code)}), which the converter might run; that needs "
-            "trust_remote_code: true in the model's spec"
+            f"{model.folder} contains Python code ({', '.join(code)}), which the converter might run; if you "
+            "trust it, set base.trust_remote_code: true in the config of the SFT run and train again"
         )
     command, converter = find_converter()
     # An earlier attempt that was killed may have left the folder.

@@ -64,7 +64,7 @@ def _refuse_others(artifact: Artifact) -> None:
     present = (path.relative_to(artifact.folder).as_posix() for path in artifact.folder.rglob("*") if not path.is_dir())
     if others := sorted(set(present) - described):
         raise SnaketuneError(
-            f"{artifact.folder} has {', '.join(others[:5])}, which {artifact.manifest_path} doesn't describe; remove it"
+            f"{artifact.folder} has {', '.join(others[:5])}, not in {artifact.manifest_path}; move these files elsewhere"
         )
 
 

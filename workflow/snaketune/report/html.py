@@ -23,13 +23,13 @@ from snaketune.report.data.preference_shift import PreferenceChange, flips
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import SampledPrompt, choose
 from snaketune.report.data.supervised_spans import tokenized_rows
+from snaketune.report.judge.all_findings import collect_findings, groups, steps
 from snaketune.report.judge.headline import cards, headline, judged_lineage
-from snaketune.report.judge.run_warnings import collect_warnings, groups, steps
 from snaketune.stages.specs import ReportSpec
 
 SAMPLES_ON_THE_PAGE = 4
 FLIPS_ON_THE_PAGE, FLIPS = 2, 8
-PER_TOKEN = {"per token": True, "whole answer": False}
+PER_TOKEN = {"per token": True, "whole response": False}
 FLIP_IS_WON = {"won": True, "lost": False}
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
 
@@ -74,7 +74,7 @@ class Pages:
         results = self.results
         lineage = judged_lineage(results, self.variants.best)
         top = headline(results, lineage)
-        findings = collect_warnings(results, lineage, top.verdicts, self.variants, self.compared.runs)
+        findings = collect_findings(results, lineage, top.verdicts, self.variants, self.compared.runs)
         return {
             "headline": top,
             "cards": cards(results),

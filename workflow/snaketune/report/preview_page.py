@@ -10,12 +10,17 @@ from snaketune.report.charts.style import COLOURS
 from snaketune.report.html import environment
 
 
-def page(looks: list[SourcePreview]) -> str:
+def page(previews: list[SourcePreview]) -> str:
     """Render the previews of all files as one page."""
     return (
         environment()
         .get_template("preview.html.jinja")
         .render(
-            looks=looks, colours=COLOURS, conditions=conditions, excerpt=excerpt, quantile=np.quantile, text_kind=TEXT
+            previews=previews,
+            colours=COLOURS,
+            conditions=conditions,
+            excerpt=excerpt,
+            quantile=np.quantile,
+            text_kind=TEXT,
         )
     )

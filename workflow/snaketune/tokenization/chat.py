@@ -105,7 +105,9 @@ class ChatTokenizer:
             path = folder / "chat_template.jinja"
             template = path.read_text(encoding="utf-8") if path.exists() else ""
         except (OSError, ValueError) as error:
-            raise SnaketuneError(f"{folder} holds no tokenizer: {error}") from None
+            raise SnaketuneError(
+                f"{folder} has no usable tokenizer: {error}; it needs tokenizer.json and tokenizer_config.json"
+            ) from None
         return cls(description, config, template)
 
     def for_documents(self) -> "ChatTokenizer":

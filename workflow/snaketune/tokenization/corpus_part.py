@@ -105,7 +105,7 @@ def _encode(
     try:
         return encoder, *_write(spec, work, tables, encoder)
     except _Mismatch as mismatch:
-        print(f"batched encoding differs, so all rows are encoded again one by one: {mismatch}", flush=True)
+        print(f"batched encoding differs, so all rows are encoded again row by row: {mismatch}", flush=True)
         encoder = _Encoder(spec, chat, unbatched_because=str(mismatch))
         return encoder, *_write(spec, work, tables, encoder)
 

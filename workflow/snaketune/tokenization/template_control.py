@@ -49,9 +49,9 @@ class OmittedTurn(Refused):
         self.turn = turn
         super().__init__(
             "turn_left_out",
-            f"{template} leaves out the {turn['role']} turn of {rows} (of the first: {turn['content'][:80]!r}), so the model "
+            f"{template} omits the {turn['role']} turn of {rows} (first: {turn['content'][:80]!r}), so the model "
             f"would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has some), "
-            "or take such turns out of the corpus",
+            "or remove such turns from the corpus",
         )
 
 

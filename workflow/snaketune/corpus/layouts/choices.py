@@ -52,7 +52,7 @@ def choices_text(raw: dict[str, Any], prompt: str, response: str) -> list[str]:
 
 
 def letter_of(raw: dict[str, Any], answer: int) -> int | str:
-    """Return the letter of the choice with index `answer`; `answer` itself if there is no such choice, or it is one itself.
+    """Return the letter of the choice with index `answer`; `answer` unchanged if there is none, or if it is a choice's text.
 
     >>> letter_of({"choices": ["x", "y", "z"]}, 2), letter_of({"choices": [2, 4]}, 4), letter_of({}, 2)
     ('C', 4, 2)

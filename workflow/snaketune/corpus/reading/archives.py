@@ -182,7 +182,7 @@ def _batches(entries: list[_TarEntry]) -> Iterator[list[_TarEntry]]:
     """Yield consecutive entries of up to BUFFER_BYTES together, at least one at a time."""
     batch: list[_TarEntry] = []
     for entry in entries:
-        if batch and sum(contents.size for contents in batch) + entry.size > BUFFER_BYTES:
+        if batch and sum(member.size for member in batch) + entry.size > BUFFER_BYTES:
             yield batch
             batch = []
         batch.append(entry)

@@ -10,7 +10,7 @@ WORKBOOK = "save it as CSV, or write it as Parquet with pandas: read_excel(...).
 WEB_PAGE = "is a web page and not the data: a page to log in, or an error; fetch the file itself"
 ARCHIVE = "which isn't supported; unpack it, and name the files in it"
 UNREADABLE = {
-    rb"PK(\x03\x04|\x05\x06)": f"is a compressed zip archive, {ARCHIVE}",
+    rb"PK(\x03\x04|\x05\x06)": f"is a zip archive inside another archive or a compressed file, {ARCHIVE}",
     rb"7z\xbc\xaf\x27\x1c": f"is a 7z archive, {ARCHIVE}",
     rb"Rar!\x1a\x07": f"is a RAR archive, {ARCHIVE}",
     rb"BZh": "is compressed with bzip2; decompress it, or compress it with gzip, xz or zstd",

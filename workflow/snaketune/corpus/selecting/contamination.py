@@ -34,12 +34,12 @@ OWN_HELD_OUT = "its own held-out rows"
 class Contamination:
     """Hits and locations of rows: recorded inside `with`, as rows are read; read again after the split."""
 
-    def __init__(self, folder: Path, evaluation: list[EvaluationNgrams], *, n: int, own_held_out: bool):
+    def __init__(self, folder: Path, evaluations: list[EvaluationNgrams], *, n: int, own_held_out: bool):
         """Args:
         folder: where hits and locations are recorded.
         own_held_out: whether train rows are compared with the corpus' held-out rows too.
         """
-        self.folder, self.evaluations, self.n, self.own_held_out = folder, evaluation, n, own_held_out
+        self.folder, self.evaluations, self.n, self.own_held_out = folder, evaluations, n, own_held_out
 
     def __enter__(self) -> Self:
         self.hits = (self.folder / "hits.jsonl").open("w", encoding="utf-8")

@@ -21,7 +21,7 @@ from snaketune.report.data.results import Result, ResultSet, ScoredModel, natura
 from snaketune.report.judge.facts import is_number, numbers
 from snaketune.report.judge.verdict import Difference, differences
 from snaketune.report.text import NOTHING, clean, decimal, duration, percent, whole
-from snaketune.stages.cache.status import differing as differing_keys
+from snaketune.stages.cache.status import differing as differing_paths
 from snaketune.stages.compared_results import COMPARED, KEY, result_of
 
 DIGITS = 8
@@ -217,12 +217,12 @@ def _numbers_of(run: Result) -> list[dict[str, float]]:
 
 
 def _distance(one: Result, other: Result) -> int:
-    return len(differing_keys(one.spec, other.spec))
+    return len(differing_paths(one.spec, other.spec))
 
 
 def _dissimilarity(pair: tuple[ScoredModel, ScoredModel]) -> tuple[bool, int]:
     theirs, own = pair
-    return not _same_rows(theirs, own), len(differing_keys(theirs.result.spec, own.result.spec))
+    return not _same_rows(theirs, own), len(differing_paths(theirs.result.spec, own.result.spec))
 
 
 def _same_rows(one: ScoredModel, other: ScoredModel) -> bool:

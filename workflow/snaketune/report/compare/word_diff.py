@@ -1,13 +1,13 @@
 """Word-level diff of two responses.
 
-A page of responses takes milliseconds. Long texts that differ in more than MOST_WORDS words are shown without a diff.
+A page of responses takes milliseconds. Long texts that differ in more than MAX_WORDS words are shown without a diff.
 """
 
 import re
 from difflib import SequenceMatcher
 
 # Limit of words to compare: the cost is quadratic.
-MOST_WORDS = 300
+MAX_WORDS = 300
 SAME, ADDED, REMOVED = "same", "added", "removed"
 # Each word with its trailing space, so that consecutive changed words are one change.
 WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
@@ -23,7 +23,7 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
     start = _common_prefix(old, new)
     end = _common_prefix(old[start:][::-1], new[start:][::-1])
     middle_old, middle_new = old[start : len(old) - end], new[start : len(new) - end]
-    if len(middle_old) > MOST_WORDS or len(middle_new) > MOST_WORDS:
+    if len(middle_old) > MAX_WORDS or len(middle_new) > MAX_WORDS:
         return [(after, SAME)]
     spans = [("".join(old[:start]), SAME)]
     matcher = SequenceMatcher(None, middle_old, middle_new, autojunk=False)

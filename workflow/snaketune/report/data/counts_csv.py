@@ -71,7 +71,7 @@ def _pack_rows(results: ResultSet) -> list[dict[str, Any]]:
                 *({"what": f"shared {what}", "tokens": tokens} for what, tokens in split.shared.items()),
                 {"what": "mismatched", "tokens": split.mismatched},
                 {"what": "split", "rows": split.split_up["rows"]},
-                {"what": "pieces", "rows": split.documents},
+                {"what": "documents", "rows": split.documents},
                 {"what": "kept", "rows": split.kept, "tokens": split.tokens, "supervised_tokens": split.supervised},
             ]
             if split.rows is not None:

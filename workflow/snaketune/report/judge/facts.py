@@ -26,7 +26,7 @@ class TrainingFacts:
             chosen completions; None if fewer than MIN_LOGGED steps were logged.
         held_out: By corpus, held-out loss before and after; only for SFT runs whose initial model was evaluated too.
         waited_s, seconds: Time that the last attempt waited for data, and its duration.
-        calibrated: Whether the batch plan was chosen by `calibrate`.
+        calibrated: Whether a calibration of this run on its device exists; a configured batch plan may differ from its best.
         slowdown_percent: Throughput lost by a configured batch plan, relative to the best measured one.
     """
 

@@ -227,7 +227,7 @@ def _tokens_card(results: ResultSet) -> Card | None:
     if not known:
         return None
     steps = sum(flow.steps for flow in flows)
-    without_interval = len(flows) - len(known)
+    uncounted = len(flows) - len(known)
     note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in total"
-    note += f"; {without_interval} more on raw rows, whose tokens weren't counted" if without_interval else ""
+    note += f"; {uncounted} more on raw rows, whose tokens weren't counted" if uncounted else ""
     return Card(title="Tokens trained", value=short(sum(flow.tokens for flow in known)), note=note)

@@ -38,7 +38,7 @@ class ReportFinding:
     """A problem, where it is, and what to do about it.
 
     Attributes:
-        kind: The rule, and after a colon details that distinguish its findings. Findings of one kind and key are grouped.
+        kind: The rule's name, and after a colon what distinguishes its findings. Findings of one kind and key are grouped.
         where: A run, a pack, a corpus or an evaluation.
         key: The config key to edit.
         action: What to do with that key.
@@ -68,7 +68,7 @@ REMEDIES = {
     "collapse": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}, or raise beta", "loss"),
     "only rejected": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}", "loss"),
     "length": (
-        "reduce the weight of the longer part (such as 0.5), or use a length-normalized loss (simpo)",
+        "lower it (to 0.5, say), so that tokens beyond the shorter length weigh less, or use a length-normalized loss (simpo)",
         "ld_alpha",
     ),
 }
@@ -83,7 +83,7 @@ def training_warning(run: TrainingFacts) -> ReportFinding | None:
     action, key = REMEDIES.get(first.kind, ("", ""))
     more = f" (and {len(lasting) - 1} more, below)" if len(lasting) > 1 else ""
     return ReportFinding(
-        kind=f"training warning, {first.kind}",
+        kind=f"training warning: {first.kind}",
         where=run.label,
         message=f"{first.at_end}{more}",
         action=action,

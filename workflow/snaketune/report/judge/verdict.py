@@ -109,7 +109,9 @@ class Verdict:
         )
 
 
-def sentence(model: str, against: str, better: int, worse: int, open_: int, uncounted: list[Difference]) -> str:
+def sentence(
+    model: str, against: str, better: int, worse: int, inconclusive: int, without_interval: list[Difference]
+) -> str:
     """The verdict from the numbers of measures that are better, worse and inconclusive, and those without interval.
 
     >>> sentence("dpo:a", "base:a", 3, 0, 1, [])
@@ -119,22 +121,22 @@ def sentence(model: str, against: str, better: int, worse: int, open_: int, unco
     >>> sentence("dpo:a", "base:a", 0, 2, 0, [])
     'dpo:a is worse than base:a on both measures.'
     >>> sentence("dpo:a", "base:a", 0, 0, 2, [])
-    'no significant difference between dpo:a and base:a: both measures are inconclusive.'
+    'No significant difference between dpo:a and base:a: both measures are inconclusive.'
     """
-    number = better + worse + open_
+    number = better + worse + inconclusive
     if not number:
-        moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in uncounted)
+        moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in without_interval)
         return f"{model} against {against}: {moved or 'no common measure'}; without intervals, significance is unknown."
     every = {1: "the only measure", 2: "both measures"}.get(number, f"all {number} measures")
     if not better and not worse:
         are = "are" if number > 1 else "is"
-        return f"no significant difference between {model} and {against}: {every} {are} inconclusive."
+        return f"No significant difference between {model} and {against}: {every} {are} inconclusive."
     first, second = ("better", "worse") if better >= worse else ("worse", "better")
     more, less = max(better, worse), min(better, worse)
     on = every if more == number else f"{more} of {number} measures"
     text = f"{model} is {first} than {against} on {on}"
     text += f" and {second} on {less}" if less else ""
-    return text + (f"; {open_} {'are' if open_ > 1 else 'is'} inconclusive." if open_ else ".")
+    return text + (f"; {inconclusive} {'are' if inconclusive > 1 else 'is'} inconclusive." if inconclusive else ".")
 
 
 def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:

@@ -42,15 +42,15 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         _check_spans(chat, messages, encoded)
         texts = _supervised_texts(chat, encoded)
         joined = "".join(texts)
-        said = {who: [turn["content"] for turn in messages if turn["role"] == who] for who in ("user", "assistant")}
-        if missing := [words for words in said["assistant"] if words not in joined]:
+        contents = {who: [turn["content"] for turn in messages if turn["role"] == who] for who in ("user", "assistant")}
+        if missing := [words for words in contents["assistant"] if words not in joined]:
             raise SnaketuneError(
                 f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {texts} is supervised; put "
                 "{% generation %} around the assistant's content and its end of turn"
                 if chat.marked
-                else f"the chat template changes what assistants say: of {missing[0]!r}, {texts} is supervised; use another"
+                else f"the chat template changes what assistants say: only {texts} of {missing[0]!r} is supervised; use another"
             )
-        if leaked := [words for words in said["user"] if words in joined]:
+        if leaked := [words for words in contents["user"] if words in joined]:
             raise SnaketuneError(
                 f"the chat template marks the user's words {leaked[0]!r} as generated; put {{% generation %}} around what "
                 "the assistant says and nothing else"
@@ -90,14 +90,14 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
         return
     question = "".join(chat.id_to_token(id) or "" for id in ids[ids.index(start) + 1 : ids.index(end)])
     if any(step["type"] == "ByteLevel" for step in _pre_tokenizers(chat.description["pre_tokenizer"])):
-        kind, template, space, expected = "a tekken one", "mistral-tekken.jinja", "Ġ", 0
+        kind, template, space, expected = "tekken", "mistral-tekken.jinja", "Ġ", 0
     else:
-        kind, template, space, expected = "of sentencepiece", "mistral.jinja", "▁", 1
+        kind, template, space, expected = "sentencepiece", "mistral.jinja", "▁", 1
     if (spaces := len(question) - len(question.lstrip(space))) != expected:
         raise SnaketuneError(
-            "tokenizers.chat_template: the template is for another vocabulary of Mistral's: with it, the question after [INST] "
-            f"begins with {spaces} spaces ({question!r}), but models with this vocabulary, which is {kind}, were trained with "
-            f"{expected}; name {SHIPPED}/{template}, or leave chat_template out for the model's own"
+            "tokenizers.chat_template: the template is for another vocabulary of Mistral's: it puts "
+            f"{spaces} spaces after [INST] ({question!r}), but models with the {kind} vocabulary were trained with {expected}; "
+            f"name {SHIPPED}/{template}, or leave chat_template out to use the model's own"
         )
 
 

@@ -42,7 +42,7 @@ def test_the_stage_counts_rows_whose_system_turn_is_omitted(chat, template, tmp_
     folder = tmp_path / "tokenizer"
     chat_of(folder, families()["gpt2"], template)
     expected = (
-        rf"{re.escape(str(folder))}/chat_template.jinja leaves out the system turn of 20 of 40 rows.*'be kind'"
+        rf"{re.escape(str(folder))}/chat_template.jinja omits the system turn of 20 of 40 rows.*'be kind'"
         r".*chat_template.*take .* out of"
     )
     with pytest.raises(SnaketuneError, match=expected):
@@ -54,7 +54,7 @@ def test_pairs_count_once(chat, tmp_path):
     chat_of(folder, families()["gpt2"], NO_SYSTEM)
     answers = [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
     columns = {"prompt": [row[:-1] for row in ROWS], "chosen": [answers[0]] * 3, "rejected": [answers[1]] * 3}
-    with pytest.raises(SnaketuneError, match="leaves out the system turn of 2 of 3 rows"):
+    with pytest.raises(SnaketuneError, match="omits the system turn of 2 of 3 rows"):
         run(tmp_path / "work", corpus_of(tmp_path / "rows", columns), artifact(folder), kind="preference")
 
 
@@ -62,7 +62,7 @@ def test_omitted_turns_of_other_roles_are_counted_too(chat, tmp_path):
     folder = tmp_path / "tokenizer"
     chat_of(folder, families()["gpt2"], LAST_QUESTION)
     answered = [*messages("a", "b"), {"role": "tool", "content": "result"}, {"role": "assistant", "content": "c"}]
-    with pytest.raises(SnaketuneError, match="leaves out the tool turn of 1 of 4 rows"):
+    with pytest.raises(SnaketuneError, match="omits the tool turn of 1 of 4 rows"):
         run(tmp_path / "work", corpus_of(tmp_path / "rows", {"messages": [ROWS[1]] * 3 + [answered]}), artifact(folder))
 
 
@@ -70,7 +70,7 @@ def test_rows_whose_system_turn_is_written_are_not_refused(chat):
     own = chat(LAST_QUESTION)
     prompt = own.encode_prompt(ROWS[0][:-1])
     assert "be kind" in own.text(prompt)
-    with pytest.raises(SnaketuneError, match="leaves out the system turn of a row"):
+    with pytest.raises(SnaketuneError, match="omits the system turn of a row"):
         own.encode_prompt(ROWS[2][:2] + ROWS[0][1:])
     # These templates trim it, or write it before the first question.
     for template in (LLAMA3, MISTRAL.read_text()):

@@ -39,7 +39,7 @@ class Step:
     reasons: list[str]
 
 
-def collect_warnings(
+def collect_findings(
     results: ResultSet,
     lineage: list[str],
     verdicts: Sequence[Verdict],
