@@ -73,11 +73,11 @@ def train(folder: Path, python: str, run: str) -> dict[str, float]:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{folder.name}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
-    run = json.loads((folder / target).with_name("run.json").read_text(encoding="utf-8"))
+    facts = json.loads((folder / target).with_name("run.json").read_text(encoding="utf-8"))
     return {
-        "tokens_per_second": run["tokens_per_second_median"],
-        "peak_memory_gb": run["peak_memory_gb"],
-        "loss": run["history"][-1]["loss"],
+        "tokens_per_second": facts["tokens_per_second_median"],
+        "peak_memory_gb": facts["peak_memory_gb"],
+        "loss": facts["history"][-1]["loss"],
     }
 
 

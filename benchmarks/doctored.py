@@ -74,8 +74,8 @@ def _adopted(config: dict[str, Any], folder: Path) -> None:
     shutil.copytree(folder / "results/tokenizer/demo/tokenizer", folder / "own")
     shutil.rmtree(folder / "results")
     file = folder / "own/tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(config | {"pad_token": config["eos_token"]}), encoding="utf-8")
+    tokenizer_config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(tokenizer_config | {"pad_token": tokenizer_config["eos_token"]}), encoding="utf-8")
     config["tokenizers"]["demo"] = {"adopt": "own"}
 
 

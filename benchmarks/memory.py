@@ -87,14 +87,14 @@ def measure(name: str) -> dict[str, float]:
         work.start()
         operation = executed(training, checkpoint_steps=10**6, log_steps=1)
         run = TrainingRun(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
-        expected = pipeline.check_machine(SftTrainer, packed, run, config).estimate.expected
+        expected = pipeline.refuse_unfit_machine(SftTrainer, packed, run, config).estimate.expected
 
         def load(dtype, quantization):
             set_seed(0)
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
-        with pipeline.ready_trainer(SftTrainer, packed, run, load) as made:
-            pipeline.fit(made.trainer)
+        with pipeline.ready_trainer(SftTrainer, packed, run, load) as ready:
+            pipeline.fit(ready.trainer)
             return {"expected": expected / 1e9, "peak": peak_memory(run.compute.device) / 1e9}
 
 
@@ -105,9 +105,9 @@ def main(names: list[str]) -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
-        found = json.loads(done.stdout.splitlines()[-1])
-        error = found["expected"] / found["peak"] - 1
-        print(f"{name:32} {found['peak']:6.2f} GB, {found['expected']:6.2f} expected  {error:+.0%}", flush=True)
+        figures = json.loads(done.stdout.splitlines()[-1])
+        error = figures["expected"] / figures["peak"] - 1
+        print(f"{name:32} {figures['peak']:6.2f} GB, {figures['expected']:6.2f} expected  {error:+.0%}", flush=True)
 
 
 if __name__ == "__main__":

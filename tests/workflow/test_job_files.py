@@ -72,7 +72,7 @@ def test_a_job_by_hand_is_one_short_command(project):
         [*command[:3], "sft", command[4]], cwd=project.folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert f"{command[4]} is a job file of stage dpo, not sft" in done.stderr
+    assert f"{command[4]} is a job file of stage dpo; run `python -m snaketune dpo` with it" in done.stderr
 
 
 def test_a_job_that_waited_on_a_cluster_runs_as_it_was_planned(fresh):

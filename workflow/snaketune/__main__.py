@@ -85,7 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         job = read_job_file(options.job_file)
         if job.stage != options.command:
-            raise SnaketuneError(f"{options.job_file} is a job file of stage {job.stage}, not {options.command}")
+            raise SnaketuneError(
+                f"{options.job_file} is a job file of stage {job.stage}; run `python -m snaketune {job.stage}` with it"
+            )
         with note_job_number(Path(job.out)):
             run(job)
     except SnaketuneError as error:

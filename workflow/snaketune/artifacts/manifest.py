@@ -68,11 +68,17 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest with keys that older code wrote under the names that they have now."""
     manifest = _renamed(manifest, FORMER_KEYS)
-    manifest["inputs"] = _renamed(manifest.get("inputs", {}), FORMER_INPUTS)
+    if "inputs" in manifest:
+        manifest["inputs"] = _renamed(manifest["inputs"], FORMER_INPUTS)
     if "jobs" in manifest.get("spec", {}):
         jobs = [_renamed(job, FORMER_JOB_KEYS) for job in manifest["spec"]["jobs"]]
         manifest["spec"] = manifest["spec"] | {"jobs": jobs}
     return manifest
+
+
+def with_former_roles(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return inputs under the role names that older code used, for the fingerprints of its results."""
+    return _renamed(inputs, {role: former for former, role in FORMER_INPUTS.items()})
 
 
 def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -191,7 +197,11 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
         raise SnaketuneError(
             f"{manifest_path} is damaged: its content doesn't match its digest; remove it and run again"
         )
-    return Artifact(manifest_path, with_current_keys(manifest), manifest_path.parent / payload)
+    try:
+        manifest = with_current_keys(manifest)
+    except (AttributeError, TypeError) as error:
+        raise SnaketuneError(f"{manifest_path} is no snaketune manifest ({error!r}); remove it and run again") from None
+    return Artifact(manifest_path, manifest, manifest_path.parent / payload)
 
 
 def _is_inside(name: str) -> bool:

@@ -2,9 +2,9 @@
 
     data stages     from the bytes of the corpus' files, divided by the number of parts
     trainings       tokens = rows x steps, from the shards or, before they exist, from the files; time from the tokens per
-                    second of this run's last time, otherwise from 6 FLOPs per parameter and token; memory from the parameters
-    earlier runs    run.json of a job of the same name has its time and peak memory; 1.5 times these replace the estimated
-                    memory of a computing stage if the spec is the same, and otherwise raise the estimate
+                    second of the run's last training, else from 6 FLOPs per parameter and token; memory from the parameters
+    earlier runs    run.json of a job of the same name: 1.5 times its peak memory replaces the estimate of a computing stage
+                    if the spec is the same and it runs on one node; otherwise 1.5 times memory and time raise the estimates
 
 Estimates err on the high side, and are cut to the limits of a partition (`cluster.limits`). If one was too small, the next
 attempt requests twice what the last one had of the resource that ran out (`cluster.job_endings`).

@@ -25,14 +25,14 @@ REASONS = {
     "Assoc": "a limit of the account holds it back; it starts when other jobs of the account end",
     "QOS": "a limit of the quality of service holds it back; it starts when other jobs under it end",
     "MaxGRESPerAccount": "the account has as many GPUs as it may",
-    "JobArrayTaskLimit": "as many tasks of its array run as may",
+    "JobArrayTaskLimit": "its array already runs as many tasks as allowed",
     "JobHeld": "it is held; scontrol release lets it start",
     "launch failed": "its node couldn't start it, so it is held; scontrol release lets it start",
     "BeginTime": "it was requeued and may start again at its begin time",
     "Licenses": "it waits for a licence",
     "Reservation": "it waits for its reservation",
-    "Resources": "it is the next one, when nodes are free",
-    "Priority": "other jobs are before it",
+    "Resources": "it starts as soon as nodes are free",
+    "Priority": "other jobs have a higher priority",
     "Dependency": "it waits for another job",
     "None": "SLURM hasn't considered it yet",
 }
@@ -42,7 +42,7 @@ def explain(reason: str) -> str:
     """Return SLURM's reason in plain words, followed by the reason itself.
 
     >>> explain("Priority")
-    'other jobs are before it (Priority)'
+    'other jobs have a higher priority (Priority)'
     """
     words = next((words for begins, words in REASONS.items() if reason.startswith(begins)), "")
     return f"{words} ({reason})" if words else f"SLURM's reason is {reason}"
@@ -106,7 +106,7 @@ def watch(log: Callable[[str], None]) -> None:
 
 def _watch(log: Callable[[str], None], folder: str) -> None:
     logged: set[tuple[str, str]] = set()
-    gone = LostJobs()
+    lost_jobs = LostJobs()
     pause = threading.Event()
     while not pause.wait(SECONDS_BETWEEN_CHECKS):
         listed = run_slurm("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
@@ -114,5 +114,5 @@ def _watch(log: Callable[[str], None], folder: str) -> None:
             if (number, reason) not in logged:
                 logged.add((number, reason))
                 log(line)
-        if gone.check(run_slurm("squeue", "--me", "--noheader", "--states=all", "--format=%T|%Z"), folder):
+        if lost_jobs.check(run_slurm("squeue", "--me", "--noheader", "--states=all", "--format=%T|%Z"), folder):
             log(JOBS_LOST)

@@ -61,7 +61,9 @@ def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str,
             f"{section}.{name}.extends: there is no {parent!r} under `{section}:`{unknown(parent, runs)}"
         )
     if parent in (*children, name):
-        raise SnaketuneError(f"{section}.{name}.extends: {' → '.join((*children, name, parent))} is circular")
+        raise SnaketuneError(
+            f"{section}.{name}.extends: {' → '.join((*children, name, parent))} is circular; remove one of these `extends`"
+        )
     inherited = _inherit(section, parent, runs, (*children, name))
     if not isinstance(inherited, dict):
         raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")

@@ -84,7 +84,8 @@ class Execution(Operation):
     preflight: str = ""
     """Path of the preflight report's manifest; empty if there is none."""
     calibration: str = ""
-    """Path of the manifest of the calibration that `micro_batch_rows: auto` uses; empty if there is none."""
+    """Path of the calibration's manifest; empty if there is none. `micro_batch_rows: auto` uses it; fixed values are compared
+    with it."""
     share_kernels: bool = False
     """`dpo.reference_pass.share_kernels` of the run."""
     parts: str | None = None

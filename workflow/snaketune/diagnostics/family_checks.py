@@ -118,8 +118,8 @@ def _check_run(
 def _check_machine(
     run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact
 ) -> tuple[list[Finding], TracedModel | None, int]:
-    """Return what of the machine doesn't fit the run, by the rules that the training itself applies when it starts; the planned
-    memory; and the bytes per number of its result."""
+    """Return the findings of the checks that the training itself makes when it starts; the traced model or None; and the bytes
+    per parameter of the result."""
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
     try:
         compute = resolve_compute(run.run.training.precision)

@@ -58,7 +58,7 @@ def time_training(
     Args:
         model, base_layers: the results that the run starts from, if any.
     Raises:
-        SnaketuneError: such a model can't be trained on such rows here.
+        SnaketuneError: a finding is certain to stop the training, or it has fewer steps than the warm-up.
     """
     tokenizer.files()
     for result in (*model, *base_layers):

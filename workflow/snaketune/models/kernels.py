@@ -44,7 +44,7 @@ class Segments:
     Attributes:
         kernel: one of KERNELS.
         longest: tokens of the longest document with its prefix, or an upper bound that all batches of a run share.
-        positions_T: see `packing.segments.Layout`.
+        positions_T: see `packing.segments.SegmentLayout`.
         blocks: for `sdpa` on a CPU, see `models.cpu_attention`.
         mask_TT: for `dense`, see `packing.segments.mask`.
         keys_U: for `sdpa` and the varlen kernels, see `packing.segments.varlen_keys`; None without prefixes.

@@ -66,12 +66,14 @@ def run(job: JobFile) -> None:
     code = job.code or code_digest(stage.module)
     typed, operation = _validated(stage.spec, job.spec, "spec"), _validated(Execution, job.operation, "operation")
     if unexpected := sorted(job.inputs.keys() - {*stage.one, *stage.many, *stage.files}):
-        raise SnaketuneError(f"inputs: stage {stage_name} has no input {', '.join(unexpected)}")
+        raise SnaketuneError(f"inputs: stage {stage_name} has no input {', '.join(unexpected)}; see `snakemake -n`")
     inputs = {role: [Path(path) for path in paths] for role, paths in job.inputs.items()}
     artifacts = {role: [result_at(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
     for role in stage.one:
         if len(artifacts[role]) != 1:
-            raise SnaketuneError(f"stage {stage_name} needs exactly one {role}, got {len(artifacts[role])}")
+            raise SnaketuneError(
+                f"stage {stage_name} needs exactly one {role}, got {len(artifacts[role])}; see `snakemake -n`"
+            )
     for role, results in artifacts.items():
         for result in results:
             if (made_by := result.manifest["stage"]) not in (taken := stage.inputs[role].stages):
@@ -110,7 +112,7 @@ def run(job: JobFile) -> None:
     if stage.key_module:
         # The key module is imported next; its code has to be that of the plan.
         check_code(stage.module, code, stage_name)
-    # The keys depend on the device that computes, so they are requested with its GPUs claimed.
+    # The keys depend on the device that computes, so they are computed with its GPUs claimed.
     with claimed_gpus(operation.gpus) if stage.key_module else nullcontext():
         keys = (
             import_module(stage.key_module).keys(stage_name, typed, operation, code, device) if stage.key_module else ()

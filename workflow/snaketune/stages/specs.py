@@ -155,7 +155,7 @@ class PreflightEvaluation(Model):
     """The corpora whose held-out rows are evaluated."""
     trained_on: tuple[str, ...]
     exact_match: tuple[str, ...]
-    """Those of `corpora` whose answers are compared, if `exact_match` is configured."""
+    """The corpora whose answers are compared, if `exact_match` is configured."""
 
 
 class PreflightSpec(Model):

@@ -17,7 +17,7 @@ from snaketune.stages.cache.external_files import compute_digest, fingerprint_en
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What shapes a result besides its inputs.
+    """The cache key of a result, without its inputs.
 
     Attributes:
         spec: the part of the spec that counts, as plain JSON.

@@ -42,7 +42,7 @@ from snaketune.training.autotune.batch_plan import (
 from snaketune.training.autotune.search import Trial, Trials, search
 from snaketune.training.autotune.timed_steps import Timing, time_steps
 from snaketune.training.launch.worker import is_main_process
-from snaketune.training.loop.pipeline import check_machine, ready_trainer
+from snaketune.training.loop.pipeline import ready_trainer, refuse_unfit_machine
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
@@ -73,7 +73,7 @@ def measure_curve(
     run = run.with_kernel_for(base_config, dropout=trainer_class.drops_out)
     # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    check_machine(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
+    refuse_unfit_machine(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
@@ -168,8 +168,8 @@ class TrialRunner:
         def load(weights_dtype, quantization):
             return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
 
-        with ready_trainer(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
-            return Timing.across_processes(gather_object([time_steps(made.trainer)]))
+        with ready_trainer(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as ready:
+            return Timing.across_processes(gather_object([time_steps(ready.trainer)]))
 
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
         """The reason not to try a plan on a CPU or MPS; empty to try it.

@@ -10,7 +10,7 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.training.autotune.batch_plan import BatchPlan
 
 # One point of the curve: the fields of a BatchPlan, accumulation, fits, why; and if it fits, tokens_per_second, micro_batch_s,
-# optimizer_s, peak_bytes.
+# optimizer_s, peak_bytes, reserved_bytes.
 Trial = dict[str, Any]
 # Runs a trial, given the trials so far with the same `gradient_checkpointing`.
 Measure = Callable[[BatchPlan, list[Trial]], Trial]
@@ -88,5 +88,5 @@ class Trials:
         write_json(self._file(plan), trial)
 
     def _file(self, plan: BatchPlan) -> Path:
-        kind = "recomputed" if plan.gradient_checkpointing else "stored"
+        kind = "recomputed" if plan.gradient_checkpointing else "not-recomputed"
         return self.folder / f"{plan.micro_batch_rows}-{kind}.json"

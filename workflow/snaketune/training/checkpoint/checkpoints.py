@@ -46,7 +46,7 @@ def remove_incomplete(folder: Path) -> None:
             shutil.rmtree(checkpoint)
         elif wrong := _damaged(checkpoint):
             print(
-                f"{checkpoint / wrong} is damaged: its digest isn't the one written; the checkpoint is removed",
+                f"{checkpoint / wrong} is missing or damaged; the checkpoint is removed",
                 flush=True,
             )
             shutil.rmtree(checkpoint)

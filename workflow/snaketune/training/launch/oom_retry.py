@@ -15,7 +15,7 @@ def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, *
     """Choose the batch plan and launch the stage's processes; see `processes.launch` for the other arguments.
 
     Raises:
-        SnaketuneError: see `processes.launch`; or memory ran out, and the next attempt takes a smaller batch plan.
+        SnaketuneError: see `processes.launch`; or memory ran out. The next attempt takes a smaller batch plan, if there is one.
     """
     batch_rows, count = spec.training.batch_rows, operation.processes
     plan = choose_plan(operation, batch_rows, count, work.state)

@@ -1,7 +1,8 @@
 """The launcher: start a stage's worker processes, one per GPU on each node, and wait for them.
 
 Files in the work folder connect launcher and workers: `state/job.json` is the job, `state/outcome.json` the result, and
-`state/failed/` holds the errors of failed workers. `training.launch.worker` runs in the workers; no module here imports torch.
+`state/failed/` holds the errors of failed workers. `training.launch.worker` runs in the workers. Importing these modules
+doesn't import torch.
 """
 
 import json

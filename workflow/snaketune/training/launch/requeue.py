@@ -55,4 +55,7 @@ def raise_if_preempted(state: Path) -> None:
     if requeue_job():
         print("SLURM requeues the job, which resumes from this checkpoint", flush=True)
         time.sleep(SECONDS_TO_END)
+        raise Preempted(
+            f"{stopped} the job's time limit is near; SLURM accepted the requeue, but hasn't ended this job: see squeue"
+        )
     raise Preempted(f"{stopped} the job's time limit is near; it isn't requeued, so run again to resume")

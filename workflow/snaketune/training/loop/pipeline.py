@@ -89,7 +89,7 @@ def ready_trainer(
         raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or check what packing dropped")
     spec, compute = run.spec, run.compute
     with deterministic_algorithms(spec.training.deterministic):
-        # Before new embedding rows and adapters are initialized at random.
+        # Before a model from scratch or adapters are initialized at random.
         set_seed(spec.training.seed)
         if config:
             trainer_class.check_config(config, rows, compute)

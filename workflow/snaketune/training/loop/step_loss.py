@@ -16,7 +16,7 @@ from snaketune.config.losses import PreferenceLoss
 from snaketune.training.preference import dpo_loss, unpaired_loss, unreferenced_loss
 from snaketune.training.preference.dpo_loss import PairLogps, PairLoss
 
-PER_PAIR: dict[str, PairLoss] = {
+LOSSES: dict[str, PairLoss] = {
     "sigmoid": dpo_loss.sigmoid,
     "ipo": dpo_loss.ipo,
     "hinge": dpo_loss.hinge,
@@ -73,8 +73,8 @@ def loss_of(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) ->
     weights = settings.weights
     loss = pairs.logps_P2.new_zeros(())
     for name, weight in weights.items():
-        if name in PER_PAIR:
-            loss = loss + weight * PER_PAIR[name](pairs, settings).sum() / over_pairs
+        if name in LOSSES:
+            loss = loss + weight * LOSSES[name](pairs, settings).sum() / over_pairs
     chosen, with_prompt = (pairs.nll_P2.sum(0) / over_tokens).unbind()
     likelihood = weights.get("sft", 0.0) + weights.get("cpo", 0.0) * settings.cpo_alpha
     if likelihood:

@@ -121,8 +121,8 @@ class ThroughputMeter:
     def about(self, history: list[dict[str, float]]) -> dict[str, Any]:
         """Facts for run.json: medians over the log lines, how MFU is counted, peak memory, this process's wait for data.
 
-        `mfu` counts the head for every token, `mfu_computed` only for tokens that it projects; `mfu_plain` is the usual
-        estimate from the number of parameters, without attention.
+        `mfu` counts the head for every token, `mfu_computed` only for tokens that it projects; `mfu_plain_median` is the
+        usual estimate from the number of parameters, without attention.
         """
         timed = [entry for entry in history if "mfu" in entry]
         settled = [entry for entry in timed if not entry.get("warming_up")] or timed

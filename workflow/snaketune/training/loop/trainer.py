@@ -28,7 +28,7 @@ from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
 from snaketune.training.loop.step_arguments import step_arguments
 from snaketune.training.loop.throughput import ThroughputMeter, log_line
-from snaketune.training.parallel.fsdp import ShardedModelMixin, processes
+from snaketune.training.parallel.fsdp import ShardedModelMixin, world_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class TrainingRun:
     @property
     def in_shards(self) -> bool:
         """Whether the model is sharded over the processes by FSDP."""
-        return self.operation.launch == "fsdp" and processes() > 1
+        return self.operation.launch == "fsdp" and world_size() > 1
 
     @property
     def checkpoints(self) -> Path:
@@ -193,7 +193,7 @@ def training_arguments(run: TrainingRun, items: int) -> TrainingArguments:
         SnaketuneError: see `step_arguments`.
     """
     training, operation = run.spec.training, run.operation
-    world, on_cpu = processes(), run.compute.device.type == "cpu"
+    world, on_cpu = world_size(), run.compute.device.type == "cpu"
     return TrainingArguments(
         output_dir=str(run.checkpoints),
         num_train_epochs=training.epochs,

@@ -30,7 +30,7 @@ from snaketune.models.forward import inner_model
 from snaketune.training.parallel.zero import is_zero
 
 
-def processes() -> int:
+def world_size() -> int:
     """The number of processes of this training (WORLD_SIZE, which torch's launchers set)."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
@@ -181,9 +181,9 @@ def check_strategy(operation: Operation, model: torch.nn.Module) -> None:
         SnaketuneError: it isn't.
     """
     # In a single process no strategy shards anything.
-    if processes() > 1 and (actual := _strategy(model)) != (operation.launch, operation.zero_stage):
+    if world_size() > 1 and (actual := _strategy(model)) != (operation.launch, operation.zero_stage):
         raise SnaketuneError(
-            f"operation.launch: {operation.launch} on {processes()} processes resulted in {actual[0]} (zero_stage "
+            f"operation.launch: {operation.launch} on {world_size()} processes resulted in {actual[0]} (zero_stage "
             f"{actual[1]}); nothing was trained"
         )
 

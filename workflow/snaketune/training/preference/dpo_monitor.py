@@ -8,7 +8,7 @@ use WINDOW steps:
                     loss of 0.1 raises their perplexity by a tenth, about the difference between a model and one of half its
                     size. DPO lowers both completions, and its loss doesn't limit that (Pal et al., 2024; Razin et al., 2024)
     only_rejected   margins grow while chosen completions lose more than CHOSEN_SHARE of what rejected ones lose: probability
-                    moves to completions that are neither. A smaller loss is usual for DPO, as the completions of a prompt share
+                    moves to completions that are neither. A smaller drop is usual for DPO, as the completions of a prompt share
                     many tokens
     length          the margin correlates with the difference of the lengths by at least MIN_CORRELATION, so length alone
                     explains a quarter of its variance (Park et al., 2024)

@@ -28,7 +28,7 @@ from snaketune.training.reference.logps_table import check_policy_is_reference, 
 
 MONITOR_STATE = "dpo_monitor.json"
 # Columns of a row that have an entry per pair.
-PER_PAIR = ("reference", "source", "desirable")
+PAIR_COLUMNS = ("reference", "source", "desirable")
 
 
 class DpoTrainer(PackedTrainer):
@@ -55,7 +55,7 @@ class DpoTrainer(PackedTrainer):
     def collate(self, rows, kernel, longest=None):
         batch = collate(rows, kernel, longest, prompts=needs_prompts(self.run.spec))
         counts_C = batch["completion_tokens"]
-        pairs = {name: torch.cat([row[name] for row in rows]) for name in PER_PAIR if name in rows[0]}
+        pairs = {name: torch.cat([row[name] for row in rows]) for name in PAIR_COLUMNS if name in rows[0]}
         # Counted on the host, so that no step waits for the device.
         items = (len(pairs["reference"]), int(counts_C[::2].sum()), len(batch.get("sequence_members", ())))
         return batch | pairs | {"items": items}
@@ -267,7 +267,9 @@ def prepare_training(
             ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=run.operation.share_kernels
         )
     elif spec.needs_reference:
-        raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
+        raise SnaketuneError(
+            f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"
+        )
     if spec.continued:
         # The SFT result's adapter is attached to its base layers and trained further.
         check_trained_on(results[0], base_layers)
