@@ -159,7 +159,7 @@ def test_a_refused_row_is_reported_with_location_and_reason(tmp_path):
     output = unwrap_lines(preview_text(write_lines(tmp_path / "some.jsonl", rows), template=template))
     assert f"template    {template}" in output
     reason = "line 21: the chat template refuses a conversation: no system turn please"
-    assert "refused     1 of 21 rows by the chat template" in output
+    assert "refused     1 of 21 rows by the template" in output
     assert "`on_template_error: quarantine`" in output
     assert reason in output
 

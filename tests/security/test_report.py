@@ -136,7 +136,7 @@ def test_of_a_compared_result_nothing_outside_its_folder_is_read(tmp_path, name)
     assert compared_files([str(folder)])["compared"] == [str(folder / "manifest.json")]
     (folder / name).rename(tmp_path / "secret")
     (folder / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(SnaketuneError, match="out of its result"):
+    with pytest.raises(SnaketuneError, match="outside its result"):
         compared_files([str(folder)])
 
 

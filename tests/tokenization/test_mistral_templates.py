@@ -22,10 +22,12 @@ def tekken(folder):
 
 def test_each_vocabulary_refuses_the_template_of_the_other(tmp_path):
     with pytest.raises(
-        SnaketuneError, match=r"chat_template.*1 spaces \('ĠQuartz.*a tekken one.*mistral-tekken\.jinja"
+        SnaketuneError, match=r"chat_template.*1 spaces \('ĠQuartz.*the tekken vocabulary.*mistral-tekken\.jinja"
     ):
         adopt(tmp_path / "1", tekken(tmp_path / "tekken"), MISTRAL)
-    with pytest.raises(SnaketuneError, match=r"chat_template.*0 spaces \('.*of sentencepiece.*mistral\.jinja"):
+    with pytest.raises(
+        SnaketuneError, match=r"chat_template.*0 spaces \('.*the sentencepiece vocabulary.*mistral\.jinja"
+    ):
         adopt(tmp_path / "2", metaspace(tmp_path / "sentencepiece"), TEKKEN)
 
 

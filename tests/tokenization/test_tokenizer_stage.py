@@ -219,7 +219,7 @@ def test_templates_without_markers_that_change_contents_are_refused(tmp_path):
     endless.write_text(plain.replace("'<|end|>'", "'\n'"))
     twice.write_text(plain.replace("message['content'] +", "message['content'] + message['content'] +"))
     base = byte_level(tmp_path / "base")
-    with pytest.raises(SnaketuneError, match=r"changes what assistants say: of 'Zebra flock\.'"):
+    with pytest.raises(SnaketuneError, match=r"changes what assistants say: only .* of 'Zebra flock\.'"):
         adopt(tmp_path / "1", base, shouting)
     with pytest.raises(SnaketuneError, match="no special token of this tokenizer follows what an assistant says"):
         adopt(tmp_path / "2", base, endless)

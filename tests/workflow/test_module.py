@@ -167,8 +167,8 @@ def test_results_of_a_clone_are_current_in_a_module_and_the_default_template_com
     user.project.write_config()
     said = user.snakemake(*times_alone)
     assert "Nothing to be done" in said
-    assert "note: by its own triggers" not in said
-    assert "note: by its own triggers" in user.snakemake(TOKENIZER)
+    assert "note: by its other triggers" not in said
+    assert "note: by its other triggers" in user.snakemake(TOKENIZER)
 
 
 @pytest.mark.parametrize("path", ["workflow/Snakefile", "Snakefile"])
@@ -258,7 +258,7 @@ module other:
 use rule * from other as other_*
 """,
     )
-    assert "one workflow can use one revision of snaketune" in user.snakemake("--dry-run", check=False)
+    assert "a workflow can use only one revision of snaketune" in user.snakemake("--dry-run", check=False)
 
 
 def test_jobs_in_conda_environments_find_the_package_and_nothing_else_of_where_it_is_installed(
@@ -279,7 +279,7 @@ def test_jobs_in_conda_environments_find_the_package_and_nothing_else_of_where_i
 def test_jobs_in_an_image_find_the_package_in_the_working_directory(user, monkeypatch):
     monkeypatch.setenv("PATH", f"{SHIMS}:{os.environ['PATH']}")
     user.write(GITHUB)
-    assert f"{user.folder}/envs/snaketune.sif isn't there" in user.snakemake("--sdm=apptainer", CORPUS, check=False)
+    assert f"{user.folder}/envs/snaketune.sif doesn't exist" in user.snakemake("--sdm=apptainer", CORPUS, check=False)
     python = user.folder / "envs/snaketune.sif/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")

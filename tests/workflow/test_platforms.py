@@ -56,7 +56,7 @@ def test_a_missing_image_is_reported_before_anything_runs(clone, monkeypatch):
     put_first(monkeypatch, SHIMS)
     assert "rule corpus:" in clone.snakemake("--sdm=apptainer", "-n", CORPUS)
     said = clone.snakemake("--sdm=apptainer", CORPUS, check=False)
-    assert f"{clone.code}/envs/snaketune.sif isn't there" in said
+    assert f"{clone.code}/envs/snaketune.sif doesn't exist" in said
     assert "docs/platforms.md" in said
     assert not (clone.folder / "results/corpus").exists()
 

@@ -99,7 +99,7 @@ def test_a_gguf_file_is_its_own_target(project, llama_cpp, monkeypatch):
     # Existing results aren't made again.
     assert "Nothing to be done" in project.snakemake("gguf")
     project.config["gguf"]["small"]["type"] = "f16"
-    assert "LLAMA_CPP names 'elsewhere'" in project.snakemake("gguf", check=False)
+    assert "LLAMA_CPP is 'elsewhere', which has no convert_hf_to_gguf.py" in project.snakemake("gguf", check=False)
 
 
 @pytest.mark.skipif("LLAMA_CPP" not in os.environ, reason="LLAMA_CPP names no folder of llama.cpp")

@@ -149,7 +149,7 @@ def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
     for page in ("index.html", "sft.svg", "dpo.svg", "packing.svg", "evaluation.csv", "samples.html", "data.csv",
                  "variants.csv", "variants.svg", "preferences.html", "preferences.svg"):  # fmt: skip
         assert page in html
-    for caption in ("a line per run", "the first by id"):
+    for caption in ("a curve per run", "the first of each corpus by id"):
         assert caption in html
 
 

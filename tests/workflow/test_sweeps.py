@@ -94,7 +94,7 @@ def test_a_folder_with_the_name_of_the_link_is_not_touched(project):
     own.parent.mkdir()
     own.write_text("mine")
     project.config["report"] = {"sort_by": SORT_BY}
-    assert "results/best is no link, and report.sort_by links the best model there" in project.snakemake(check=False)
+    assert "results/best is no link, but report.sort_by links the best model there" in project.snakemake(check=False)
     del project.config["report"]
     project.snakemake()
     assert own.read_text() == "mine"
