@@ -180,7 +180,7 @@ def change_the_manifest(folder: Path) -> None:
 REFUSED = {
     "a file that the manifest does not describe": (spoil("dpo/demo/model/.env", "x"), "has .env, not in results/dpo/demo/m"),
     "a link that the manifest does not describe": (
-        lambda folder: (folder / "results/dpo/demo/model/x.json").symlink_to("/etc/passwd"), "has x.json, not in results/dpo/demo/m",
+        lambda folder: (folder / "results/dpo/demo/model/x.json").symlink_to("/etc/passwd"), "has x.json, not in results/dpo",
     ),
     "a file that changed": (spoil("dpo/demo/model/model.safetensors", "others"), "model.safetensors is damaged"),
     "a card that changed": (spoil("card/dpo-demo/card/README.md", "x"), "README.md is damaged"),
