@@ -1,6 +1,6 @@
 """Write demo_choice.jsonl beside this file: multiple-choice questions in the style of the demo, the same bytes every time.
 
-Each row is {"question", "choices", "label"}; `demo_choice.yaml` is their task for lm-evaluation-harness.
+Each row is {"question", "choices", "label"}; `demo_choice.yaml` tells lm-evaluation-harness how to ask them.
 """
 
 import json
