@@ -68,7 +68,7 @@ def test_frozen_weights_cost_two_thirds_and_adapters_all(tied):
     base = tiny_model("llama", attn_implementation="eager", tie_word_embeddings=tied)
     plain = count_flops(base)
     model = add_lora(base, Lora(rank=2))
-    # As with gradient checkpointing; without it, the first layer's inputs need no gradient.
+    # Gradient checkpointing makes the first layer's inputs require gradients; without it they don't.
     model.enable_input_require_grads()
     count = count_flops(model)
     assert (count.frozen, count.per_parameter) == (plain.trained, 4)

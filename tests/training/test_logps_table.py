@@ -146,10 +146,10 @@ def test_another_references_artifact_is_refused_with_the_difference(tmp_path, wh
 @pytest.mark.parametrize(
     "here",
     [
-        # What a run does with it, and in what portions.
+        # Settings of the run that uses it: loss, learning rate, batch size.
         {"spec": run(loss="ipo", beta=0.3)},
         {"spec": run(training=Training(learning_rate=0.2, batch_rows=8, seed=3, epochs=2, precision="float32"))},
-        # Of float32 weights there are no masters.
+        # In float32, frozen and trained weights have the same data type.
         {"spec": run(lora=Lora())},
         {"compute": replace(CPU, kernel="varlen"), "share_kernels": True},
     ],

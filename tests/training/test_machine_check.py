@@ -30,7 +30,7 @@ from .pipeline_runs import spec as spec_of
 GPU = Compute(device=torch.device("cuda", 0), dtype=torch.bfloat16, kernel="varlen")
 H100 = {"device": GPU.device, "gpu": "NVIDIA H100 80GB HBM3", "memory": 85 * 10**9, "free": 84 * 10**9}
 MACHINE = Machine(**H100, threads=1, cores=2)
-# As large as Llama 2 7B, in fewer layers.
+# The size of Llama 2 7B in fewer layers.
 SEVEN = AutoConfig.for_model(
     "llama", vocab_size=32000, hidden_size=8192, intermediate_size=53248, num_hidden_layers=4, num_attention_heads=64,
     num_key_value_heads=64, tie_word_embeddings=False,
@@ -254,7 +254,7 @@ def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, 
     assert line.endswith(" GB expected")
     expected_gb = outcome.run["expected_memory_gb"]
     assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {expected_gb:.2f} GB expected" in log
-    # Of such a small model it is the process itself.
+    # For such a small model, nearly all memory is that of the process itself.
     assert expected_gb == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.3)
 
 

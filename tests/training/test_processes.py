@@ -392,7 +392,7 @@ def test_workers_on_other_nodes_get_sigterm_through_scancel(tmp_path):
     """SIGTERM to srun kills its step immediately; scancel sends the signal to the workers of the step."""
     tools, step = tmp_path / "tools", tmp_path / "step"
     tools.mkdir()
-    # What scancel does to the step: its only process here.
+    # Stands in for scancel: sends the signal to the step's only process.
     (tools / "scancel").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/called\nkill -USR1 $(cat {tmp_path}/task)\n')
     (tools / "scancel").chmod(0o755)
     task = (

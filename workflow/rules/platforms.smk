@@ -11,9 +11,9 @@ from snaketune.stages.host.launch_command import check_installed, check_limit, c
 PLANS = workflow.exec_mode == ExecMode.DEFAULT
 METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_settings else frozenset()
 DEPLOYS = bool(METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER})
-# Where jobs see their inputs as links, all of them have to be named.
+# If jobs see their inputs as links, every input must be listed.
 LINKS_INPUTS = bool(workflow.storage_settings and workflow.storage_settings.default_storage_provider)
-# What envs/Containerfile builds; if the rules come from a git repository, it is expected in the working directory.
+# The image that envs/Containerfile describes; if the rules come from a git repository, it is expected in the working directory.
 IMAGE = (PACKAGE_ROOT.parent if IS_CLONE else Path.cwd()) / "envs/snaketune.sif"
 checked = set()
 

@@ -1,7 +1,7 @@
 """The ending of a job's last attempt, so that the next one requests more of the resource that ran out, and of no other.
 
 A job writes its SLURM number below results/.work/.slurm/ when it starts, and removes it when it is done. When the next attempt
-is planned, SLURM is asked how that job ended: a process that ran out of memory or time can't report that itself.
+is planned, the job's ending is queried from SLURM: a process that ran out of memory or time can't report that itself.
 """
 
 import os

@@ -31,7 +31,7 @@ STAGE = Stage(
     },
 )
 
-# Of the device's peak: a training that reaches it is limited by compute.
+# Share of the device's peak from which a training counts as limited by compute.
 WELL_USED = 0.4
 
 

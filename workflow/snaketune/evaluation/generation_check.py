@@ -137,7 +137,7 @@ def _fault(
             for step, token in enumerate(tokens):
                 shares.append(largest_differences(out.logits[step][row][None], logits_NV[step][None]) / scale)
                 labels.append(f"token {step + 1} after a prompt of {len(prompts[number])} tokens")
-                # Two tokens equally likely within rounding: different later logits are no error.
+                # Two tokens are equally likely within rounding, so different later logits are no error.
                 if generated[step] != token:
                     break
     # NaN fails too.

@@ -32,7 +32,7 @@ class StopOnText(StoppingCriteria):
     """Stopping criterion per row: the response contains a stop text.
 
     Each step decodes the last few tokens of each row: as many as the longest stop text has bytes, since a token has at least
-    one byte. Stop texts that this misses because of tokens without text are found by `cut` in the end.
+    one byte. A stop text that this misses, because of tokens without text, is found by `cut` after generation.
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str], width: int):

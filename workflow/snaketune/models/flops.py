@@ -42,8 +42,8 @@ class Attention:
     Attributes:
         heads: number of query heads.
         sizes: head sizes of queries and of values.
-        window: size of the sliding window in tokens; None for full attention.
-        chunk: size of the chunks within which queries attend (chunked attention); None for full attention.
+        window: size of the sliding window in tokens; None for none.
+        chunk: size of the chunks within which queries attend (chunked attention); None for none.
     """
 
     heads: int

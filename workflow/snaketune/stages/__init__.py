@@ -1,1 +1,1 @@
-"""How a stage is run: the table of all stages, the jobs of a config, fingerprints, work folders, code digests, GPU slots."""
+"""Running stages: their declarations, the planner and its jobs, job files, fingerprints and work folders, locks and GPU slots."""

@@ -159,7 +159,7 @@ class PreflightEvaluation(Model):
 
 
 class PreflightSpec(Model):
-    """What is checked before the first training of a family of runs."""
+    """The runs and evaluations that are checked before the first training of a chain of runs."""
 
     base: Pretrained | Scratch
     runs: tuple[PreflightRun, ...]
@@ -254,7 +254,7 @@ class CardSpec(Model):
     """`sft:NAME` or `dpo:NAME`."""
     license: str | None
     corpora: dict[str, CorpusDescription]
-    """Of the corpora that were trained on."""
+    """License and description of each corpus that was trained on."""
     jobs: tuple[ReportedJob, ...]
     """In the order of the manifests; the model's own training first, then those that it continues."""
 

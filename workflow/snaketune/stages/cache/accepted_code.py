@@ -40,7 +40,7 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
         known = accepted.setdefault(stage, {})
         if now is None or made_with == now or made_with in known.get(now, ()):
             continue
-        # What was accepted for that code is also accepted for the current one.
+        # Code that was accepted in place of that code is accepted in place of the current code too.
         known[now] = sorted({made_with, *known.get(now, ()), *known.get(made_with, ())} - {now})
         print(f"accepted, though made with other code of stage {stage}: {', '.join(names)}")
         count += len(names)

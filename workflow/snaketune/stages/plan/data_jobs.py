@@ -46,7 +46,7 @@ def corpus_job(context: Context, name: str) -> Job:
 
 
 def part_count(context: Context, corpus: str) -> int:
-    """Return the number of jobs that tokenize a corpus, which is also that of the jobs that write its rows."""
+    """Return the number of parts of a corpus: as many jobs tokenize it, and as many write its rows."""
     if parts := context.config.corpora[corpus].parts:
         return parts
     files = map(Path, corpus_job(context, corpus).files["files"])

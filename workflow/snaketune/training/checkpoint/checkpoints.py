@@ -113,7 +113,7 @@ class MarkComplete(TrainerCallback):
 class CheckpointMixin:
     """Mixin for transformers' Trainer: its checkpoints are safetensors and JSON instead of pickles."""
 
-    # Those of the checkpoint that is resumed from, then those of this process.
+    # The numerics of the checkpoint that is resumed from, then those of this process.
     numerics: list[Numerics] = []
 
     def save_model(self, output_dir=None, _internal_call=False):

@@ -29,7 +29,8 @@ BYTES_PER_PARAMETER, BYTES_PER_SECOND = 12, 1e8
 SAVE_SECONDS_FILE = "save_seconds.json"
 # Interval at which a scheduler that didn't answer is queried again.
 RETRY_SECONDS = 300
-# All processes must stop after the same step. The agreement waits for the device, so short steps agree at every eighth only.
+# All processes must stop after the same step. Agreeing on it waits for the device, so processes with steps shorter than
+# SHORT_STEP seconds agree at every eighth step only.
 SHORT_STEP, EVERY = 0.5, 8
 
 

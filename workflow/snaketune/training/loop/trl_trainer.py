@@ -2,8 +2,8 @@
 
 TRL applies the chat template and takes loss on assistant turns.
 
-Slower than packed rows: one conversation per row, padded to the longest of the batch. Used for what the packed engine lacks,
-and as a reference for it.
+It is slower than training on packed rows, as each row is one conversation, padded to the longest of its batch. It is used for
+features that the packed engine lacks, and as a reference in tests.
 """
 
 from pathlib import Path

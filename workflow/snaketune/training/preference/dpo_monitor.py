@@ -5,7 +5,7 @@ logging interval. The window is part of a checkpoint, so a resumed training warn
 use WINDOW steps:
 
     collapse        chosen completions are less likely than under the reference, by more than COLLAPSE_NATS nats per token. A
-                    loss of 0.1 raises their perplexity by a tenth, about the difference between a model and one of half its
+                    drop of 0.1 raises their perplexity by a tenth, about the difference between a model and one of half its
                     size. DPO lowers both completions, and its loss doesn't limit that (Pal et al., 2024; Razin et al., 2024)
     only_rejected   margins grow while chosen completions lose more than CHOSEN_SHARE of what rejected ones lose: probability
                     moves to completions that are neither. A smaller drop is usual for DPO, as the completions of a prompt share
