@@ -91,7 +91,7 @@ def verdict(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str
     """
     logs = [math.log(b["tokens_per_second"] / a["tokens_per_second"]) for a, b in rounds]
     middle = statistics.fmean(logs)
-    # Of the mean of few rounds, by Student's t; of more than the table has, by what it nearly is.
+    # Half-width of the 95% interval of the mean, by Student's t; approximated beyond the table.
     spread = T.get(len(logs), 1.96 + 2.7 / (len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     percent, around = 100 * (math.exp(middle) - 1), 100 * (math.exp(spread) - 1)
     if abs(middle) <= spread:

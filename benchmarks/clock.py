@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What a peer prints when its first step is done; a training of ours prints a line per logged step that begins so too.
+# Printed by peers after their first step; our trainings log it themselves.
 FIRST_STEP = "step 1/"
 
 

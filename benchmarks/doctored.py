@@ -20,7 +20,7 @@ from benchmarks.results import keep_table, made_on
 
 ROOT = Path(__file__).parents[1]
 FOUND, DOCUMENT = ROOT / "results/bench/doctored.json", ROOT / "docs/diagnosing.md"
-# What is wrong, what of the demo's run it changes, and what the first sentence has to begin with.
+# By case: the misconfiguration, the settings that it changes, and the expected beginning of the first finding.
 CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
     "well": ("nothing", {}, ("no switch of the config", "compute: ")),
     "one row": (

@@ -88,7 +88,7 @@ def until_first_step(commands: list[list[str]], folder: Path) -> float:
             said.append(line)
             if line.startswith(FIRST_STEP):
                 seconds = time.perf_counter() - started
-                # What it launched too.
+                # With its child processes.
                 os.killpg(process.pid, signal.SIGKILL)
                 return seconds
     raise SystemExit(f"{shlex.join(commands[-1])}: no first step\n{''.join(said)[-4000:]}")

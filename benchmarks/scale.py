@@ -104,7 +104,7 @@ def make_results(graph: JobGraph) -> None:
             "pairs": job.key,
         }
         Path(job.run).write_text("{}\n", encoding="utf-8")
-        # As any that a stage wrote, in size.
+        # As large as a real one.
         Path(job.manifest).write_text(json.dumps(manifest, indent=2, sort_keys=True), encoding="utf-8")
 
 

@@ -26,7 +26,7 @@ from benchmarks.results import Goals, keep_table, made_on, read_details, table, 
 
 PEERS = ("trl", "trl_defaults")
 FASTER = {"raschka": 5, "pandalm": 8, "oasst": 7}
-# What each figure is to reach, and whether by being as large or as small.
+# Goal of each figure, and whether it is a minimum or a maximum.
 GOALS: Goals = {
     "curve_max_abs_diff_vs_trl": ("at most", 1e-4),
     **{f"train_speedup_vs_{peer}_{name}": ("at least", goal) for peer in PEERS for name, goal in FASTER.items()},
@@ -38,7 +38,7 @@ GOALS: Goals = {
 # Pairs that are trained on: so many that each side takes seconds, and TRL not minutes.
 PAIRS = {"raschka": 160, "pandalm": 96, "oasst": 48}
 SWEPT_PAIRS = 384
-# Of a rehearsal.
+# Pairs of a rehearsal.
 FEW = 16
 DOCUMENT = ROOT / "docs/benchmarks.md"
 

@@ -11,7 +11,7 @@ def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
     """Return the largest difference of losses over the first steps; TRL gets the same pairs in each step."""
     make_reference(material, name)
     with one_core():
-        # As many epochs as it takes, and one step more, which is never reached.
+        # Enough epochs for one step more than is run.
         arguments = write_arguments(material, {"run": name, "steps": steps, "epochs": steps + 1, "log_steps": 1})
         ours = measured(MODULE, "snaketune", material.folder, arguments)
         order = ours["order"][:steps]

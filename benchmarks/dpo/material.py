@@ -80,7 +80,7 @@ def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size:
     with chdir(folder):
         trained = _graph(config).job("tokenizer", "trained")
         _make(trained)
-        # As of any model that is there already.
+        # Adopted, like the tokenizer of an existing model.
         config["tokenizers"] = {"shared": {"adopt": str(Path(trained.payload).resolve())}}
         _write_chats(list(names))
         config["corpora"]["chats"] = {"kind": "conversations", "sources": [{"files": ["chats.jsonl"]}], "held_out": 0}
@@ -144,7 +144,7 @@ def _make(job: Job) -> None:
 
 
 def _corpus(source: dict[str, Any]) -> dict[str, Any]:
-    # Of PandaLM, 58 of 999 rows have no response to one of the two sides.
+    # 58 of PandaLM's 999 rows lack one response.
     return {"kind": "preferences", "sources": [source], "held_out": 0, "max_quarantined_fraction": 0.1}
 
 

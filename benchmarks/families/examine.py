@@ -79,7 +79,7 @@ def examine(family: str) -> Outcome:
     tiny_model(config)(input_ids=torch.full((1, 4), 9), use_cache=False)
     for kind, rows in (("dpo", Rows(PAIRS)), ("sft", Rows(DOCUMENTS))):
         try:
-            # What the config allows for shared prompts, it allows for documents.
+            # A config that passes for shared prompts passes for documents too.
             if kind == "dpo" or found.dpo == "refused":
                 check_config(config, rows.longest[0], rows.has_prefixes, CPU.kernel)
             model = tiny_model(config)

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 VOCABULARY = 128
 STD = 0.2
 
-# What the sizes in a config are called, and what they become. A name counts where the default config has it.
+# Config keys of sizes, by the value that they get; only keys of the default config are set.
 SIZES = {
     32: """hidden_size d_model n_embd dim embedding_size hidden_dim attention_hidden_size lru_width dim_model emb_dim
         input_embedding_size word_embed_proj_dim moe_intermediate_size shared_expert_intermediate_size
@@ -56,7 +56,7 @@ INDEXER = {
     "output_gate_type": "sigmoid",
 }
 HYBRID = ["linear_attention", "linear_attention", "hybrid", "hybrid"]
-# What a family needs besides: values that depend on each other, and layers of every kind.
+# Further settings that a family needs: values that depend on each other, and layers of every kind.
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "longcat_flash", "youtu"), LATENT),
     **dict.fromkeys(("deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), LATENT),

@@ -54,13 +54,13 @@ PARTS = {
     "demo": 200,
     "measure 7b_qlora": 60,
 }
-# Of each call the parts, the most important first.
+# The parts of each call, most important first.
 CALLS = {
     1: ("kernels", "measure 23m", "measure 1_5b_full", "variants 23m", "peer 23m", "variants 1_5b_full"),
     2: ("measure 7b_lora", "dpo 7b", "dpopeer 7b", "peer 7b_lora", "variants 7b_lora"),
     3: ("demo", "measure 7b_qlora", "dpo 1_5b", "dpopeer 1_5b"),
 }
-# How many times as long one may take, so that the others get their turn; and what share of the time all kernels get.
+# Limit of a part relative to its expected time, so that all parts run; and the share of the time for all kernels.
 AT_MOST, FOR_KERNELS = 3, 0.3
 # The keys of an entry that are printed while it runs.
 TOLD = (
@@ -85,7 +85,7 @@ class Results:
             self.found.setdefault(part, []).append(entry)
             shown = "  ".join(f"{name} {_short(entry[name])}" for name in TOLD if entry.get(name) is not None)
             print(f"{part}: {shown}", flush=True)
-            # Those of tiny models on a CPU are no figures.
+            # A rehearsal writes no figures.
             keys = {} if self.about["rehearsal"] else figures(self.found)
             text = json.dumps(keys | {"goals": GOALS, "made_on": self.about, "results": self.found}, indent=2)
             self.path.parent.mkdir(parents=True, exist_ok=True)

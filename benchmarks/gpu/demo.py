@@ -20,7 +20,7 @@ import torch
 from benchmarks.data_path.rows import ROOT, chain, made_tokenizer, stage
 from benchmarks.jobs import job_command, job_of
 
-# As config/config.yaml has the demo's.
+# The values of config/config.yaml.
 BASE = {
     "architecture": "llama", "hidden_size": 128, "intermediate_size": 256, "layers": 4, "heads": 4, "rope_theta": 1000.0,
     "init_std": 0.08,

@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 VOCABULARY, LENGTH = 256, 96
 DOCUMENTS = [[37, 19, 28], [64, 5, 11]]
 PREFIXES = [[0, 21, 30], [0, 40, 64]]
-# As trees: a third level; a sibling of the second segment that begins amid its prefix. Places that predict several tokens.
+# Trees: with a third level, and with a sibling that starts inside its prefix; some positions predict several tokens.
 TREES = [([37, 19, 28], [0, 21, 30], [0, 0, 1]), ([48, 13, 11, 9, 6], [0, 30, 41, 35, 41], [0, 0, 1, 0, 1])]
 COMPLETIONS = [[0, 1, 2, 0], [0, 2, 3, 4]]
 

@@ -94,7 +94,7 @@ def _rows(planned: list[list[MadePair]], length: int) -> MadePairRows:
             ids[row, at : at + len(whole)] = whole
             labels[row, at + len(pair.prompt) : at + len(whole)] = whole[len(pair.prompt) :]
             at += len(whole)
-        # Of each pair the prompt with what was chosen, and what was rejected, which sees the prompt.
+        # Two segments per pair: prompt and chosen completion; rejected completion, which sees the prompt.
         firsts = np.arange(0, 2 * len(pairs), 2)
         own = [(len(pair.prompt) + len(pair.chosen), len(pair.rejected)) for pair in pairs]
         columns["segment_lengths"].append(np.array(own).reshape(-1))

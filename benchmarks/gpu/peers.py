@@ -38,7 +38,7 @@ def _trl(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: i
             control.should_training_stop |= marks.step_ended()
 
     model = make_model(shape, compute)
-    # What it recommends for packing; where that isn't installed, torch's own.
+    # TRL recommends flash-attn for packing; otherwise torch's attention is used.
     model.set_attn_implementation("flash_attention_2" if on_cuda and is_flash_attn_2_available() else "sdpa")
     # Rows of its own making may be more.
     made = make_rows(micro_rows * (warm_up + steps + 1), shape.length, shape.model["vocab_size"])

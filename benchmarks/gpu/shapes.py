@@ -68,7 +68,7 @@ SHAPES = {
     "7b_lora": Shape(model=SEVEN, rank=32, batch_rows=16, micro_rows=16, layer_bytes=(1_887_088, 984_126_496)),
     "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True, batch_rows=16, micro_rows=16),
 }  # fmt: skip
-# Of DPO.
+# Shapes of the DPO measurements.
 PREFERENCES = {
     "1_5b": Shape(model=ONE_AND_A_HALF, rank=32, length=2048, batch_rows=8, micro_rows=8),
     "7b": Shape(model=SEVEN, rank=32, length=2048, batch_rows=8, micro_rows=4),

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Of an entry: what it is of, its figures by heading, and how they are written.
+# Columns that identify an entry, and its figures with heading and format.
 WHAT = ("what", "variant", "prompt_to_completion", "case", "precision", "peer", "driven_by")
 FIGURES = {
     "tokens/s": ("tokens_per_s", "{:,.0f}"),

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 MARK = "RESULT "
-# What making the demo's rows and training on them imports, besides torch and transformers.
+# Packages that the demo part needs.
 NEEDED_BY_DEMO = ("pydantic", "orjson", "regex", "rensa", "sentencepiece", "google.protobuf", "accelerate", "xxhash")
 NEEDED_BY_TRL = ("trl", "datasets", "peft")
 NEEDED_BY_ADAPTERS = ("peft",)
-# Of a peer of DPO, to begin with.
+# Initial pairs per forward pass of a DPO peer.
 PAIRS_AT_ONCE = 16
-# What each kernel is called from; those that torch has everywhere run on the CPU too.
+# Packages of each kernel; torch's own kernels run on the CPU too.
 KERNELS: dict[str, tuple[str, ...]] = {
     "sdpa": (),
     "dense": (),

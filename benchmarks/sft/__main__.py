@@ -21,7 +21,7 @@ from benchmarks.sft.material import FILE, made
 from benchmarks.sft.speed import speed
 from benchmarks.sft.startup import startup
 
-# What each figure is to reach, and whether by being as large or as small.
+# Goal of each figure, and whether it is a minimum or a maximum.
 GOALS: Goals = {
     "cpu_speedup_vs_trl_packed": ("at least", 3.5),
     "cpu_speedup_vs_trl_unpacked": ("at least", 4),

@@ -24,7 +24,7 @@ def demo() -> dict[str, Any]:
         project = Path(name) / "project"
         shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LEFT_OUT))
         (project / ".venv").symlink_to(sys.prefix)
-        # As a user runs it: with the threads and the caches that there are, and not from within another make.
+        # A user's environment: default threads and caches, and no outer make.
         own = {key: value for key, value in os.environ.items() if key not in {*ONE_THREAD, *MAKE}}
         # `-o`: the environment is there, whatever the times of a copy's files say.
         command = ["make", "-o", ".venv/installed", "run"]

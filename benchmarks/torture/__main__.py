@@ -106,7 +106,7 @@ def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> d
     try:
         one.fault.do(trial)
     except (Failed, OSError, subprocess.SubprocessError) as error:
-        # Of what strikes too: one trial that couldn't be made ends no others.
+        # Any error counts as a failed trial, and doesn't end the others.
         ended = f"FAILED: {error}"
     passed = not ended
     if passed:

@@ -118,7 +118,7 @@ def source_changed(trial: Trial) -> None:
     trial.check_message(chain.wait(running, SECONDS), fails=None)
     source.write_bytes(content)
     if trial.drawn.random() < 0.5:
-        # As `cp -p` or a backup brings it back.
+        # With its former time, as `cp -p` sets it.
         os.utime(source, ns=(stands.st_atime_ns, stands.st_mtime_ns))
     trial.recover(unlock=False)
 

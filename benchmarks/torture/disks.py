@@ -11,7 +11,7 @@ from benchmarks.torture.chain import Chain
 from benchmarks.torture.processes import everything_in, kill_chain
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
-# What an empty file, or a folder, takes of a tmpfs.
+# Bytes that an empty file or folder takes on a tmpfs.
 PAGE = 4096
 UNKNOWN = {
     "flock fails: ENOLCK": {"no_flock": errno.ENOLCK},

@@ -124,7 +124,7 @@ def with_orphan(trial: Trial) -> None:
     if trial.point == "sft" and trial.drawn.random() < 0.5:
         in_a_training(trial, chain)
     else:
-        # Of stages of a second or two nothing would be left after more.
+        # Short stages would end before a later kill.
         time.sleep(trial.drawn.uniform(0, 0.5 if trial.point in SHORT_STAGES else 5))
     kill([running.pid])
     running.wait()

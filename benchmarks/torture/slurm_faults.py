@@ -78,7 +78,7 @@ def on_cluster(
         else:
             trial.check_message(said, fails=None)
         trial.hit(was_struck(job) if ends else ran)
-        # What the cluster did with it is over; the rest is as on one machine.
+        # From here on, as on one machine.
         trial.recover(unlock=True)
 
     return do

@@ -80,5 +80,5 @@ ROWS = (
     conversation("two\n\nparagraphs", "one\n\n- a\n- b\n\n```python\nprint(1)\n```"),
     *(conversation(f"Say {name}.", f"{name} it is, {name}") for name in CONTROL),
 )
-# Where the system turn opens the last question, or the first one, is not the same for all templates.
+# Templates differ in whether the system turn is before the first or the last question.
 LONG_SYSTEM = (conversation("Hi", "Hello!", "And now?", "Nothing more.", system="You are kind."),)

@@ -149,7 +149,7 @@ def test_metrics_are_means_over_the_steps_of_a_log_line(pairs):
 
 
 def test_a_pair_with_equal_rewards_counts_half_in_the_accuracy():
-    """All pairs have equal rewards before the first step: a policy that learns nothing has an accuracy of one half, not zero."""
+    """Before the first step all rewards are equal: a policy that learns nothing has an accuracy of one half, not zero."""
     logps_P2 = torch.tensor([[-2.0, -6.0], [-3.0, -3.0], [-4.0, -5.0], [-1.0, -2.0]])
     moved_P2 = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
     counts_P2, none_P2 = torch.full((4, 2), 3), torch.zeros(4, 2)

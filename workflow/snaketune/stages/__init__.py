@@ -1,1 +1,1 @@
-"""Running stages: their declarations, the planner and its jobs, job files, fingerprints and work folders, locks and GPU slots."""
+"""Running stages: declarations, the planner and its jobs, job files, fingerprints and work folders, locks and GPU slots."""

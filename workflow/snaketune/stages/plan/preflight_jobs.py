@@ -55,7 +55,7 @@ def preflight_job(context: Context, family: str) -> Job:
 
 
 def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> PreflightRun:
-    """Return the settings of a run that are checked before training. Args: key: of the config; pack: its index in the job's packs."""
+    """Return the settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
     return PreflightRun(
         key=key,
