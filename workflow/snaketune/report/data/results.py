@@ -124,7 +124,7 @@ class ResultSet:
         """
         run_of = {path.parent: _read_json(path) for path in runs}
         if len(jobs) != len(manifests):
-            raise SnaketuneError(f"--spec names {len(jobs)} jobs, but there are {len(manifests)} manifests")
+            raise SnaketuneError(f"the spec names {len(jobs)} jobs, but there are {len(manifests)} manifests")
         unsorted = [_result(job, path, run_of.get(path.parent, {})) for job, path in zip(jobs, manifests)]
         self.all = sorted(unsorted, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
         self._by_key = {f"{result.stage}/{result.name}": result for result in self.all}
