@@ -41,7 +41,7 @@ class CardResults:
     def __init__(self, spec: CardSpec, manifests: list[Path]):
         """Read the manifests. Raises SnaketuneError if one can't be read or isn't that of its job."""
         if len(spec.jobs) != len(manifests):
-            raise SnaketuneError(f"--spec names {len(spec.jobs)} jobs, but there are {len(manifests)} manifests")
+            raise SnaketuneError(f"the spec names {len(spec.jobs)} jobs, but there are {len(manifests)} manifests")
         self.spec = spec
         self.by_job = {f"{job.stage}/{job.name}": _result(job, path) for job, path in zip(spec.jobs, manifests)}
 
