@@ -339,3 +339,11 @@ def test_manifests_with_former_keys_are_read_and_have_the_content_that_they_had(
     assert read["inputs"] == {"base_layers": ["d"]}
     assert read["spec"] == {"model": "sft:a", "jobs": [{"config_key": "sft.a", "name": "b"}]}
     assert content_digest(read) == digest_json({"payload": {}, "format": [None] * 5 + ["float32"]})
+
+
+@pytest.mark.parametrize("role", ["base_layers", "other"])
+def test_a_result_under_the_former_name_of_a_role_is_found(tmp_path, role):
+    built: list = []
+    run(tmp_path, built=built, artifacts={"beneath": []}).unlink()
+    run(tmp_path, built=built, artifacts={role: []})
+    assert len(built) == (1 if role == "base_layers" else 2)
