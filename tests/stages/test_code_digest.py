@@ -137,7 +137,6 @@ def edited(tmp_path, monkeypatch):
     (package / "pkg").mkdir(parents=True)
     (package / "pkg/__init__.py").write_text("")
     monkeypatch.setattr(code, "PACKAGE_FOLDER", package)
-    monkeypatch.setattr(code, "_file", code._file.__wrapped__)
 
     def digest(text: str) -> str:
         (package / "pkg/stage.py").write_text(text)

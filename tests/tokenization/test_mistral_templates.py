@@ -22,11 +22,13 @@ def tekken(folder):
 
 def test_each_vocabulary_refuses_the_template_of_the_other(tmp_path):
     with pytest.raises(
-        SnaketuneError, match=r"chat_template.*1 spaces \('ĠQuartz.*the tekken vocabulary.*mistral-tekken\.jinja"
+        SnaketuneError,
+        match=r"chat_template.*1 spaces after \[INST\] \('ĠQuartz.*the tekken vocabulary.*mistral-tekken\.jinja",
     ):
         adopt(tmp_path / "1", tekken(tmp_path / "tekken"), MISTRAL)
     with pytest.raises(
-        SnaketuneError, match=r"chat_template.*0 spaces \('.*the sentencepiece vocabulary.*mistral\.jinja"
+        SnaketuneError,
+        match=r"chat_template.*0 spaces after \[INST\] \('.*the sentencepiece vocabulary.*mistral\.jinja",
     ):
         adopt(tmp_path / "2", metaspace(tmp_path / "sentencepiece"), TEKKEN)
 

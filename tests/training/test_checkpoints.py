@@ -127,4 +127,4 @@ def test_a_damaged_checkpoint_is_removed_and_named(tmp_path, capsys, name):
     (newest / name).write_bytes(content)
     remove_incomplete(tmp_path)
     assert last_checkpoint(tmp_path) is None
-    assert f"checkpoint-10/{name} is damaged" in capsys.readouterr().out
+    assert f"checkpoint-10/{name} is missing or damaged" in capsys.readouterr().out

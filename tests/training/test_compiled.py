@@ -178,5 +178,5 @@ def test_without_a_compiler_auto_continues_and_true_fails(fresh, monkeypatch, tm
 def test_rows_that_are_not_packed_are_not_compiled():
     run = {"base": {"path": "some/model"}, "corpus": "c", "tokenizer": "t", "packing": {"strategy": "none"}}
     Sft.model_validate(run | {"training": {"learning_rate": 1e-3}})
-    with pytest.raises(ValidationError, match=r"training\.compile: rows that aren't packed"):
+    with pytest.raises(ValidationError, match=r"training\.compile: unpacked rows have different shapes"):
         Sft.model_validate(run | {"training": {"learning_rate": 1e-3, "compile": True}})

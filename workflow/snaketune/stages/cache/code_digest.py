@@ -131,13 +131,14 @@ def _defining(imported: Import) -> str:
     return module if _file(module) else imported.module
 
 
-@cache
 def _file(module: str) -> Path | None:
-    path = PACKAGE_FOLDER.parent.joinpath(*module.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file():
-            return file
-    return None
+    return _find(PACKAGE_FOLDER.parent, module)
+
+
+@cache
+def _find(root: Path, module: str) -> Path | None:
+    path = root.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def _syntax(module: str) -> str:
