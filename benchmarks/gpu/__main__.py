@@ -63,7 +63,7 @@ CALLS = {
 # Limit of a part relative to its expected time, so that all parts run; and the share of the time for all kernels.
 AT_MOST, FOR_KERNELS = 3, 0.3
 # The keys of an entry that are printed while it runs.
-TOLD = (
+PRINTED = (
     "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
     "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "what", "deterministic", "same_digest",
 )  # fmt: skip
@@ -83,7 +83,7 @@ class Results:
         """Print an entry, add it, and write the file."""
         with self.lock:
             self.found.setdefault(part, []).append(entry)
-            shown = "  ".join(f"{name} {_short(entry[name])}" for name in TOLD if entry.get(name) is not None)
+            shown = "  ".join(f"{name} {_short(entry[name])}" for name in PRINTED if entry.get(name) is not None)
             print(f"{part}: {shown}", flush=True)
             # A rehearsal writes no figures.
             keys = {} if self.about["rehearsal"] else figures(self.found)

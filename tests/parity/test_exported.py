@@ -143,7 +143,7 @@ def test_the_command_and_inputs_that_do_not_belong_together(made, tmp_path, toke
 
 def test_pairs_that_trl_cannot_represent_are_left_out_and_counted(tmp_path, tokenizer, capsys):
     rows = rows_of("preferences", 9)
-    # The user speaks in the midst of a completion, which nobody learns.
+    # The user speaks in the midst of a completion, which is not supervised.
     more = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "so."}]
     rows[1] = rows[1] | {"chosen": [*rows[1]["chosen"], *more]}
     made = Made(tmp_path, tokenizer, rows)
