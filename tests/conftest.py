@@ -3,9 +3,15 @@
 import gc
 import os
 
+from tests.forked import share_server
+
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_configure():
+    share_server()
 
 
 def pytest_collection_finish():

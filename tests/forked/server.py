@@ -1,0 +1,218 @@
+"""A process that has imported the libraries, never snaketune, and forks for each `python -m MODULE` of a test.
+
+python -I server.py SOCKET OWNER: serve until the process with the id OWNER is gone. Protocol per connection: the client
+(client.py) sends a JSON line with its arguments, folder and environment, along with its three standard streams; the answer is
+`refused` if Python has to start anew. Then each byte from the client is a signal for the fork, and the answer is its exit status.
+A client that is killed takes its fork with it.
+"""
+
+import gc
+import importlib
+import json
+import os
+import re
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+# What stages import, found with `sys.modules` after each stage of a small project.
+LIBRARIES = """
+    torch torch.utils.data torch.utils.checkpoint torch.nn.attention.varlen torch.distributed.run torch._dynamo
+    transformers transformers.trainer transformers.trainer_callback transformers.modeling_utils transformers.utils.chat_template_utils
+    transformers.models.llama.modeling_llama transformers.models.auto.modeling_auto
+    peft accelerate safetensors.torch bitsandbytes tokenizers sentencepiece
+    numpy pyarrow pyarrow.compute pyarrow.parquet orjson regex ftfy py3langid rensa xxhash pydantic yaml psutil jinja2
+    matplotlib.pyplot huggingface_hub tensorboard.compat.proto.event_pb2
+    snakemake.cli snakemake.report smart_open
+""".split()
+# Libraries read these when they are imported, so a fork can't change them.
+READ_AT_IMPORT = re.compile(
+    r"PYTHON(?!PATH$)|HF_|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|TORCHINDUCTOR|CUDA|XDG_|HOME$|MPL|"
+    "OMP_WAIT|LD_"
+)
+# As it was before imports changed it.
+ENVIRONMENT = dict(os.environ)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def serve(path: str, owner: int) -> None:
+    # Clients that connect during the imports wait.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    gc.collect()
+    gc.freeze()
+    ends_with(owner)
+    paths = [folder for folder in sys.path if folder]
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    # By file descriptor: the connection and the process's id, for connections and for pidfds.
+    forks: dict[int, tuple[socket.socket, int]] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                connection = listener.accept()[0]
+                if pid := start(connection, paths):
+                    ended = os.pidfd_open(pid)
+                    forks[ended] = forks[connection.fileno()] = (connection, pid)
+                    selector.register(connection, selectors.EVENT_READ, data=ended)
+                    selector.register(ended, selectors.EVENT_READ)
+                else:
+                    connection.close()
+            elif key.data is None:
+                finish(selector, forks, key.fd)
+            elif key.fd in forks:
+                forward(selector, forks, key)
+
+
+def forward(selector, forks, key) -> None:
+    connection, pid = forks[key.fd]
+    try:
+        signals = connection.recv(16)
+    except ConnectionError:
+        signals = b""
+    if not signals:
+        selector.unregister(connection)
+    for number in signals or (signal.SIGKILL,):
+        signal.pidfd_send_signal(key.data, number)
+
+
+def finish(selector, forks, ended: int) -> None:
+    connection, pid = forks.pop(ended)
+    forks.pop(connection.fileno())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    selector.unregister(ended)
+    os.close(ended)
+    if connection in (key.fileobj for key in selector.get_map().values()):
+        selector.unregister(connection)
+    try:
+        connection.sendall(f"{status}\n".encode())
+    except OSError:
+        pass
+    connection.close()
+
+
+def start(connection: socket.socket, paths: list[str]) -> int | None:
+    """Read a request and fork; return the fork's process id, or None if the request is refused or the client is gone."""
+    text, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+    while text and not text.endswith(b"\n"):
+        text += connection.recv(1 << 20)
+    if not text:
+        return None
+    request = json.loads(text)
+    if fixed(request["environment"]) != fixed(ENVIRONMENT):
+        connection.sendall(b"refused\n")
+        for stream in streams:
+            os.close(stream)
+        return None
+    # A signal waits until the fork has the client's way to handle it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        for stream in streams:
+            os.close(stream)
+        return pid
+    status = 1
+    try:
+        status = run(request, streams, paths)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def fixed(environment) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if READ_AT_IMPORT.match(name)}
+
+
+def run(request: dict, streams: list[int], paths: list[str]) -> int:
+    """Run the request in this fork, as `python -m` does; return the exit status."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    # Connections to other clients, which have to see an end of theirs.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    for number in FORWARDED:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, closefd=False) for number, mode in enumerate(("r", "w", "w"))
+    )
+    sys.stderr.reconfigure(line_buffering=True)
+    sys.executable = request["executable"]
+    _, module, *arguments = request["arguments"]
+    sys.argv = ["-m", *arguments]
+    sys.path[:] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *paths]
+    importlib.invalidate_caches()
+    sys.modules["__main__"] = ModuleType("__main__")
+    set_threads()
+    status = exit_status(module)
+    # What Python does at its end.
+    threading._shutdown()
+    import atexit
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    return status
+
+
+def set_threads() -> None:
+    """Set what libraries read from the environment when they are imported."""
+    import numpy
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    numpy.random.seed()
+
+
+def exit_status(module: str) -> int:
+    try:
+        runpy._run_module_as_main(module)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def ends_with(owner: int) -> None:
+    """End this process with its owner."""
+
+    def check(*_) -> None:
+        try:
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            os._exit(0)
+
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, 1, 1)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))
