@@ -1,8 +1,8 @@
-"""`python()`: a stand-in for the interpreter, whose `-m MODULE` runs in a fork of a process that has imported torch and the like.
+"""`python()` is a replacement of the interpreter: its `-m MODULE` runs in a fork of a process that has imported torch.
 
-A job of the workflow takes seconds to import its libraries and mostly less to work. The forking process never imports snaketune:
-which code a job runs is what some tests are about. What it forks is a process of its own, with the arguments, folder, environment,
-standard streams, ignored signals and exit status of a new Python; tests of what Python's start itself does use `sys.executable`.
+A job of the workflow takes seconds to import its libraries, and mostly less to work. The server never imports snaketune: which
+code a job runs is what some tests are about. A fork has the arguments, folder, environment, standard streams, ignored signals
+and exit status of a new Python process. Tests of how Python itself starts, and of kills, use `sys.executable`.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-# The folder of the server that all processes of a test run share, and the id of the process that it ends with.
+# The folder of the server, which all processes of a test run share, and the id of the process with which it ends.
 FOLDER, OWNER = "SNAKETUNE_TESTS_FORKED", "SNAKETUNE_TESTS_OWNER"
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""In place of `python`: `python -m MODULE ...` runs in a fork of server.py, everything else in Python itself."""
+"""Run `python -m MODULE ...` in a fork of server.py, and everything else in Python itself."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 PYTHON, SOCKET, SHIM, *ARGUMENTS = sys.argv[1:]
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -21,7 +22,7 @@ def main() -> None:
     request = {
         "arguments": ARGUMENTS[ARGUMENTS.index("-m") :],
         "executable": SHIM,
-        "folder": os.getcwd(),
+        "folder": str(Path.cwd()),
         "environment": dict(os.environ),
         "ignored": ignored,
         "umask": umask,

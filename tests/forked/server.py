@@ -1,11 +1,11 @@
 """A process that has imported the libraries, never snaketune, and forks for each `python -m MODULE` of a test.
 
-python -I server.py SOCKET OWNER: serve until the process with the id OWNER is gone. Protocol per connection: the client
-(client.py) sends a JSON line with its arguments, folder and environment, along with its three standard streams; the answer is
-`refused` if Python has to start anew. Then each byte from the client is a signal for the fork, and the answer is its exit status.
-A client that is killed takes its fork with it.
+`python -I server.py SOCKET OWNER` serves until the process with the id OWNER has ended. A client (client.py) sends a JSON line
+with its arguments, folder and environment, and its standard streams. The answer is `refused` if a new Python process is needed.
+Otherwise each further byte is a signal for the fork, and the answer is its exit status. A fork is killed with its client.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -18,22 +18,54 @@ import socket
 import sys
 import threading
 import traceback
-from pathlib import Path
+from contextlib import suppress
 from types import ModuleType
 
-# What stages import, found with `sys.modules` after each stage of a small project.
-LIBRARIES = """
-    torch torch.utils.data torch.utils.checkpoint torch.nn.attention.varlen torch.distributed.run torch._dynamo
-    transformers transformers.trainer transformers.trainer_callback transformers.modeling_utils transformers.utils.chat_template_utils
-    transformers.models.llama.modeling_llama transformers.models.auto.modeling_auto
-    peft accelerate safetensors.torch bitsandbytes tokenizers sentencepiece
-    numpy pyarrow pyarrow.compute pyarrow.parquet orjson regex ftfy py3langid rensa xxhash pydantic yaml psutil jinja2
-    matplotlib.pyplot huggingface_hub tensorboard.compat.proto.event_pb2
-    snakemake.cli snakemake.report smart_open
-""".split()
+# What the stages import.
+LIBRARIES = [
+    "torch",
+    "torch.utils.data",
+    "torch.utils.checkpoint",
+    "torch.nn.attention.varlen",
+    "torch.distributed.run",
+    "torch._dynamo",
+    "transformers",
+    "transformers.trainer",
+    "transformers.trainer_callback",
+    "transformers.modeling_utils",
+    "transformers.utils.chat_template_utils",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.modeling_auto",
+    "peft",
+    "accelerate",
+    "safetensors.torch",
+    "bitsandbytes",
+    "tokenizers",
+    "sentencepiece",
+    "numpy",
+    "pyarrow",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "orjson",
+    "regex",
+    "ftfy",
+    "py3langid",
+    "rensa",
+    "xxhash",
+    "pydantic",
+    "yaml",
+    "psutil",
+    "jinja2",
+    "matplotlib.pyplot",
+    "huggingface_hub",
+    "tensorboard.compat.proto.event_pb2",
+    "snakemake.cli",
+    "snakemake.report",
+    "smart_open",
+]
 # Libraries read these when they are imported, so a fork can't change them.
 READ_AT_IMPORT = re.compile(
-    r"PYTHON(?!PATH$)|HF_|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|TORCHINDUCTOR|CUDA|XDG_|HOME$|MPL|"
+    r"PYTHON(?!PATH$)|HF_|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|TORCHINDUCTOR|CUDA|HOME$|MPL|"
     "OMP_WAIT|LD_"
 )
 # As it was before imports changed it.
@@ -54,50 +86,50 @@ def serve(path: str, owner: int) -> None:
     paths = [folder for folder in sys.path if folder]
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
-    # By file descriptor: the connection and the process's id, for connections and for pidfds.
-    forks: dict[int, tuple[socket.socket, int]] = {}
     while True:
         for key, _ in selector.select():
             if key.fileobj is listener:
                 connection = listener.accept()[0]
                 if pid := start(connection, paths):
-                    ended = os.pidfd_open(pid)
-                    forks[ended] = forks[connection.fileno()] = (connection, pid)
-                    selector.register(connection, selectors.EVENT_READ, data=ended)
-                    selector.register(ended, selectors.EVENT_READ)
+                    fork = Fork(selector, connection, pid)
+                    selector.register(connection, selectors.EVENT_READ, fork.forward_signals)
+                    selector.register(fork.process, selectors.EVENT_READ, fork.report_end)
                 else:
                     connection.close()
-            elif key.data is None:
-                finish(selector, forks, key.fd)
-            elif key.fd in forks:
-                forward(selector, forks, key)
+            else:
+                key.data()
 
 
-def forward(selector, forks, key) -> None:
-    connection, pid = forks[key.fd]
-    try:
-        signals = connection.recv(16)
-    except ConnectionError:
-        signals = b""
-    if not signals:
-        selector.unregister(connection)
-    for number in signals or (signal.SIGKILL,):
-        signal.pidfd_send_signal(key.data, number)
+class Fork:
+    def __init__(self, selector: selectors.BaseSelector, connection: socket.socket, pid: int):
+        self.selector, self.connection, self.pid = selector, connection, pid
+        self.process, self.has_ended, self.has_client = os.pidfd_open(pid), False, True
 
+    def forward_signals(self) -> None:
+        # Both events may be in one answer of the selector.
+        if self.has_ended:
+            return
+        try:
+            signals = self.connection.recv(16)
+        except ConnectionError:
+            signals = b""
+        if not signals:
+            self.selector.unregister(self.connection)
+            self.has_client = False
+        for number in signals or (signal.SIGKILL,):
+            signal.pidfd_send_signal(self.process, number)
 
-def finish(selector, forks, ended: int) -> None:
-    connection, pid = forks.pop(ended)
-    forks.pop(connection.fileno())
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    selector.unregister(ended)
-    os.close(ended)
-    if connection in (key.fileobj for key in selector.get_map().values()):
-        selector.unregister(connection)
-    try:
-        connection.sendall(f"{status}\n".encode())
-    except OSError:
-        pass
-    connection.close()
+    def report_end(self) -> None:
+        self.has_ended = True
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.selector.unregister(self.process)
+        os.close(self.process)
+        if self.has_client:
+            self.selector.unregister(self.connection)
+            # The client may have been killed.
+            with suppress(OSError):
+                self.connection.sendall(f"{status}\n".encode())
+        self.connection.close()
 
 
 def start(connection: socket.socket, paths: list[str]) -> int | None:
@@ -138,8 +170,8 @@ def run(request: dict, streams: list[int], paths: list[str]) -> int:
     """Run the request in this fork, as `python -m` does; return the exit status."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    # Connections to other clients, which have to see an end of theirs.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+    # Connections to other clients.
+    os.closerange(3, 1 << 16)
     for number in FORWARDED:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
@@ -150,7 +182,8 @@ def run(request: dict, streams: list[int], paths: list[str]) -> int:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, closefd=False) for number, mode in enumerate(("r", "w", "w"))
+        open(number, mode, closefd=False)  # noqa: SIM115
+        for number, mode in enumerate(("r", "w", "w"))
     )
     sys.stderr.reconfigure(line_buffering=True)
     sys.executable = request["executable"]
@@ -163,14 +196,10 @@ def run(request: dict, streams: list[int], paths: list[str]) -> int:
     status = exit_status(module)
     # What Python does at its end.
     threading._shutdown()
-    import atexit
-
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass
     return status
 
 

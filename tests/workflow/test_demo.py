@@ -1,7 +1,6 @@
 """The embedded default, whole: the demo's files, and what the small model must have learned at the end."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from .command_line import snakemake
 from .conftest import ROOT, made_once
 
 pytestmark = pytest.mark.workflow
@@ -36,16 +36,9 @@ def run_demo(folder: Path) -> None:
     for name in ("Snakefile", "workflow", "config", "profiles", "envs", "resources"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
-    done = subprocess.run(
-        # So small a model learns no faster on more cores, and these are those of other tests.
-        [sys.executable, "-m", "snakemake", "--cores", "1"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    # So small a model learns no faster on more cores, and these are those of other tests.
+    status, said = snakemake(["--cores", "1"], folder)
+    assert status == 0, said[-6000:]
 
 
 def scores(demo: Path, model: str) -> dict:

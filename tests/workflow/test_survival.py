@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.training.launch import worker
+from tests.forked import python
 from tests.training.event_files import points_of
 
 from .conftest import ROOT
@@ -191,7 +192,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     """Launched as accelerate does on two GPUs (by torch's launcher), here over gloo on the CPU."""
     work, job = job_of_sft(finished, tmp_path / "two")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
          "-m", "snaketune.training.launch.worker", str(job)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},

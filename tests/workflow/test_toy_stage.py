@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -24,6 +23,7 @@ from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.cache.work_folders import WorkFolder
+from tests.forked import python
 
 
 class LengthsSpec(Model):
@@ -70,7 +70,7 @@ def with_toy(own_code):
 
 def by_hand(project, *arguments: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(project.code / "workflow")}
-    command = [sys.executable, "-m", "snaketune", *arguments]
+    command = [python(), "-m", "snaketune", *arguments]
     return subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=True)
 
 
