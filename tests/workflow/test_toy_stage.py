@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+from tests.forked import python
+
 from .conftest import ROOT
 from .test_cluster import Cluster
 
@@ -23,7 +25,6 @@ from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.cache.work_folders import WorkFolder
-from tests.forked import python
 
 
 class LengthsSpec(Model):
