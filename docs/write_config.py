@@ -6,8 +6,7 @@ Run by: make docs
 import json
 from pathlib import Path
 
-from snaketune.config.readme import with_tables
-from snaketune.config.schema import config_schema
+from snaketune.config.schema import config_schema, with_tables
 from snaketune.stages.table import STAGES
 
 CONFIG = Path(__file__).parents[1] / "config"

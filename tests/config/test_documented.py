@@ -19,7 +19,7 @@ from snaketune.config import (
     tracking,
     training_runs,
 )
-from snaketune.config.readme import with_tables
+from snaketune.config.schema import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger
 
 from snaketune.config.base import NAME_PATTERN
-from snaketune.config.shipped_tasks import check_shipped_tasks
+from snaketune.config.task_files import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.planner import Planner
 from snaketune.stages.table import STAGES

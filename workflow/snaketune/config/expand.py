@@ -18,7 +18,7 @@ from snaketune.errors import SnaketuneError
 
 RUN_SECTIONS = ("sft", "dpo")
 # Alternative keys: a run's own key replaces the inherited alternative.
-ALTERNATIVES = {"base": {"use_base"}, "use_base": {"base"}}
+ALTERNATIVES = {"base": "use_base", "use_base": "base"}
 # Mappings that a run's own value replaces as a whole, instead of being merged with the inherited one.
 NOT_MERGED = ("loss",)
 
@@ -40,36 +40,31 @@ def expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str
         expanded: dict[str, Any] = {}
         for name in runs:
             made = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
+            if taken := next((variant for variant in made if variant in expanded), None):
+                raise SnaketuneError(
+                    f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
+                )
             variants[section][str(name)] = tuple(made)
-            for variant, run in made.items():
-                if variant in expanded:
-                    raise SnaketuneError(
-                        f"{section}.{name}: expands to the name {variant!r}, which another run has; rename one of them"
-                    )
-                expanded[variant] = run
+            expanded |= made
         config[section] = expanded
     return config, variants
 
 
 def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str, ...] = ()) -> Any:
-    run = runs[name]
+    run, key = runs[name], f"{section}.{name}.extends"
     if not isinstance(run, dict) or "extends" not in run:
         return run
-    parent = run["extends"]
+    parent, children = run["extends"], (*children, name)
     if not isinstance(parent, str) or parent not in runs:
-        raise SnaketuneError(
-            f"{section}.{name}.extends: there is no {parent!r} under `{section}:`{unknown(parent, runs)}"
-        )
-    if parent in (*children, name):
-        raise SnaketuneError(
-            f"{section}.{name}.extends: {' → '.join((*children, name, parent))} is circular; remove one of these `extends`"
-        )
-    inherited = _inherit(section, parent, runs, (*children, name))
+        raise SnaketuneError(f"{key}: there is no {parent!r} under `{section}:`{unknown(parent, runs)}")
+    if parent in children:
+        raise SnaketuneError(f"{key}: {' → '.join((*children, parent))} is circular; remove one of these `extends`")
+    inherited = _inherit(section, parent, runs, children)
     if not isinstance(inherited, dict):
         raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
     grid = run.get("grid")
     given = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
-    inherited = {k: v for k, v in inherited.items() if k != "grid" and not given & ALTERNATIVES.get(k, set())}
+    inherited = {k: v for k, v in inherited.items() if k != "grid" and ALTERNATIVES.get(k) not in given}
     return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
@@ -82,21 +77,21 @@ def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
+    """The runs of a grid by name; the run itself if it has none."""
     if not isinstance(run, dict) or "grid" not in run:
         return {name: run}
     grid = run["grid"]
     if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
         raise SnaketuneError(f"{key}.grid: {grid!r}; expected a mapping from keys to lists of values")
-    made = {}
+    made: dict[str, Any] = {}
     for values in product(*grid.values()):
-        variant = {k: v for k, v in deepcopy(run).items() if k != "grid"}
-        parts = [name]
+        variant, called = deepcopy({k: v for k, v in run.items() if k != "grid"}), name
         for dotted, value in zip(grid, values):
             _set(key, variant, str(dotted), value)
             # A list or a section is named by its index in the grid.
             shown = grid[dotted].index(value) if isinstance(value, list | dict) else str(value).removeprefix("sft:")
-            parts.append(f"{str(dotted).rsplit('.', 1)[-1]}{shown}")
-        if (called := "-".join(parts)) in made:
+            called += f"-{str(dotted).rsplit('.', 1)[-1]}{shown}"
+        if called in made:
             raise SnaketuneError(
                 f"{key}.grid: a value is listed twice, so two runs would be named {called!r}; remove one of them"
             )
@@ -105,9 +100,9 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
 
 
 def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:
-    *folders, leaf = dotted.split(".")
-    for folder in folders:
-        run = run.setdefault(folder, {})
+    *sections, leaf = dotted.split(".")
+    for section in sections:
+        run = run.setdefault(section, {})
         if not isinstance(run, dict):
-            raise SnaketuneError(f"{key}.grid.{dotted}: {folder!r} is {run!r}, which has no keys; expected a section")
+            raise SnaketuneError(f"{key}.grid.{dotted}: {section!r} is {run!r}, which has no keys; expected a section")
     run[leaf] = value
