@@ -8,7 +8,7 @@ The declaration isn't part of the code digest (`stages.cache.syntax`), so editin
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
@@ -21,40 +21,28 @@ if TYPE_CHECKING:
 # Keys of `Execution`: the devices that a stage computes on, and what a training takes besides.
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 TRAINING = (
-    *DEVICES,
-    "checkpoint_steps",
-    "log_steps",
-    "load_in_memory",
-    "preflight",
-    "micro_batch_rows",
-    "gradient_checkpointing",
-    "calibration",
+    *(*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", "preflight"),
+    *("micro_batch_rows", "gradient_checkpointing", "calibration"),
 )
 # Keys of `Execution` that a forward pass over reference log-probabilities takes.
 PASS = ("gpus", "allow_cpu", "share_kernels")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
-    """An input role, filled by results of other stages.
-
-    Attributes:
-        stages: the stages whose results may fill it.
-        many: whether any number of results may fill it; otherwise exactly one does.
-    """
+class Input(NamedTuple):
+    """An input role: the stages whose results may fill it, and whether any number of results may, instead of exactly one."""
 
     stages: tuple[str, ...]
-    many: bool = False
+    many: bool
 
 
 def exactly_one(*stages: str) -> Input:
     """Return a role that exactly one result fills."""
-    return Input(stages=stages)
+    return Input(stages, many=False)
 
 
 def any_number(*stages: str) -> Input:
     """Return a role that any number of results may fill."""
-    return Input(stages=stages, many=True)
+    return Input(stages, many=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +141,10 @@ class Stage:
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""
-        many = {role: artifacts.get(role, []) for role in self.many}
-        return {role: artifacts[role][0] for role in self.one} | many | files
+        read = {
+            role: artifacts.get(role, []) if many else artifacts[role][0] for role, (_, many) in self.inputs.items()
+        }
+        return read | files
 
     @property
     def reads_manifests(self) -> bool:

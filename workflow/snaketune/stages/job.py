@@ -54,13 +54,13 @@ class Job:
                 raise SnaketuneError(
                     f"{self.key}: the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
                 )
-            taken = stage.inputs[role]
-            if other := next((one for one in made if one.stage not in taken.stages), None):
+            stages, many = stage.inputs[role]
+            if other := next((one for one in made if one.stage not in stages), None):
                 raise SnaketuneError(
                     f"{self.key}: {other.key} can't be its {role}; the stage {self.stage} takes results of "
-                    f"{' or '.join(taken.stages)} as {role}"
+                    f"{' or '.join(stages)} as {role}"
                 )
-            if len(made) != 1 and not taken.many:
+            if len(made) != 1 and not many:
                 raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property

@@ -5,7 +5,7 @@ can't change without a rerun.
 """
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.corpus_sources import CorpusContent
@@ -17,6 +17,7 @@ from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference", "unpaired"]
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 class TokenizerSpec(Model):
@@ -30,13 +31,22 @@ class TokenizerSpec(Model):
     revision: str | None = None
 
 
-class TokenizeSpec(Model):
-    """One part of a corpus, to be tokenized; parts are numbered from 1."""
+class Part(Model):
+    """One part of a stage's work; parts are numbered from 1."""
+
+    part: int
+    parts: int
+
+
+class WriteSpec(Part):
+    """One part of the shards, to be written."""
+
+
+class TokenizeSpec(Part):
+    """One part of a corpus, to be tokenized."""
 
     kind: Literal["sft", "preference", "unpaired", "text"]
     train_on: TrainOn
-    part: int
-    parts: int
     most_refused: Fraction | None = None
     """The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage."""
 
@@ -48,13 +58,6 @@ class PlanSpec(Model):
     lengths: tuple[int, ...]
     strategy: PackingStrategy
     overflow: Literal["drop", "truncate", "split", "raise"]
-
-
-class WriteSpec(Model):
-    """One part of the shards, to be written; parts are numbered from 1."""
-
-    part: int
-    parts: int
 
 
 class PackSpec(Packing):
@@ -90,11 +93,8 @@ class RefLogpsSpec(Model):
     trust_remote_code: bool
 
 
-class RefPassSpec(RefLogpsSpec):
-    """One part of the rows of a reference pass; parts are numbered from 1."""
-
-    part: int
-    parts: int
+class RefPassSpec(RefLogpsSpec, Part):
+    """One part of the rows of a reference pass."""
 
 
 class DpoSpec(PreferenceLoss):
@@ -270,6 +270,12 @@ class ReportSpec(Report):
 
     jobs: tuple[ReportedJob, ...] = ()
     """In the order of the manifests."""
+
+
+def spec_from(model: type[AnyModel], *sections: Model | None, **values: Any) -> AnyModel:
+    """Return a model with these values, and for its other fields the attributes of that name of config sections."""
+    found = {name: getattr(one, name) for one in sections for name in model.model_fields if hasattr(one, name)}
+    return model(**(found | values))
 
 
 def canonical(spec: Model) -> str:

@@ -1,20 +1,18 @@
 """The jobs that search for settings which make a run faster: `diagnosis`, `audit`, and the `trial` jobs that both compare."""
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from snaketune.config.diagnose import BASELINE, slow_settings, variants_of
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, planned
+from snaketune.stages.plan.context import Context, first_run, kind_of, sft_below
+from snaketune.stages.plan.data_jobs import tokenizer_job
 from snaketune.stages.plan.dpo_jobs import reference_jobs
-from snaketune.stages.plan.run_settings import kind_of
-from snaketune.stages.plan.training_jobs import training, training_of
-from snaketune.stages.specs import AuditSpec, DiagnosisSpec, TrialSpec, Variant
+from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, training_job
+from snaketune.stages.specs import AuditSpec, DiagnosisSpec, TrialSpec, Variant, spec_from
 
 
-@planned
 def diagnosis_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `diagnose:`, after its trials."""
     diagnosis = context.config.diagnose[name]
@@ -22,8 +20,8 @@ def diagnosis_job(context: Context, name: str) -> Job:
     runs = diagnosis.variants(name, getattr(context.config, section)[of])
     steps = diagnosis.model_dump(include={"steps", "warmup_steps"})
     trials = _trial_jobs(context, name, of, runs, diagnosis.repeats, **steps)
-    spec = DiagnosisSpec(mode=diagnosis.mode, variants=_variants(diagnosis.changes), repeats=diagnosis.repeats)
-    return Job(stage="diagnosis", name=name, spec=spec, artifacts={"trials": trials})
+    spec = spec_from(DiagnosisSpec, diagnosis, variants=_variants(diagnosis.changes))
+    return context.plan("diagnosis", name, spec, {"trials": trials})
 
 
 def audit_jobs(context: Context) -> None:
@@ -31,30 +29,29 @@ def audit_jobs(context: Context) -> None:
     audited: set[tuple[str, str]] = set()
     for section, runs in (("dpo", context.config.dpo), ("sft", context.config.sft)):
         for name, run in sorted(runs.items()):
-            costs = training(context, section, name).calibration.name, str(run.training.micro_batch_rows)
+            calibration = calibrate_job(context, name, run, context.jobs[section, name].spec)
+            costs = calibration.name, str(run.training.micro_batch_rows)
             if costs not in audited:
-                _audit_job(context, section, name)
+                _audit_job(context, section, name, run, calibration)
             audited.add(costs)
 
 
-def _audit_job(context: Context, section: str, name: str) -> Job:
-    audited = training(context, section, name)
-    run, changes = audited.run, slow_settings(audited.run)
+def _audit_job(context: Context, section: str, name: str, run: Sft | Dpo, calibration: Job) -> Job:
+    job, changes = context.jobs[section, name], slow_settings(run)
     runs = variants_of("doctor", changes, run)
-    trials = _trial_jobs(
-        context, f"doctor-{section}-{name}", name, runs, 1, profiled=BASELINE, steps=20, warmup_steps=3
-    )
-    spec = AuditSpec(
+    prefix = f"doctor-{section}-{name}"
+    trials = _trial_jobs(context, prefix, name, runs, 1, profiled=BASELINE, steps=20, warmup_steps=3)
+    spec = spec_from(
+        AuditSpec,
+        run.training,
         key=f"{section}.{name}",
         kind=kind_of(run),
-        training=audited.spec.training,
-        **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
+        training=job.spec.training,
         variants=_variants(changes),
     )
-    artifacts = {"pack": (audited.pack,), "preflight": (audited.preflight,), "calibrate": (audited.calibration,)}
-    return context.add(
-        Job(stage="audit", name=f"{section}-{name}", spec=spec, artifacts=artifacts | {"trials": trials})
-    )
+    preflight = preflight_job(context, first_run(context.config, sft_below(name, run)))
+    artifacts = {"pack": job.artifacts["pack"], "preflight": (preflight,), "calibrate": (calibration,)}
+    return context.plan("audit", f"{section}-{name}", spec, artifacts | {"trials": trials})
 
 
 def _trial_jobs(
@@ -71,20 +68,15 @@ def _trial_jobs(
         steps: steps and warmup_steps of the specs.
     """
     trials: list[Job] = []
-    for repeat, (variant, run) in product(range(1, repeats + 1), runs.items()):
-        references = reference_jobs(context, run) if isinstance(run, Dpo) else ()
-        trial = training_of(context, of, run)
-        job = trial.job("trial", f"{name}/{variant}/{repeat}", tokenizer=(trial.tokenizer,), ref_logps=references)
-        spec = TrialSpec(
-            run=trial.spec,
-            **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
-            **run.operation.model_dump(include={"launch", "zero_stage", "load_in_memory"}),
-            processes=run.operation.processes,
-            repeat=repeat,
-            profile=variant == profiled,
-            **steps,
-        )
-        trials.append(context.add(replace(job, spec=spec, after=(*job.after, *trials[-1:]))))
+    for repeat in range(1, repeats + 1):
+        for variant, run in runs.items():
+            references = reference_jobs(context, run) if isinstance(run, Dpo) else ()
+            tokenizer = tokenizer_job(context, context.config.sft[sft_below(of, run)].tokenizer)
+            inputs = {"tokenizer": (tokenizer,), "ref_logps": references}
+            job = training_job(context, "trial", f"{name}/{variant}/{repeat}", of, run, **inputs)
+            own = {"run": job.spec, "repeat": repeat, "profile": variant == profiled}
+            spec = spec_from(TrialSpec, run.training, run.operation, **own, **steps)
+            trials.append(context.add(replace(job, spec=spec, after=(*job.after, *trials[-1:]))))
     return tuple(trials)
 
 
