@@ -1,18 +1,41 @@
-"""The resources that each job requests: its estimate, within the cluster's limits, raised after an attempt ran out of some."""
+"""The resources that each job requests: its estimate, within the cluster's limits, raised after an attempt ran out of some.
 
+Short jobs are sent to a cluster in groups, since each job waits in the queue and starts Snakemake twice. A group's job runs the
+others in the order of their dependencies, those of one level in parallel. It requests the sum of the resources of a level, for
+the largest level, and the time of all levels in sequence.
+
+    data      corpora, tokenizers, tokens, plans and rows; the `pack` jobs run where Snakemake runs
+    models    trainings, reference passes and evaluations, which take turns on one GPU
+"""
+
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from snaketune.cluster.estimates import Estimates
-from snaketune.cluster.groups import GROUPS, MAX_JOBS, SHORT_MINUTES, JobGroup, can_take_turns
 from snaketune.cluster.job_endings import last_ending, raise_after
-from snaketune.cluster.limits import ResourceRequest, fit_to_partitions
-from snaketune.cluster.site import Site
+from snaketune.cluster.site import ResourceRequest, Site, fit_to_partitions
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 from snaketune.stages.table import STAGES
+
+# The most minutes that a group may take, and the most jobs it may have: Snakemake compares the jobs of a group with each other.
+SHORT_MINUTES, MAX_JOBS = 60, 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobGroup:
+    """The jobs of one group, and what they request if sent as one.
+
+    Attributes:
+        requests: by manifest, the request of each job, such that their sum is right.
+        total: what Snakemake then requests.
+    """
+
+    requests: dict[str, ResourceRequest]
+    total: ResourceRequest
 
 
 class ResourceRequests:
@@ -28,7 +51,7 @@ class ResourceRequests:
         """Return the job's request; SnaketuneError if it could never start."""
         known = job.manifest, attempt
         if known not in self._requests:
-            group = self.groups.get(self.group(job.stage) or "")
+            group = self.groups.get(STAGES[job.stage].group or "")
             request = group.requests[job.manifest] if group else self._alone(job)
             if self.site and (ending := last_ending(Path(job.folder))):
                 # For a group, SLURM reports what all of its jobs together had.
@@ -45,50 +68,43 @@ class ResourceRequests:
     @cached_property
     def groups(self) -> dict[str, JobGroup]:
         """The groups that are sent as one job, by name; empty if jobs aren't sent."""
-        groups: dict[str, JobGroup] = {}
-        if not self.site:
-            return groups
-        for name in GROUPS:
-            jobs = [job for job in self.jobs if STAGES[job.stage].group == name]
-            if not 0 < len(jobs) <= MAX_JOBS or not (
-                self.estimates.little_text if name == "data" else can_take_turns(jobs)
-            ):
-                continue
-            try:
-                group = JobGroup(jobs, self._alone, in_turn=name == "models")
-            except SnaketuneError:
-                # One of its jobs can never start, which is reported when that job's resources are requested.
-                continue
-            if group.total.runtime <= SHORT_MINUTES and self._fits(group.total):
-                groups[name] = group
-        return groups
+        made = {name: self._group(name) for name in ("data", "models")} if self.site else {}
+        return {name: group for name, group in made.items() if group}
+
+    def _group(self, name: str) -> JobGroup | None:
+        """Return a group; None if it isn't short, can't take turns on one GPU, or doesn't fit in one partition."""
+        in_turn = name == "models"
+        jobs = [job for job in self.jobs if STAGES[job.stage].group == name]
+        needed = {(job.operation.gpus, job.operation.nodes) for job in jobs}
+        is_short = needed in ({(0, 1)}, {(1, 1)}) if in_turn else self.estimates.little_text
+        if not 0 < len(jobs) <= MAX_JOBS or not is_short:
+            return None
+        try:
+            group = _grouped({job.manifest: self._alone(job) for job in jobs}, _levels(jobs), in_turn)
+            fits = fit_to_partitions(group.total, self.site, "") == group.total
+        except SnaketuneError:
+            # One of its jobs can never start, which is reported when that job's resources are requested.
+            return None
+        return group if fits and group.total.runtime <= SHORT_MINUTES else None
 
     def group(self, stage: str) -> str | None:
         """Return the stage's group if it is sent as one job; None if each job is sent on its own."""
         return name if (name := STAGES[stage].group) in self.groups else None
 
-    def _fits(self, request: ResourceRequest) -> bool:
-        try:
-            return fit_to_partitions(request, self.site, "") == request
-        except SnaketuneError:
-            return False
-
     def names(self, stage: str) -> tuple[str, ...]:
         """Return the names of all resources that a job of the stage may request."""
-        sent = ("slurm_account", "qos") if self.site else ()
-        if not STAGES[stage].gpu:
-            return ("mem_mb", "runtime", "gpu", *sent)
-        sent = (*sent, "gpu_model", "constraint", "gres") if self.site else ()
-        return ("mem_mb", "runtime", "gpu", "nodes", "mpi", "tasks", "tasks_per_gpu", *sent)
+        names = ("mem_mb", "runtime", "gpu")
+        sent: tuple[str, ...] = ("slurm_account", "qos")
+        if STAGES[stage].gpu:
+            names += ("nodes", "mpi", "tasks", "tasks_per_gpu")
+            sent += ("gpu_model", "constraint", "gres")
+        return names + sent if self.site else names
 
     def resources(self, job: Job, attempt: int = 1) -> dict[str, int | str]:
         """Return the request by the names that executors use, without resources that the job doesn't need."""
         request, site = self.request(job, attempt), self.site
-        resources: dict[str, int | str | None] = {
-            "mem_mb": request.mem_mb,
-            "runtime": request.runtime,
-            "gpu": request.gpus * request.nodes,
-        }
+        gpu = request.gpus * request.nodes
+        resources: dict[str, int | str | None] = {"mem_mb": request.mem_mb, "runtime": request.runtime, "gpu": gpu}
         # The numbers of a group are summed; it runs on one node anyway.
         grouped = self.group(job.stage) is not None
         if request.gpus and not grouped:
@@ -106,6 +122,36 @@ class ResourceRequests:
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
                 resources |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{request.gpus}"}
         return {name: value for name, value in resources.items() if value is not None}
+
+
+def _grouped(requests: dict[str, ResourceRequest], levels: dict[str, int], in_turn: bool) -> JobGroup:
+    """Return the group of some requests. Args: in_turn: whether the jobs of a level take turns and share the threads of one."""
+    if in_turn:
+        widths = Counter(levels.values())
+        widest = max(widths.values())
+        requests = {
+            name: replace(one, runtime=one.runtime * widths[levels[name]], threads=max(1, one.threads // widest))
+            for name, one in requests.items()
+        }
+    by_level: dict[int, list[ResourceRequest]] = {}
+    for name, request in requests.items():
+        by_level.setdefault(levels[name], []).append(request)
+    total = ResourceRequest(
+        threads=max(sum(one.threads for one in level) for level in by_level.values()),
+        mem_mb=max(sum(one.mem_mb for one in level) for level in by_level.values()),
+        runtime=sum(max(one.runtime for one in level) for level in by_level.values()),
+        gpus=max(one.gpus for one in requests.values()),
+    )
+    return JobGroup(requests=requests, total=total)
+
+
+def _levels(jobs: list[Job]) -> dict[str, int]:
+    """Return by manifest the number of levels below each job. `jobs` has each job after those that it is made from."""
+    levels: dict[str, int] = {}
+    for job in jobs:
+        before = (levels[made.manifest] for some in job.artifacts.values() for made in some if made.manifest in levels)
+        levels[job.manifest] = 1 + max(before, default=-1)
+    return levels
 
 
 def share_of(request: ResourceRequest, total: ResourceRequest, more: ResourceRequest) -> ResourceRequest:

@@ -88,7 +88,7 @@ class Stage:
         files: roles filled by external files.
         libraries: the distributions whose version shapes the result, from spec and artifacts.
         cost: the resources of a job, or a function of the job's spec that returns them.
-        group: the group of short jobs that are sent to a cluster as one job (`cluster.groups`).
+        group: the group of short jobs that are sent to a cluster as one job (`cluster.resources`).
         array: whether its jobs are sent to a cluster as one array, and so request the same resources.
         in_report: whether the report reads its results. Measurements made before a training are in that training's run.json.
         jobs: for a stage whose jobs follow from those of others: returns its jobs, from the config and the jobs planned so far.
