@@ -9,22 +9,12 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
-from snaketune.config.paths import check_plain
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 from snaketune.stages.specs import canonical
 
 RESULTS = Path("results")
-
-
-def folder_of(stage: str, name: str) -> str:
-    """Return the folder that a job publishes its result in.
-
-    >>> folder_of("sft", "demo"), folder_of("report", "")
-    ('results/sft/demo', 'results/report')
-    """
-    return str(RESULTS / stage / name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +41,8 @@ class Job:
             return
         for role, made in self.artifacts.items():
             if role not in stage.inputs:
-                raise SnaketuneError(
-                    f"{self.key}: the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
-                )
+                problem = f"the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
+                raise SnaketuneError(f"{self.key}: {problem}")
             stages, many = stage.inputs[role]
             if other := next((one for one in made if one.stage not in stages), None):
                 raise SnaketuneError(
@@ -64,13 +53,14 @@ class Job:
                 raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property
+    def folder(self) -> str:
+        """The folder that its result is published in: `results/sft/demo`, or `results/report` for a job without a name."""
+        return str(RESULTS / self.stage / self.name)
+
+    @cached_property
     def key(self) -> str:
         """The job's name in messages and specs: `sft/demo`."""
         return self.folder.removeprefix(f"{RESULTS}/")
-
-    @cached_property
-    def folder(self) -> str:
-        return folder_of(self.stage, self.name)
 
     @cached_property
     def manifest(self) -> str:
@@ -95,12 +85,6 @@ def _stage(name: str) -> Stage:
 def short_digest(spec: Model, *made_of: str) -> str:
     """Return eight hex digits over a spec and names, such that `a` with `b-c` and `a-b` with `c` differ."""
     return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
-
-
-def files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files below `folder` that match a pattern, sorted; SnaketuneError if Snakemake can't handle a name."""
-    paths = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
-    return tuple(sorted(check_plain(folder, str(path)) for path in paths))
 
 
 def result_at(manifest: Path) -> Artifact:

@@ -7,10 +7,11 @@ from typing import Any
 
 from snaketune.config.base import Model
 from snaketune.config.evaluations import Evaluation
+from snaketune.config.paths import check_plain
 from snaketune.config.training_runs import Dpo, Lora, Pretrained, Scratch, Sft
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
-from snaketune.stages.job import Job, files_in
+from snaketune.stages.job import Job
 from snaketune.stages.specs import Kind
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
@@ -73,7 +74,11 @@ class Weights:
 
 def local_files(path: str | None) -> tuple[str, ...]:
     """Return the files of a model in a local folder; none for a Hub id, whose revision identifies its content."""
-    return files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()
+    folder = Path(path or "")
+    if not path or not folder.is_dir():
+        return ()
+    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern) if file.is_file()}
+    return tuple(sorted(check_plain(path, str(file)) for file in files))
 
 
 def sft_below(name: str, run: Sft | Dpo) -> str:
@@ -88,14 +93,13 @@ def first_run(config: Workflow, sft: str) -> str:
 
 
 def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:
-    """Return the base model of an SFT run, found by following the runs that it continues."""
+    """Return the base model below an SFT run."""
     return config.sft[first_run(config, sft)].base
 
 
 def trusts_remote_code(config: Workflow, sft: str) -> bool:
-    """Whether the config allows running the code that comes with the base model of an SFT run."""
-    base = base_of(config, sft)
-    return isinstance(base, Pretrained) and base.trust_remote_code
+    """Whether the config allows running the code that comes with the base model below an SFT run."""
+    return getattr(base_of(config, sft), "trust_remote_code", False)
 
 
 def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
