@@ -1,5 +1,6 @@
 """The `eval:` and `report:` sections."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -119,6 +120,13 @@ class Evaluation(Model):
     tasks: Tasks | None = None
     samples: PositiveInt = 8
     """Sample responses per corpus that the report shows."""
+
+    def every_model(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+        """Yield the models, such as `dpo:demo`, with every run of a grid. Args: variants: as `config.load` returns them."""
+        for reference in self.models:
+            kind, name = reference.split(":")
+            for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
+                yield f"{kind}:{variant}"
 
 
 class Report(Model):

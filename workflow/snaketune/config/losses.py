@@ -9,11 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from snaketune.config.base import Fraction, Model, PositiveFloat, PositiveInt
 from snaketune.config.suggestions import unknown
 
-LossName = Literal[
-    "sigmoid", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop",
-    "sigmoid_norm", "aot", "simpo", "orpo", "cpo", "sft", "kto", "apo_zero_unpaired",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
@@ -54,6 +49,7 @@ NEEDS: dict[str, Needs] = {
     "kto": Needs(unpaired=True, reads=WEIGHTED),
     "apo_zero_unpaired": Needs(unpaired=True, reads=WEIGHTED),
 }
+LossName = Literal[tuple(NEEDS)]
 # Keys that only some losses use.
 SPECIAL_KEYS = (
     "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "simpo_gamma", "cpo_alpha",

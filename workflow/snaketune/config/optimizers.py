@@ -142,10 +142,11 @@ SCHEDULES: dict[str, Schedule] = {
 ScheduleName = Literal[tuple(name for name, schedule in SCHEDULES.items() if not schedule.refused)]
 
 
-def check_supported(name: Any, known: dict[str, Optimizer] | dict[str, Schedule]) -> Any:
-    """Return the name; ValueError with the reason if it is a known one that isn't supported."""
-    if isinstance(name, str) and name in known and (reason := known[name].refused):
-        raise ValueError(f"{name!r} isn't supported: {reason}")
+def check_supported(name: Any) -> Any:
+    """Return the name of an optimizer or schedule; ValueError with the reason if it is a known one that isn't supported."""
+    known = OPTIMIZERS.get(name) or SCHEDULES.get(name) if isinstance(name, str) else None
+    if known and known.refused:
+        raise ValueError(f"{name!r} isn't supported: {known.refused}")
     return name
 
 

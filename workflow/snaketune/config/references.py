@@ -70,12 +70,11 @@ def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
 
 def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, variants: Variants) -> None:
     packing, corpora = evaluation.packing, config.corpora
-    for reference in evaluation.models:
-        kind, model = reference.split(":")
+    for model in evaluation.every_model(variants):
+        kind, name = model.split(":")
         section = "dpo" if kind == "dpo" else "sft"
-        for variant in variants[section].get(model, (model,)):
-            _known(f"{key}.models", variant, getattr(config, section), section)
-            _check_length(key, packing, config.dpo[variant].from_ if kind == "dpo" else variant, config)
+        _known(f"{key}.models", name, getattr(config, section), section)
+        _check_length(key, packing, config.dpo[name].from_ if kind == "dpo" else name, config)
     for corpus in evaluation.conversations:
         _check_held_out_corpus(f"{key}.conversations", corpus, config, "conversations", "text")
     read = [corpora[corpus] for corpus in evaluation.conversations]

@@ -8,15 +8,7 @@ from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveF
 from snaketune.config.corpus_sources import regex
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
-from snaketune.config.optimizers import (
-    OPTIMIZERS,
-    SCHEDULES,
-    OptimizerName,
-    ScheduleName,
-    check_sharding,
-    check_supported,
-    checked_options,
-)
+from snaketune.config.optimizers import OptimizerName, ScheduleName, check_sharding, check_supported, checked_options
 from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
 
@@ -180,10 +172,7 @@ class Learning(Model):
     seed: Seed = 0
     """Seed of the order of rows, of dropout and of new weights."""
 
-    @field_validator("optimizer", "schedule", mode="before")
-    @classmethod
-    def _supported(cls, name: Any, info: ValidationInfo) -> Any:
-        return check_supported(name, OPTIMIZERS if info.field_name == "optimizer" else SCHEDULES)
+    _supported = field_validator("optimizer", "schedule", mode="before")(check_supported)
 
     @field_validator("schedule_options")
     @classmethod
@@ -207,10 +196,9 @@ class Training(Learning):
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
-        if self.micro_batch_rows != "auto" and self.batch_rows % self.micro_batch_rows:
-            raise ValueError(
-                f"batch_rows {self.batch_rows} is not a multiple of micro_batch_rows {self.micro_batch_rows}"
-            )
+        rows, micro = self.batch_rows, self.micro_batch_rows
+        if micro != "auto" and rows % micro:
+            raise ValueError(f"batch_rows {rows} is not a multiple of micro_batch_rows {micro}")
         return self
 
 
@@ -302,15 +290,15 @@ class Dpo(PreferenceLoss):
 
 def _check_together(run):
     """Return the run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
+    training, processes = run.training, run.operation.processes
+    micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
-    if run.operation.processes > 1:
-        check_sharding(run.training.optimizer, run.operation.launch)
-    rows, micro, processes = run.training.batch_rows, run.training.micro_batch_rows, run.operation.processes
-    micro = 1 if micro == "auto" else micro
-    if processes > 1 and rows % (micro * processes):
+    if processes > 1:
+        check_sharding(training.optimizer, run.operation.launch)
+    if processes > 1 and training.batch_rows % (micro * processes):
         raise ValueError(
-            f"training.batch_rows: {rows} rows can't be divided into micro-batches of {micro} in {processes} processes "
-            f"(operation.gpus x nodes); expected a multiple of {micro * processes}"
+            f"training.batch_rows: {training.batch_rows} rows can't be divided into micro-batches of {micro} in {processes} "
+            f"processes (operation.gpus x nodes); expected a multiple of {micro * processes}"
         )
     return run

@@ -5,7 +5,7 @@ from snaketune.config.operation import Execution
 from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, evaluated_models, sft_below, trusts_remote_code
+from snaketune.stages.plan.context import Context, sft_below, trusts_remote_code
 from snaketune.stages.plan.data_jobs import corpus_job, pack_job, tokenizer_job
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.published_jobs import reported
@@ -33,7 +33,7 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
             plan(context, name)
     audit_jobs(context)
     for name, evaluation in config.eval.items():
-        for model in evaluated_models(evaluation, variants):
+        for model in evaluation.every_model(variants):
             _eval_job(context, name, model)
     planned = tuple(context.jobs.values())
     for stage in STAGES.values():

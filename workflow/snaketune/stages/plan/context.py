@@ -1,12 +1,10 @@
 """The context of one plan: the config, the jobs planned so far, and what a run inherits from the SFT runs below it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snaketune.config.base import Model
-from snaketune.config.evaluations import Evaluation
 from snaketune.config.paths import check_plain
 from snaketune.config.training_runs import Dpo, Lora, Pretrained, Scratch, Sft
 from snaketune.config.workflow import Variants, Workflow
@@ -115,11 +113,3 @@ def kind_of(run: Sft | Dpo) -> Kind:
     if isinstance(run, Sft):
         return "sft"
     return "unpaired" if run.unpaired else "preference"
-
-
-def evaluated_models(evaluation: Evaluation, variants: Variants) -> Iterator[str]:
-    """Yield the models of an evaluation, such as `dpo:demo`, with every run of a grid."""
-    for reference in evaluation.models:
-        kind, name = reference.split(":")
-        for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
-            yield f"{kind}:{variant}"

@@ -12,7 +12,6 @@ from snaketune.stages.plan.context import (
     Context,
     Weights,
     base_of,
-    evaluated_models,
     first_run,
     kind_of,
     lora_of,
@@ -159,7 +158,7 @@ def preflight_job(context: Context, family: str) -> Job:
     evaluations = tuple(
         _evaluation_spec(config, name, evaluation, evaluated)
         for name, evaluation in sorted(config.eval.items())
-        if (evaluated := models.intersection(evaluated_models(evaluation, context.variants)))
+        if (evaluated := models.intersection(evaluation.every_model(context.variants)))
     )
     evaluated_corpora = sorted({corpus for evaluation in evaluations for corpus in evaluation.corpora})
     base = base_of(config, family)
