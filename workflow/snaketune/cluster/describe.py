@@ -22,11 +22,7 @@ HEAD = """\
 
 
 def write_description(out: Path) -> str:
-    """Write the file, and return a summary to print.
-
-    Raises:
-        SnaketuneError: the file exists, or there is no SLURM.
-    """
+    """Write the file, and return a summary to print; SnaketuneError if the file exists, or there is no SLURM."""
     if out.exists():
         raise SnaketuneError(f"{out} exists, and may hold your edits; remove it, or give --out another name")
     description, excluded = describe_cluster()

@@ -49,8 +49,7 @@ class Estimates:
     def __init__(self, jobs: Iterable[Job]):
         self.jobs = tuple(jobs)
         self._requests: dict[str, ResourceRequest] = {}
-        self._bytes: dict[str, float] = {}
-        self._below: dict[str, dict[str, Job]] = {}
+        self._corpora: dict[str, dict[str, float]] = {}
 
     def of(self, job: Job) -> ResourceRequest:
         """Return the resources that the job needs."""
@@ -74,22 +73,20 @@ class Estimates:
         return sum(self._text(job) for job in self.jobs if job.stage == "corpus") <= SMALL
 
     def _text(self, job: Job) -> float:
-        """Return the bytes of text of the corpora that a job is made from."""
-        if job.manifest not in self._bytes:
-            corpora = [job] if job.stage == "corpus" else self._corpora(job).values()
-            self._bytes[job.manifest] = sum(_size(source) for corpus in corpora for source in corpus.spec.sources)
-        return self._bytes[job.manifest]
+        return sum(self._sizes(job).values())
 
-    def _corpora(self, job: Job) -> dict[str, Job]:
+    def _sizes(self, job: Job) -> dict[str, float]:
+        """Return the bytes of text of each corpus that a job is made from, by manifest."""
         # Cached: with parts that read parts, there are far more paths through the graph than jobs.
-        if job.manifest not in self._below:
-            corpora: dict[str, Job] = {}
-            for made in (one for some in job.artifacts.values() for one in some):
+        if job.manifest not in self._corpora:
+            if job.stage == "corpus":
+                sizes = {job.manifest: sum(map(_size, job.spec.sources))}
+            else:
                 # A tokenizer may be trained on other corpora.
-                if made.stage != "tokenizer":
-                    corpora |= {made.manifest: made} if made.stage == "corpus" else self._corpora(made)
-            self._below[job.manifest] = corpora
-        return self._below[job.manifest]
+                read = (made for some in job.artifacts.values() for made in some if made.stage != "tokenizer")
+                sizes = {manifest: size for made in read for manifest, size in self._sizes(made).items()}
+            self._corpora[job.manifest] = sizes
+        return self._corpora[job.manifest]
 
     def _alone(self, job: Job) -> ResourceRequest:
         computes, cost = STAGES[job.stage].gpu, STAGES[job.stage].cost

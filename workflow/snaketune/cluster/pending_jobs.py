@@ -48,11 +48,8 @@ REASONS = {
 
 
 def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str, str]]:
-    """Yield the jobs in `squeue`'s lines that were sent from `folder` and have waited for a minute or more.
-
-    Yields:
-        Number, reason, and a line to log.
-    """
+    """Yield number, reason and a line to log for the jobs in `squeue`'s lines that were sent from `folder` and have waited for
+    a minute or more."""
     for line in listed.splitlines():
         number, reason, since, comment, sent_from = [*line.split("|", 4), "", "", "", ""][:5]
         if sent_from != folder:

@@ -10,9 +10,10 @@ the largest level, and the time of all levels in sequence.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from snaketune.cluster.estimates import Estimates
 from snaketune.cluster.job_endings import last_ending, raise_after
@@ -25,14 +26,8 @@ from snaketune.stages.table import STAGES
 SHORT_MINUTES, MAX_JOBS = 60, 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobGroup:
-    """The jobs of one group, and what they request if sent as one.
-
-    Attributes:
-        requests: by manifest, the request of each job, such that their sum is right.
-        total: what Snakemake then requests.
-    """
+class JobGroup(NamedTuple):
+    """What the jobs of a group request by manifest, such that their sum is right; and what Snakemake then requests."""
 
     requests: dict[str, ResourceRequest]
     total: ResourceRequest
@@ -80,7 +75,7 @@ class ResourceRequests:
         if not 0 < len(jobs) <= MAX_JOBS or not is_short:
             return None
         try:
-            group = _grouped({job.manifest: self._alone(job) for job in jobs}, _levels(jobs), in_turn)
+            group = _grouped(jobs, {job.manifest: self._alone(job) for job in jobs}, in_turn)
             fits = fit_to_partitions(group.total, self.site, "") == group.total
         except SnaketuneError:
             # One of its jobs can never start, which is reported when that job's resources are requested.
@@ -103,55 +98,56 @@ class ResourceRequests:
     def resources(self, job: Job, attempt: int = 1) -> dict[str, int | str]:
         """Return the request by the names that executors use, without resources that the job doesn't need."""
         request, site = self.request(job, attempt), self.site
-        gpu = request.gpus * request.nodes
-        resources: dict[str, int | str | None] = {"mem_mb": request.mem_mb, "runtime": request.runtime, "gpu": gpu}
+        gpus, nodes = request.gpus, request.nodes
+        resources: dict[str, int | str | None] = {
+            "mem_mb": request.mem_mb,
+            "runtime": request.runtime,
+            "gpu": gpus * nodes,
+        }
         # The numbers of a group are summed; it runs on one node anyway.
         grouped = self.group(job.stage) is not None
-        if request.gpus and not grouped:
-            resources["nodes"] = request.nodes
-        if request.nodes > 1:
+        if gpus and not grouped:
+            resources["nodes"] = nodes
+        if nodes > 1:
             # One task per node; the job itself calls srun.
-            resources |= {"nodes": request.nodes, "mpi": "srun", "tasks": request.nodes, "tasks_per_gpu": 0}
+            resources |= {"nodes": nodes, "mpi": "srun", "tasks": nodes, "tasks_per_gpu": 0}
         if site:
             resources |= {"slurm_account": site.account, "qos": site.qos}
-        if site and request.gpus:
+        if site and gpus:
             resources |= {"gpu_model": site.gpu_model, "constraint": site.constraint}
-            if site.gpus_by == "gres" or grouped or request.nodes > 1:
+            if site.gpus_by == "gres" or grouped or nodes > 1:
                 # Strings aren't summed: the jobs of a group take turns on one GPU. And on several nodes each has as many, while
                 # a sum could be split unevenly.
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
-                resources |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{request.gpus}"}
+                resources |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{gpus}"}
         return {name: value for name, value in resources.items() if value is not None}
 
 
-def _grouped(requests: dict[str, ResourceRequest], levels: dict[str, int], in_turn: bool) -> JobGroup:
-    """Return the group of some requests. Args: in_turn: whether the jobs of a level take turns and share the threads of one."""
+def _grouped(jobs: list[Job], requests: dict[str, ResourceRequest], in_turn: bool) -> JobGroup:
+    """Return the group of some jobs, each after those that it is made from, with their own requests. Args: in_turn: whether the
+    jobs of a level take turns, and share the threads of one."""
+    level_of: dict[str, int] = {}
+    for job in jobs:
+        made_from = (made.manifest for some in job.artifacts.values() for made in some)
+        level_of[job.manifest] = 1 + max((level_of[made] for made in made_from if made in level_of), default=-1)
+    widths = Counter(level_of.values())
     if in_turn:
-        widths = Counter(levels.values())
-        widest = max(widths.values())
         requests = {
-            name: replace(one, runtime=one.runtime * widths[levels[name]], threads=max(1, one.threads // widest))
+            name: replace(
+                one,
+                runtime=one.runtime * widths[level_of[name]],
+                threads=max(1, one.threads // max(widths.values())),
+            )
             for name, one in requests.items()
         }
-    by_level: dict[int, list[ResourceRequest]] = {}
-    for name, request in requests.items():
-        by_level.setdefault(levels[name], []).append(request)
+    levels = [[requests[name] for name in requests if level_of[name] == level] for level in widths]
     total = ResourceRequest(
-        threads=max(sum(one.threads for one in level) for level in by_level.values()),
-        mem_mb=max(sum(one.mem_mb for one in level) for level in by_level.values()),
-        runtime=sum(max(one.runtime for one in level) for level in by_level.values()),
+        threads=max(sum(one.threads for one in level) for level in levels),
+        mem_mb=max(sum(one.mem_mb for one in level) for level in levels),
+        runtime=sum(max(one.runtime for one in level) for level in levels),
         gpus=max(one.gpus for one in requests.values()),
     )
-    return JobGroup(requests=requests, total=total)
-
-
-def _levels(jobs: list[Job]) -> dict[str, int]:
-    """Return by manifest the number of levels below each job. `jobs` has each job after those that it is made from."""
-    levels: dict[str, int] = {}
-    for job in jobs:
-        before = (levels[made.manifest] for some in job.artifacts.values() for made in some if made.manifest in levels)
-        levels[job.manifest] = 1 + max(before, default=-1)
-    return levels
+    return JobGroup(requests, total)
 
 
 def share_of(request: ResourceRequest, total: ResourceRequest, more: ResourceRequest) -> ResourceRequest:

@@ -68,13 +68,11 @@ def slow_settings(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
 def variants_of(
     key: str, changes: dict[str, dict[str, Any]], run: Sft | Dpo, adding: bool = False
 ) -> dict[str, Sft | Dpo]:
-    """The baseline and its variants by name, in the order of `changes`.
+    """The baseline and its variants by name; SnaketuneError if a change doesn't result in a valid run.
 
     Args:
         key: dotted key of the changes in the config, for messages.
         adding: whether each change is applied on top of those before it.
-    Raises:
-        SnaketuneError: a change doesn't result in a valid run.
     """
     variants: dict[str, Sft | Dpo] = {BASELINE: run}
     base = run.model_dump(by_alias=True, exclude_unset=True)

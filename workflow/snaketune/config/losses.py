@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,19 +12,14 @@ from snaketune.config.suggestions import unknown
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Requirements of a loss.
+    """Requirements of a loss."""
 
-    Attributes:
-        reference: whether it needs log-probabilities of a reference model.
-        unpaired: whether it takes labelled single completions instead of pairs.
-        diverges: whether it depends on a difference of scores, so that `f_divergence_type` is defined for it.
-        reads: the keys that it uses, besides `beta`.
-    """
-
-    reference: bool = True
-    unpaired: bool = False
-    diverges: bool = False
-    reads: tuple[str, ...] = ()
+    reference: bool = True  # whether it needs log-probabilities of a reference model
+    unpaired: bool = False  # whether it takes labelled single completions instead of pairs
+    diverges: bool = (
+        False  # whether it depends on a difference of scores, so that `f_divergence_type` is defined for it
+    )
+    reads: tuple[str, ...] = ()  # the keys that it uses, besides `beta`
 
 
 SMOOTHED, WEIGHTED = ("label_smoothing",), ("desirable_weight", "undesirable_weight")
@@ -147,9 +142,9 @@ class PreferenceLoss(Model):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Every loss with its weight, in the order of `LossName`, so that the order in the config has no effect."""
+        """Every loss with its weight, in the order of `NEEDS`, so that the order in the config has no effect."""
         given = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
-        return {name: given[name] for name in get_args(LossName) if name in given}
+        return {name: given[name] for name in NEEDS if name in given}
 
     @property
     def needs_reference(self) -> bool:

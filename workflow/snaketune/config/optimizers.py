@@ -25,27 +25,18 @@ SHARDING = ("fsdp", "deepspeed")
 class Optimizer:
     """Properties of an optimizer.
 
-    Attributes:
-        package: required package besides torch and transformers; its version shapes the result.
-        betas: whether it uses `training.betas`.
-        states: number of state values per trained parameter.
-        bits: bits per state value.
-        factored: whether the second moment of a matrix is stored as sums over rows and columns.
-        paged: whether its states can move to host memory, on CUDA only.
-        sharding: the sharding launches (`fsdp`, `deepspeed`) with which it steps as in a single process. That requires an
-            elementwise update: DeepSpeed flattens weights, so Adafactor sees no matrices and blocks of 8-bit states are aligned
-            differently; bitsandbytes can't compute on torch's shards.
-        refused: the reason if it isn't supported.
+    It steps with a sharding launch as in a single process only if its update is elementwise: DeepSpeed flattens weights, so
+    Adafactor sees no matrices and blocks of 8-bit states are aligned differently; bitsandbytes can't compute on torch's shards.
     """
 
-    package: str | None = None
-    betas: bool = True
-    states: int = 2
-    bits: int = 32
-    factored: bool = False
-    paged: bool = False
-    sharding: tuple[str, ...] = ()
-    refused: str | None = None
+    package: str | None = None  # required besides torch and transformers; its version shapes the result
+    betas: bool = True  # whether it uses `training.betas`
+    states: int = 2  # state values per trained parameter
+    bits: int = 32  # per state value
+    factored: bool = False  # whether the second moment of a matrix is stored as sums over rows and columns
+    paged: bool = False  # whether its states can move to host memory, on CUDA only
+    sharding: tuple[str, ...] = ()  # the sharding launches (`fsdp`, `deepspeed`) with which it works
+    refused: str | None = None  # the reason if it isn't supported
 
     @property
     def for_gpus(self) -> bool:
@@ -104,19 +95,12 @@ OptimizerName = Literal[tuple(name for name, optimizer in OPTIMIZERS.items() if 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Properties of a schedule.
+    """Properties of a schedule."""
 
-    Attributes:
-        options: types of its options, by name.
-        needs: options of which exactly one is required.
-        warms_up: whether it uses `training.warmup_fraction`.
-        refused: the reason if it isn't supported.
-    """
-
-    options: dict[str, Any] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    warms_up: bool = True
-    refused: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # types of its options, by name
+    needs: tuple[str, ...] = ()  # options of which exactly one is required
+    warms_up: bool = True  # whether it uses `training.warmup_fraction`
+    refused: str | None = None  # the reason if it isn't supported
 
 
 _METRIC = Schedule(refused="it needs a metric on held-out rows, and trainings here don't evaluate while they run")
@@ -160,23 +144,17 @@ def check_sharding(name: str, launch: str) -> None:
 
 
 def missing_package(name: str) -> str | None:
-    """An error message if an optimizer needs a package that isn't installed, else None.
-
-    Without torch, trainings run in another environment (`--sdm conda`), which can't be checked here.
-    """
+    """An error message if an optimizer needs a package that isn't installed, else None."""
     package = OPTIMIZERS[name].package
+    # Without torch, trainings run in another environment (`--sdm conda`), which can't be checked here.
     if not package or find_spec(package) or not find_spec("torch"):
         return None
     return f"{name!r} needs {package}, which isn't installed: pip install {package}"
 
 
 def checked_options(name: str, options: dict[str, Any], learning_rate: float) -> dict[str, Any]:
-    """Validate the options of a schedule and convert each to its type.
-
-    Raises:
-        ValueError: an option is unknown or has an invalid value, a required one is missing, alternatives are given together, or
-            the final learning rate isn't below the highest one.
-    """
+    """Convert the options of a schedule to their types; ValueError if one is unknown, invalid or missing, if alternatives are
+    given together, or if the final learning rate isn't below the highest one."""
     known = SCHEDULES[name]
     checked = {option: _checked_option(name, option, value) for option, value in options.items()}
     given = [option for option in known.needs if option in options]

@@ -14,11 +14,8 @@ PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 
 
 def check_plain(key: str, path: str) -> str:
-    """Return the path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters.
-
-    Args:
-        key: config key or folder that the path comes from, for the message.
-    """
+    """Return the path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters. Args: key:
+    the config key or folder that it comes from, for the message."""
     if not PLAIN_PATH.fullmatch(path):
         raise SnaketuneError(
             f"{key}: {path!r} contains braces or control characters, which Snakemake can't handle; rename it"

@@ -14,11 +14,8 @@ from snaketune.errors import SnaketuneError
 
 
 def check_references(config: Workflow, variants: Variants) -> None:
-    """Raise SnaketuneError if a section names something that doesn't exist, is of the wrong kind or doesn't fit.
-
-    Args:
-        config, variants: as `config.load` returns them.
-    """
+    """Raise SnaketuneError if a section names something that doesn't exist, is of the wrong kind or doesn't fit. Args: as
+    `config.load` returns them."""
     for name, tokenizer in config.tokenizers.items():
         for corpus in tokenizer.train.corpora if tokenizer.train else ():
             _known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
@@ -139,11 +136,8 @@ def missing_answers_hint(corpora: tuple[str, ...], config: Workflow) -> str:
 
 
 def _first(name: str, config: Workflow) -> Sft:
-    """The first run in the chain of `use_base` that ends in this run.
-
-    Raises:
-        SnaketuneError: `use_base` names an unknown run, is circular, or two runs of the chain differ in their tokenizer.
-    """
+    """The first run in the chain of `use_base` that ends in this run; SnaketuneError if one is unknown, or the chain is
+    circular or of several tokenizers."""
     run, names = config.sft[name], [name]
     while run.continues:
         key = f"sft.{names[-1]}"

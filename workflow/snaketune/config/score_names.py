@@ -18,11 +18,7 @@ BY_TASK = "exact_match.by_task."
 
 
 def check_sort_by(config: Workflow, variants: Variants) -> None:
-    """Check that at least one run of `dpo:` can have the score that `report.sort_by` names, as far as the config shows.
-
-    Raises:
-        SnaketuneError: no run can have the score; names the scores that exist.
-    """
+    """Raise SnaketuneError if no run of `dpo:` can have the score that `report.sort_by` names, as far as the config shows."""
     path = config.report.sort_by
     if path is None:
         return

@@ -43,15 +43,10 @@ Loader.add_constructor("!function", lambda loader, node: Function(loader.constru
 
 
 class TaskFiles(NamedTuple):
-    """The files of tasks, sorted.
+    """The files of tasks, sorted."""
 
-    Attributes:
-        inside: all files of the folder that can affect the tasks.
-        outside: files elsewhere that the tasks name.
-    """
-
-    inside: tuple[str, ...]
-    outside: tuple[str, ...]
+    inside: tuple[str, ...]  # all files of the folder that can affect the tasks
+    outside: tuple[str, ...]  # files elsewhere that the tasks name
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -61,11 +56,8 @@ class TaskFiles(NamedTuple):
 
 
 def task_files(folder: str) -> TaskFiles:
-    """All files that the tasks in `folder` consist of.
-
-    Raises:
-        SnaketuneError: a task names a file that doesn't exist, or one whose content can't be tracked, such as a URL.
-    """
+    """All files that the tasks in `folder` consist of; SnaketuneError if a task names a file that doesn't exist, or one whose
+    content can't be tracked, such as a URL."""
     inside = _below(Path(folder))
     # By their content's place, so that a file that is named in two ways is one.
     known, read, named = {path.resolve() for path in inside}, set(), set()
@@ -176,14 +168,11 @@ def _existing(task: Path, key: str, path: Path) -> Path:
 
 
 def check_shipped_tasks(config: Workflow) -> None:
-    """Check the names under `eval.NAME.tasks` against the installed lm-evaluation-harness. Without it, every name is accepted.
+    """Raise SnaketuneError if the installed lm-evaluation-harness, if any, ships no task of a name under `eval.NAME.tasks`.
 
     Building its own index takes fifteen seconds. Searching its files for the names takes milliseconds for names that exist, and
     a second for a missing one, for which all 14,000 files are read. The search can accept a word that isn't a task, such as an
     item of another list; the stage then reports that before it loads a model.
-
-    Raises:
-        SnaketuneError: a task doesn't exist; suggests the nearest name.
     """
     configured = {name: one.tasks.names for name, one in config.eval.items() if one.tasks and one.tasks.folder is None}
     folder = tasks_folder()

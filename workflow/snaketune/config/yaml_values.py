@@ -25,11 +25,8 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_file(path: Path) -> None:
-    """Check a config file, JSON or YAML. A missing file is ignored, as Snakemake reports it.
-
-    Raises:
-        SnaketuneError: the file can't be read, has a key twice, values that aren't plain, or too many; with the line.
-    """
+    """Raise SnaketuneError, with the line, if a JSON or YAML file can't be read, has a key twice, values that aren't plain, or
+    too many. A missing file is ignored, as Snakemake reports it."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -67,18 +64,12 @@ def _check_key(where: str, name: str, twice: bool) -> None:
 
 @dataclass
 class _Collection:
-    """A list or mapping that is being read.
-
-    Attributes:
-        keys: the keys of a mapping so far; None for a list.
-        size: number of values so far; those of an alias are counted at each use.
-        at_key: whether a mapping's key is next.
-    """
+    """A list or mapping that is being read."""
 
     anchor: str | None
-    keys: set[str] | None
-    size: int = 1
-    at_key: bool = False
+    keys: set[str] | None  # of a mapping, so far; None for a list
+    size: int = 1  # number of values so far; those of an alias are counted at each use
+    at_key: bool = False  # whether a mapping's key is next
 
 
 def _check_yaml(path: Path, text: str) -> None:

@@ -19,21 +19,15 @@ RESULTS = Path("results")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run of one stage.
-
-    Attributes:
-        artifacts: by role, the jobs whose results it reads.
-        files: by role, the external files that it reads.
-        after: jobs whose results affect how it runs, not what it computes.
-    """
+    """One run of one stage."""
 
     stage: str
     name: str
     spec: Model
-    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)
-    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)  # by role, the jobs whose results it reads
+    files: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by role, the external files that it reads
     operation: Execution = Execution()
-    after: tuple["Job", ...] = ()
+    after: tuple["Job", ...] = ()  # jobs whose results affect how it runs, not what it computes
 
     def __post_init__(self):
         """Raise SnaketuneError if an input doesn't match the stage's declaration: its role, its stage, or their number."""
@@ -88,11 +82,8 @@ def short_digest(spec: Model, *made_of: str) -> str:
 
 
 def result_at(manifest: Path) -> Artifact:
-    """Read a published result. The folder of its payload follows from the stage in its manifest.
-
-    Raises:
-        SnaketuneError: there is none, or it can't be read.
-    """
+    """Read a published result, with the payload of the stage in its manifest; SnaketuneError if there is none, or it can't be
+    read."""
     if not manifest.is_file():
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     try:

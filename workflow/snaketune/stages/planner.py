@@ -25,12 +25,7 @@ from snaketune.stages.table import STAGES
 
 
 class Planner:
-    """The jobs of one config, compared with the results on disk.
-
-    Attributes:
-        graph: all jobs.
-        results: the status of each job's result.
-    """
+    """The jobs of one config (`graph`), compared with the results on disk (`results`)."""
 
     def __init__(self, config: dict[str, Any], *, is_forced: Callable[[Job], bool], deploys: bool):
         """SnaketuneError if the config is invalid.
@@ -58,10 +53,8 @@ class Planner:
     def write_job_files(self, *, dry_run: bool) -> None:
         """Write the files of all jobs at once: Snakemake lists a folder on first access, and misses files written later.
 
-        Args:
-            dry_run: whether nothing runs, so that files which another run reads stay unchanged.
-        Raises:
-            SnaketuneError: the files can't be written, or another snakemake runs here with another config.
+        SnaketuneError if they can't be written, or another snakemake runs here with another config. Args: dry_run: whether
+        nothing runs, so that files which another run reads stay unchanged.
         """
         if self._files:
             return
@@ -83,14 +76,8 @@ class Planner:
             write_job_file(path, content, stale, keep_time=not holds)
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
-        """Return the paths that the job waits for, by role, with the payloads beside the manifests.
-
-        Args:
-            every: include roles that another input implies (`Stage.transitive`).
-
-        Raises:
-            SnaketuneError: a result to compare with doesn't exist.
-        """
+        """Return the paths that the job waits for, by role, with the payloads beside the manifests; SnaketuneError if a result
+        to compare with doesn't exist. Args: every: include roles that another input implies (`Stage.transitive`)."""
         implied = () if every else STAGES[job.stage].transitive
         paths = {role: list(some) for role, some in inputs_by_role(job).items() if role not in implied}
         read = (one for role, jobs in job.artifacts.items() if role not in implied for one in jobs)

@@ -18,11 +18,8 @@ DECLARATION = b"\nSTAGE = Stage("
 
 
 def find_stages() -> dict[str, Stage]:
-    """Import all declarations and return the stages by name, each after those whose results it reads.
-
-    Raises:
-        SnaketuneError: two modules declare one stage, or an input names an unknown stage.
-    """
+    """Import all declarations and return the stages by name, each after those whose results it reads; SnaketuneError if two
+    modules declare one stage, or an input names an unknown stage."""
     stages: dict[str, Stage] = {}
     for path in sorted(path for path in PACKAGE.rglob("*.py") if DECLARATION in path.read_bytes()):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
@@ -39,10 +36,7 @@ def find_stages() -> dict[str, Stage]:
 
 def sort_stages(stages: Iterable[Stage]) -> dict[str, Stage]:
     """Sort stages so that each follows those whose results it reads, ties by name; those that read any manifests are last.
-
-    Raises:
-        SnaketuneError: an input names an unknown stage, or stages read each other's results.
-    """
+    SnaketuneError if an input names an unknown stage, or stages read each other's results."""
     by_name = {stage.name: stage for stage in stages}
     before: dict[str, set[str]] = {}
     for name, stage in by_name.items():

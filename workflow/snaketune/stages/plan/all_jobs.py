@@ -16,11 +16,7 @@ from snaketune.stages.table import STAGES
 
 
 def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
-    """Return all jobs of a config, each after those that it is made from; the report is the last.
-
-    Args:
-        config, variants: from `config.load`.
-    """
+    """Return all jobs of a config, each after those that it is made from; the report is the last. Args: from `config.load`."""
     context = Context(config=config, variants=variants)
     for plan, names in (
         (corpus_job, config.corpora),

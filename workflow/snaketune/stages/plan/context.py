@@ -17,15 +17,11 @@ MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """The shared argument of all functions of the planner. Those that several runs call are cached by it and their names.
-
-    Attributes:
-        config, variants: from `config.load`.
-        jobs: the jobs planned so far, by stage and name, each after those whose results it reads.
-    """
+    """The shared argument of all functions of the planner. Those that several runs call are cached by it and their names."""
 
     config: Workflow
     variants: Variants
+    # The jobs planned so far, by stage and name, each after those whose results it reads.
     jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
 
     def add(self, job: Job) -> Job:
@@ -45,14 +41,11 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The parts of a model; `models.adapter_stack` assembles them.
+    """The parts of a model, which `models.adapter_stack` assembles: results of jobs, and the base model below them."""
 
-    Attributes:
-        results: jobs; all but the last hold adapters only, each for the model that the following ones make.
-        base: the base model, where the last result holds an adapter only, or there are no results.
-    """
-
+    # All but the last hold adapters only, each for the model that the following ones make.
     results: tuple[Job, ...] = ()
+    # The base model, where the last result holds an adapter only, or there are no results.
     base: Pretrained | Scratch | None = None
 
     @property

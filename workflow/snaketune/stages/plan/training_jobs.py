@@ -46,12 +46,8 @@ def sft_job(context: Context, name: str) -> Job:
 
 
 def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dpo, **artifacts: tuple[Job, ...]) -> Job:
-    """Return a job that trains a run, or a variant of it, after planning the jobs that check and measure it.
-
-    Args:
-        of: the name of the run.
-        artifacts: by role, its inputs besides weights and rows.
-    """
+    """Return a job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
+    Args: artifacts: by role, its inputs besides weights and rows."""
     config, training, sft = context.config, run.training, sft_below(of, run)
     start, pack = start_of(context, run), pack_of(context, of, run)
     is_dpo = isinstance(run, Dpo)

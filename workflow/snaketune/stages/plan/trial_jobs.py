@@ -59,13 +59,8 @@ def _trial_jobs(
 ) -> tuple[Job, ...]:
     """Return the jobs of short timed trainings: each variant once per round, each after the one before it.
 
-    In parallel they would slow each other down, even on different GPUs.
-
-    Args:
-        of: the name of the run that is varied.
-        runs: its variants by name.
-        profiled: the variant that is profiled.
-        steps: steps and warmup_steps of the specs.
+    In parallel they would slow each other down, even on different GPUs. Args: of: the name of the run that is varied; runs: its
+    variants by name; profiled: the variant that is profiled; steps: steps and warmup_steps of the specs.
     """
     trials: list[Job] = []
     for repeat in range(1, repeats + 1):
