@@ -99,7 +99,7 @@ class Stage:
     # The module whose `keys` returns the cache keys of a job on the machine that it runs on; without one, the whole spec is in
     # the key.
     key_module: str = ""
-    # Roles that another input already implies, so that Snakemake needn't wait for them. Where each of n parts reads all n parts,
+    # Roles that another input already implies, so that Snakemake needn't wait for them. Where each of n parts reads all n,
     # this saves n² edges in the graph.
     transitive: tuple[str, ...] = ()
     link: str = ""  # name of a link in the results folder to the payload that the manifest names under this key
