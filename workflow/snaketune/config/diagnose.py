@@ -43,11 +43,8 @@ class Diagnosis(Model):
         for name, change in changes.items():
             if name == BASELINE:
                 raise ValueError(f"{BASELINE!r} is the name of the unchanged run; choose another name for the change")
-            for key in change:
-                if key.partition(".")[0] not in CHANGEABLE:
-                    raise ValueError(
-                        f"{name}.{key}: can't be changed here; expected a key below {', '.join(CHANGEABLE)}"
-                    )
+            if wrong := next((key for key in change if key.partition(".")[0] not in CHANGEABLE), None):
+                raise ValueError(f"{name}.{wrong}: can't be changed here; expected a key below {', '.join(CHANGEABLE)}")
         return changes
 
 

@@ -16,9 +16,7 @@ class Needs:
 
     reference: bool = True  # whether it needs log-probabilities of a reference model
     unpaired: bool = False  # whether it takes labelled single completions instead of pairs
-    diverges: bool = (
-        False  # whether it depends on a difference of scores, so that `f_divergence_type` is defined for it
-    )
+    diverges: bool = False  # whether it is of a difference of scores, so that `f_divergence_type` is defined for it
     reads: tuple[str, ...] = ()  # the keys that it uses, besides `beta`
 
 

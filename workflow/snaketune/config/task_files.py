@@ -185,9 +185,8 @@ def check_shipped_tasks(config: Workflow) -> None:
         known |= task_names(path)
         if names <= known:
             return
-    evaluation, name = next(
-        (evaluation, name) for evaluation in configured for name in configured[evaluation] if name not in known
-    )
+    missing = ((evaluation, name) for evaluation, some in configured.items() for name in some if name not in known)
+    evaluation, name = next(missing)
     raise SnaketuneError(
         f"eval.{evaluation}.tasks.names: lm-evaluation-harness ships no task, tag or group {name!r}{unknown(name, known)} "
         "(`lm-eval ls tasks` lists all; tasks of your own need `folder`)"

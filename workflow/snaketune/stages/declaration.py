@@ -70,9 +70,7 @@ class ModelCost:
 class Stage:
     """The declaration of one stage."""
 
-    module: (
-        str  # `__name__` of the module that has `build(spec, work, **inputs)`; its last part is the name of the stage
-    )
+    module: str  # `__name__` of the module that has `build(spec, work, **inputs)`; its last part names the stage
     spec: type[Model]
     payload: str  # the name of the folder beside the manifest that holds the result's files
     job_name: str = "{name}"  # the folder of a job below `results/<stage>/`, as a pattern of wildcards

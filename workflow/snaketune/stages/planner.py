@@ -97,9 +97,8 @@ class Planner:
 
     def not_run(self) -> list[str]:
         """Return the stale jobs whose inputs were looked up and whose results are still older than their job files."""
-        return [
-            key for key, job in self._to_run.items() if changed_at(Path(job.manifest)) < changed_at(self.job_file(job))
-        ]
+        jobs = self._to_run.items()
+        return [key for key, job in jobs if changed_at(Path(job.manifest)) < changed_at(self.job_file(job))]
 
     def _content(self, job: Job) -> JobFile:
         stage, config = STAGES[job.stage], self.graph.config

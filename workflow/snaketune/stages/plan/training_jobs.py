@@ -40,9 +40,8 @@ MEASURED_LEARNING = {"batch_rows", "optimizer", "precision", "deterministic"}
 def sft_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `sft:`."""
     run = context.config.sft[name]
-    return context.add(
-        training_job(context, "sft", name, name, run, tokenizer=(tokenizer_job(context, run.tokenizer),))
-    )
+    tokenizer = tokenizer_job(context, run.tokenizer)
+    return context.add(training_job(context, "sft", name, name, run, tokenizer=(tokenizer,)))
 
 
 def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dpo, **artifacts: tuple[Job, ...]) -> Job:
