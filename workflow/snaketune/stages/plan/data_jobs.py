@@ -13,7 +13,7 @@ from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, kind_of, local_files, sft_below
+from snaketune.stages.plan.context import Context, kind_of, local_files, tokenizer_of
 from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
@@ -106,10 +106,9 @@ def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: 
     return context.plan("pack", name, spec, {"plan": (plan,), "shards": shards})
 
 
-def pack_of(context: Context, name: str, run: Sft | Dpo) -> Job:
-    """Return the job of the packed rows that a run of this name trains on."""
-    tokenizer = context.config.sft[sft_below(name, run)].tokenizer
-    return pack_job(context, kind_of(run), run.corpus, tokenizer, run.packing)
+def pack_of(context: Context, run: Sft | Dpo) -> Job:
+    """Return the job of the packed rows that a run trains on."""
+    return pack_job(context, kind_of(run), run.corpus, tokenizer_of(context.config, run), run.packing)
 
 
 def corpus_of(pack: Job) -> Job:

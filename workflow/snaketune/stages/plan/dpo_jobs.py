@@ -10,7 +10,7 @@ from snaketune.config.diagnose import slow_settings, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, Weights, trusts_remote_code
+from snaketune.stages.plan.context import Context, Weights, tokenizer_of, trusts_remote_code
 from snaketune.stages.plan.data_jobs import pack_of, tokenizer_job
 from snaketune.stages.plan.training_jobs import start_of, training_job
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
@@ -41,12 +41,12 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
     """
     runs = _runs_by_reference(context)[key]
     run = runs[0]
-    pack, spec = pack_of(context, "", run), _spec(context, run)
+    pack, spec = pack_of(context, run), _spec(context, run)
     detailed = _key(context, run, token_logps=True)
     first = (_ref_logps_job(context, detailed),) if detailed != key and detailed in _runs_by_reference(context) else ()
     name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
     model = Weights(base=run.reference) if run.reference else start_of(context, run)
-    tokenizer = (tokenizer_job(context, context.config.sft[run.from_].tokenizer),) if run.reference else ()
+    tokenizer = (tokenizer_job(context, tokenizer_of(context.config, run)),) if run.reference else ()
     inputs = {
         "artifacts": model.artifacts | {"pack": (pack,), "tokenizer": tokenizer},
         "files": {"base": model.files},
@@ -90,7 +90,7 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
 def _key(context: Context, run: Dpo, **changes: bool) -> Key:
     """Return the key of a run's reference. Args: changes: of the spec."""
     spec = _spec(context, run).model_copy(update=changes)
-    return run.from_, pack_of(context, "", run).name, canonical(spec)
+    return run.from_, pack_of(context, run).name, canonical(spec)
 
 
 def _spec(context: Context, run: Dpo) -> RefLogpsSpec:

@@ -16,6 +16,7 @@ from snaketune.stages.plan.context import (
     kind_of,
     lora_of,
     sft_below,
+    tokenizer_of,
     trusts_remote_code,
 )
 from snaketune.stages.plan.data_jobs import corpus_job, corpus_of, pack_of, tokenizer_job
@@ -48,7 +49,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     """Return a job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
     Args: artifacts: by role, its inputs besides weights and rows."""
     config, training, sft = context.config, run.training, sft_below(of, run)
-    start, pack = start_of(context, run), pack_of(context, of, run)
+    start, pack = start_of(context, run), pack_of(context, run)
     is_dpo = isinstance(run, Dpo)
     spec = spec_from(
         DpoSpec if is_dpo else SftSpec,
@@ -103,7 +104,7 @@ def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
 def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | DpoSpec) -> Job:
     """Return the job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
     config, sft = context.config, sft_below(name, run)
-    pack = pack_of(context, name, run)
+    pack = pack_of(context, run)
     alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
     if isinstance(spec, DpoSpec):
@@ -118,7 +119,7 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
         "calibrate",
         job_name,
         measured,
-        {"pack": (pack,), "tokenizer": (tokenizer_job(context, config.sft[sft].tokenizer),)},
+        {"pack": (pack,), "tokenizer": (tokenizer_job(context, tokenizer_of(config, run)),)},
         files={"base": Weights(base=base).files},
         operation=spec_from(Execution, run.operation, micro_batch_rows=run.training.micro_batch_rows),
         after=(preflight_job(context, first_run(config, sft)),),
@@ -136,17 +137,17 @@ def calibrated_learning(learning: Learning) -> Learning:
 def preflight_job(context: Context, family: str) -> Job:
     """Return the job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
     config = context.config
-    runs: dict[str, tuple[str, Sft | Dpo]] = {
-        f"{section}.{name}": (name, run)
+    runs: dict[str, Sft | Dpo] = {
+        f"{section}.{name}": run
         for section, some in (("sft", config.sft), ("dpo", config.dpo))
         for name, run in some.items()
         if first_run(config, sft_below(name, run)) == family
     }
-    packs_of_runs = {key: pack_of(context, *named) for key, named in runs.items()}
+    packs_of_runs = {key: pack_of(context, run) for key, run in runs.items()}
     # Sorted, so that the order of the config doesn't matter.
     packs = tuple({packs_of_runs[key].manifest: packs_of_runs[key] for key in sorted(runs)}.values())
     checked: dict[str, PreflightRun] = {}
-    for key, (_, run) in sorted(runs.items()):
+    for key, run in sorted(runs.items()):
         spec = _run_spec(config, key, run, packs.index(packs_of_runs[key]))
         checked.setdefault(canonical(spec.model_copy(update={"key": ""})), spec)
     models = {key.replace(".", ":", 1) for key in runs} | {f"base:{key[4:]}" for key in runs if key.startswith("sft.")}
@@ -168,7 +169,7 @@ def preflight_job(context: Context, family: str) -> Job:
             "evaluated": tuple(corpus_job(context, corpus) for corpus in evaluated_corpora),
         },
         files={"base": Weights(base=base).files},
-        operation=Execution(gpus=max(min(run.operation.gpus, 1) for _, run in runs.values())),
+        operation=Execution(gpus=max(min(run.operation.gpus, 1) for run in runs.values())),
     )
 
 
