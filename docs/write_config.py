@@ -1,16 +1,112 @@
-"""Generate config/schema.json and the tables of config/README.md from the config models.
+"""Generate config/schema.json, with which editors complete and check a config, and the tables of keys in config/README.md.
+
+A line `<!-- keys: Training -->` precedes the table of that model; `<!-- keys: Workflow reruns_on -->` selects the keys to show.
 
 Run by: make docs
 """
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from snaketune.config.readme import with_tables
-from snaketune.config.schema import config_schema
+from snaketune.config.workflow import Workflow
 from snaketune.stages.table import STAGES
 
 CONFIG = Path(__file__).parents[1] / "config"
+MARKED = re.compile(r"(<!-- keys: (\w+)((?: \w+)*) -->\n\n)(?:\|.*\n)*\n*")
+HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
+TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "mapping"}
+# Keys of runs that loading resolves.
+RESOLVED = {
+    "extends": {
+        "type": "string",
+        "description": "Name of a run in this section from which all keys that aren't set here are inherited.",
+    },
+    "grid": {
+        "type": "object",
+        "description": "Dotted keys, each with a list of values; makes one run for every combination.",
+        "additionalProperties": {"type": "array", "minItems": 1},
+    },
+}
+
+
+def config_schema(stages: Iterable[str]) -> dict[str, Any]:
+    """The JSON Schema of a config file: that of `Workflow`, with `extends` and `grid`. Args: stages: keys of `reruns_on`."""
+    schema = Workflow.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "snaketune config"
+    schema["properties"]["reruns_on"]["propertyNames"] = {"enum": list(stages)}
+    for run in ("Sft", "Dpo"):
+        model = schema["$defs"][run]
+        model["properties"] |= RESOLVED
+        # A run may inherit required keys through `extends`, or set them in its grid.
+        model["if"] = {"not": {"anyOf": [{"required": ["extends"]}, {"required": ["grid"]}]}}
+        model["then"] = {"required": model.pop("required")}
+    return schema
+
+
+def with_tables(text: str) -> str:
+    """Rewrite the tables below the markers of a text; KeyError if a marker names an unknown model or key.
+
+    Each is followed by a blank line, as Markdown would take any other line for another row.
+    """
+    schema = Workflow.model_json_schema(by_alias=True)
+    models = schema["$defs"] | {"Workflow": schema}
+    return MARKED.sub(lambda match: match[1] + HEAD + _rows(models, match[2], match[3].split()) + "\n", text)
+
+
+def _rows(models: dict[str, Any], model: str, keys: list[str]) -> str:
+    properties, required = models[model]["properties"], models[model].get("required", ())
+    rows = ""
+    for key in keys or properties:
+        field = properties[key]
+        default = "required" if key in required else _default(field.get("default"))
+        rows += f"| `{key}` | {_value(field, models)} | {default} | {_meaning(field, models)} |\n"
+    return rows
+
+
+def _value(field: dict[str, Any], models: dict[str, Any]) -> str:
+    """The values that a key takes, as Markdown.
+
+    >>> _value({"anyOf": [{"type": "integer"}, {"items": {"enum": ["a", "b"]}, "type": "array"}, {"type": "null"}]}, {})
+    'integer or list of `a` \\\\| `b`'
+    """
+    if "$ref" in field:
+        model = _referred(field, models)
+        return "section" if "properties" in model else _value(model, models)
+    if several := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(_value(one, models) for one in several if one.get("type") != "null"))
+    if "enum" in field or "const" in field:
+        return " \\| ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if "prefixItems" in field:
+        return f"[{', '.join(_value(item, models) for item in field['prefixItems'])}]"
+    if field["type"] == "array":
+        return f"list of {_value(field['items'], models)}"
+    if isinstance(inner := field.get("additionalProperties"), dict):
+        return f"mapping to {_value(inner, models)}"
+    return TYPES[field["type"]]
+
+
+def _default(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if default in (None, "", [], {}):
+        return "none"
+    return "see below" if isinstance(default, dict) else f"`{default}`"
+
+
+def _meaning(field: dict[str, Any], models: dict[str, Any]) -> str:
+    """The docstring of a key, or else that of its section."""
+    sections = (_referred(one, models) for one in (field, *field.get("anyOf", ())) if "$ref" in one)
+    text = field.get("description") or next((section.get("description", "") for section in sections), "")
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _referred(field: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+    return models[field["$ref"].rpartition("/")[2]]
+
 
 if __name__ == "__main__":
     schema = json.dumps(config_schema(STAGES), indent=2, ensure_ascii=False)

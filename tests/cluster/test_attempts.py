@@ -8,8 +8,8 @@ import pytest
 
 from snaketune.cluster.deadline import job_end_time, requeue_job
 from snaketune.cluster.job_endings import last_ending, note_job_number, raise_after
-from snaketune.cluster.limits import ResourceRequest
 from snaketune.cluster.pending_jobs import LostJobs, waiting_jobs
+from snaketune.cluster.site import ResourceRequest
 
 JOB = "JobId=17 JobName=x JobState={state} Reason=None TimeLimit={limit} TRES=cpu=4,mem={memory},node=1,billing=4 {rest}\n"
 ASK = ResourceRequest(threads=1, mem_mb=1500, runtime=10)

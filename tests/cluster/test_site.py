@@ -2,8 +2,7 @@
 
 import pytest
 
-from snaketune.cluster.limits import ResourceRequest, fit_to_partitions
-from snaketune.cluster.site import Partition, Site, read_site, site_file
+from snaketune.cluster.site import Partition, ResourceRequest, Site, fit_to_partitions, read_site, site_file
 from snaketune.errors import SnaketuneError
 
 FILE = """

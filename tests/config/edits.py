@@ -1,11 +1,17 @@
-"""Edit one key of a config, and check the error message of an invalid one."""
+"""Edit one key of a config, check the error message of an invalid one, and what docs/write_config.py generates."""
 
 import copy
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
+
+described = spec_from_file_location("write_config", Path(__file__).parents[2] / "docs/write_config.py")
+generated = module_from_spec(described)
+described.loader.exec_module(generated)
 
 
 def put(config: dict, dotted: str, value) -> dict:

@@ -1,5 +1,6 @@
 """config/README.md explains every key, with its default; the environments' pins are the lock's."""
 
+import doctest
 import re
 from pathlib import Path
 from typing import get_args
@@ -19,8 +20,9 @@ from snaketune.config import (
     tracking,
     training_runs,
 )
-from snaketune.config.readme import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
+
+from .edits import generated
 
 ROOT = Path(__file__).parents[2]
 # conda-forge's name where it isn't PyPI's.
@@ -60,7 +62,7 @@ def models() -> set[str]:
 
 def test_the_tables_of_keys_are_what_the_models_say():
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
-    assert text == with_tables(text), "write them again: make docs"
+    assert text == generated.with_tables(text), "write them again: make docs"
     assert set(re.findall(r"<!-- keys: (\w+)", text)) == models() | {"Workflow"}
     # A model in several tables is in them as a whole.
     for name in ("Dpo",):
@@ -84,13 +86,17 @@ def test_every_layout_has_a_reader_and_a_line():
 
 def test_a_table_says_what_a_key_takes_and_what_it_is_without_it():
     marked = "<!-- keys: Training -->\n\n| old |\n\nAfter."
-    text = with_tables(marked)
+    text = generated.with_tables(marked)
     assert "| `batch_rows` | integer | `32` | Rows per optimizer step" in text
     assert "| `learning_rate` | number | required |" in text
     assert "| `precision` | `auto` \\| `float32` \\| `bfloat16` | `auto` |" in text
     assert "| `gradient_checkpointing` | `auto` or true or false | `auto` |" in text
     assert "| old |" not in text
     assert text.endswith("\n\nAfter.")
+
+
+def test_the_examples_of_the_generator_are_true():
+    assert doctest.testmod(generated) == (0, 1)
 
 
 def lock() -> dict[str, str]:

@@ -14,8 +14,7 @@ from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from snaketune.config.load import load
-from snaketune.config.optimizers import OPTIMIZERS, OptimizerName
-from snaketune.config.schedules import POLYNOMIAL_END, SCHEDULES, ScheduleName
+from snaketune.config.optimizers import OPTIMIZERS, POLYNOMIAL_END, SCHEDULES, OptimizerName, ScheduleName
 from snaketune.config.training_runs import Sft
 from snaketune.errors import SnaketuneError
 

@@ -3,9 +3,9 @@
 import pytest
 from lm_eval.tasks import TaskManager
 
-from snaketune.config import shipped_tasks
+from snaketune.config import task_files
 from snaketune.config.load import load
-from snaketune.config.shipped_tasks import check_shipped_tasks, task_names, tasks_folder
+from snaketune.config.task_files import check_shipped_tasks, task_names, tasks_folder
 from snaketune.errors import SnaketuneError
 
 
@@ -36,12 +36,12 @@ def test_names_of_local_tasks_are_not_checked(config_with_tasks):
 
 
 def test_without_lm_eval_every_name_is_accepted(config_with_tasks, monkeypatch):
-    monkeypatch.setattr(shipped_tasks, "tasks_folder", lambda: None)
+    monkeypatch.setattr(task_files, "tasks_folder", lambda: None)
     check_shipped_tasks(config_with_tasks("arc_eazy"))
 
 
 def test_existing_tasks_are_found_in_few_folders(config_with_tasks, monkeypatch):
     read = []
-    monkeypatch.setattr(shipped_tasks, "task_names", lambda place: read.append(place.name) or task_names(place))
+    monkeypatch.setattr(task_files, "task_names", lambda place: read.append(place.name) or task_names(place))
     check_shipped_tasks(config_with_tasks("arc_easy", "hellaswag"))
     assert 0 < len(read) < 20

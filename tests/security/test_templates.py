@@ -110,7 +110,7 @@ def test_tasks_that_run_what_a_model_writes_are_refused_unseen(tmp_path):
     """Local ones whose module says so when it is imported, and one that is shipped."""
     from lm_eval.tasks import TaskManager
 
-    from snaketune.config.shipped_tasks import tasks_folder
+    from snaketune.config.task_files import tasks_folder
     from snaketune.evaluation.task_code import refuse_code
 
     ran = tmp_path / "ran"

@@ -79,8 +79,7 @@ CALLED = {
     "config.optimizers": {"missing_package"},
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
-    "stages.plan.card_jobs": {"card_jobs"},
-    "stages.plan.convert_jobs": {"convert_jobs"},
+    "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest"},
     # By the report, of runs of another time.

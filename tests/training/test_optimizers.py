@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from snaketune.config.optimizers import OptimizerName
-from snaketune.config.schedules import ScheduleName
+from snaketune.config.optimizers import OptimizerName, ScheduleName
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import _state_bytes

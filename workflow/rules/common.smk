@@ -9,7 +9,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger
 
 from snaketune.config.base import NAME_PATTERN
-from snaketune.config.shipped_tasks import check_shipped_tasks
+from snaketune.config.task_files import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.planner import Planner
 from snaketune.stages.table import STAGES
@@ -27,9 +27,8 @@ def plain_errors():
 def is_forced(job):
     """Return True if the command line forces a job, so that everything made from it runs too."""
     settings = workflow.dag_settings
-    forced = {
-        os.path.normpath(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))
-    }
+    names = (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))
+    forced = set(map(os.path.normpath, names))
     # The Snakefile that uses this one as a module may have renamed the rule.
     rule_name = getattr(rules, job.stage).rule.name
     return settings.forceall or not forced.isdisjoint((rule_name, job.manifest, job.payload, job.run))
@@ -96,8 +95,7 @@ def inputs_of(stage):
         with plain_errors():
             read = planner.inputs(job, every=LINKS_INPUTS)
         job_file = str(planner.job_file(job))
-        return {role: list(map(mark, paths)) for role, paths in read.items()} | {
-            "job": job_file if PLANS else ancient(job_file)
-        }
+        marked = {role: list(map(mark, paths)) for role, paths in read.items()}
+        return marked | {"job": job_file if PLANS else ancient(job_file)}
 
     return inputs

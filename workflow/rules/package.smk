@@ -58,20 +58,17 @@ def files_in_repository():
     # For github() and gitlab(), Snakemake's cache has a clone.
     repository = RULES.hosted_repo.repo if isinstance(RULES, HostingProviderFile) else Repo(RULES.repo_path)
     folder = posixpath.normpath(posixpath.join(RULES.path, "../snaketune"))
-    lines = repository.git.ls_tree("-r", RULES.ref, f"{folder}/").splitlines()
-    entries = (line.split("\t") for line in lines)
+    entries = (line.split("\t") for line in repository.git.ls_tree("-r", RULES.ref, f"{folder}/").splitlines())
     return {posixpath.relpath(path, folder): entry.split()[2] for entry, path in entries}
 
 
 def files_of(package):
     """Return the digest that git would give each file of a package, by path."""
-    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
-    return {path.relative_to(package).as_posix(): blob(path.read_bytes()) for path in files}
-
-
-def blob(content):
-    """Return git's digest of a file's content."""
-    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+    files = (path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    contents = {path.relative_to(package).as_posix(): path.read_bytes() for path in files}
+    return {
+        path: hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest() for path, content in contents.items()
+    }
 
 
 def copied(package):

@@ -9,22 +9,18 @@ with plain_errors():
 
 
 def threads_of(stage):
-    """Return a function for the CPUs of a job, per node."""
+    """Return a function for the CPUs of a job, per node; an error if it could never start."""
 
     def threads(wildcards):
-        return request_of(stage, wildcards).threads
+        with plain_errors():
+            return requests.request(job_of(stage, wildcards)).threads
 
     return threads
 
 
 def resource_of(stage, name):
-    """Return a function for one resource of a job: memory in MB, minutes, or GPUs on all its nodes."""
-
-    def resource(wildcards, attempt):
-        # None means that the job doesn't request the resource.
-        return requests.resources(job_of(stage, wildcards), attempt).get(name)
-
-    return resource
+    """Return a function for one resource of a job: memory in MB, minutes, or GPUs on all its nodes; None if it needs none."""
+    return lambda wildcards, attempt: requests.resources(job_of(stage, wildcards), attempt).get(name)
 
 
 def cluster_resources_of(stage):
@@ -34,19 +30,9 @@ def cluster_resources_of(stage):
     }
 
 
-def request_of(stage, wildcards):
-    """Return a job's resource request; an error if it could never start."""
-    with plain_errors():
-        return requests.request(job_of(stage, wildcards))
-
-
 def group_of(stage):
     """Return a function for the group whose jobs are sent to a cluster as one job."""
-
-    def group(wildcards):
-        return requests.group(stage)
-
-    return group
+    return lambda wildcards: requests.group(stage)
 
 
 onstart:

@@ -6,8 +6,12 @@ from snaketune.stages.links import check_link
 from snaketune.stages.cache.status import made_from
 
 
-def results(jobs):
-    """Return manifests and payloads of jobs; stale ones are logged."""
+def results(jobs, key=""):
+    """Return manifests and payloads of jobs; stale ones are logged. Args: key: the config key without which there are none."""
+    if key and not jobs:
+        raise WorkflowError(
+            f"the config has no `{key}:`, so there is nothing to make; see config/README.md for its keys"
+        )
     for job in jobs:
         is_current(job)
     return [path for job in jobs for path in (job.manifest, job.payload)]
@@ -15,16 +19,7 @@ def results(jobs):
 
 def results_of(stage, key=""):
     """Return an input function for all results of a stage. Args: key: the config key that they come from."""
-
-    def results_of_stage(wildcards):
-        jobs = list(graph.stage(stage))
-        if key and not jobs:
-            raise WorkflowError(
-                f"the config has no `{key}:`, so there is nothing to make; see config/README.md for its keys"
-            )
-        return results(jobs)
-
-    return results_of_stage
+    return lambda wildcards: results([*graph.stage(stage)], key)
 
 
 def all_results(wildcards):

@@ -39,70 +39,65 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command != "preview":
         print("$ python -m snaketune", shlex.join(words), flush=True)
     try:
-        if options.command == "preview":
+        return _run_command(options)
+    except SnaketuneError as error:
+        # Libraries repeat URLs in their messages, which may hold a password.
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
+    except BrokenPipeError:
+        # The output was cut off, by `| head` for example; the rest of the buffer is discarded.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if not (message := disk_error_message(error)):
+            raise
+        print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+def _run_command(options: argparse.Namespace) -> int:
+    match options.command:
+        case "preview":
             return _preview(options)
-        if options.command == "clean":
+        case "clean":
             from snaketune.stages.cache.clean import clean
 
             clean(WORK_ROOT, remove=options.remove)
-            return 0
-        if options.command == "check":
+        case "check":
             for file in options.files:
                 check_file(file)
                 print(f"{file} holds plain values only")
-            return 0
-        if options.command == "accept":
+        case "accept":
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
-            return 0
-        if options.command == "export-ref-logps":
+        case "export-ref-logps":
             from snaketune.training.reference.export import export_ref_logps
 
             inputs = [result_at(path) for path in (options.ref_logps, options.pack, options.corpus)]
             written = export_ref_logps(*inputs, options.split, options.out)
             print(f"{written} pairs in {options.out}")
-            return 0
-        if options.command == "push":
+        case "push":
             from snaketune.publishing.push import push, requested_models
 
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
-            return 0
-        if options.command == "slurm-profile":
+        case "slurm-profile":
             from snaketune.cluster.describe import write_description
 
             print(write_description(options.out))
-            return 0
-        if options.command == "doctor":
+        case "doctor":
             from snaketune.diagnostics import node_comparison
 
             if not options.nodes:
                 print(json.dumps(node_comparison.measure_node(Path())))
                 return 0
             nodes = node_comparison.measure_nodes(options.nodes)
-            lines = node_comparison.describe_outliers(nodes) or [
-                f"no node is more than {node_comparison.TOLERANCE:.0%} from the median"
-            ]
-            print(node_comparison.table(nodes), "", *lines, sep="\n")
-            return 0
-        job = read_job_file(options.job_file)
-        if job.stage != options.command:
-            raise SnaketuneError(
-                f"{options.job_file} is a job file of stage {job.stage}; run `python -m snaketune {job.stage}` with it"
-            )
-        with note_job_number(Path(job.out)):
-            run(job)
-    except SnaketuneError as error:
-        # Libraries repeat URLs in their messages, which may hold a password.
-        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The output was cut off, by `| head` for example; the rest of the buffer is discarded.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        if not (message := disk_error_message(error)):
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        return 1
+            none = f"no node is more than {node_comparison.TOLERANCE:.0%} from the median"
+            print(node_comparison.table(nodes), "", *(node_comparison.describe_outliers(nodes) or [none]), sep="\n")
+        case stage:
+            job = read_job_file(options.job_file)
+            if job.stage != stage:
+                raise SnaketuneError(
+                    f"{options.job_file} is a job file of stage {job.stage}; run `python -m snaketune {job.stage}` with it"
+                )
+            with note_job_number(Path(job.out)):
+                run(job)
     return 0
 
 
@@ -154,12 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     preview.add_argument(
         "--template", type=Path, metavar="FILE", help="a chat template (default: the tokenizer's own, or ChatML)"
     )
-    preview.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="FOLDER",
-        help="a folder with tokenizer.json, to count tokens exactly (default: estimated)",
-    )
+    exactly = "a folder with tokenizer.json, to count tokens exactly (default: estimated)"
+    preview.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=exactly)
     preview.add_argument("--html", type=Path, metavar="FILE", help="also write the preview as a page")
     # Used by the rule instead of files.
     preview.add_argument("--corpora", help=argparse.SUPPRESS)
@@ -168,12 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser(
         "export-ref-logps", help="pairs with their reference log-probabilities, for TRL's DPOTrainer"
     )
-    for name, what in (
-        ("ref-logps", "of the log-probabilities"),
-        ("pack", "of the pairs"),
-        ("corpus", "of the corpus of the pairs"),
-    ):
-        export.add_argument(f"--{name}", required=True, type=Path, metavar="MANIFEST", help=what)
+    for name, what in (("ref-logps", "log-probabilities"), ("pack", "pairs"), ("corpus", "corpus of the pairs")):
+        export.add_argument(f"--{name}", required=True, type=Path, metavar="MANIFEST", help=f"of the {what}")
     export.add_argument("--split", choices=("train", "held_out"), default="train", help="(default: train)")
     export.add_argument(
         "--out", required=True, type=Path, metavar="FILE", help="a file name that ends in .parquet or .jsonl"
@@ -188,9 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     described = commands.add_parser(
         "slurm-profile", help="write the cluster's limits, as SLURM reports them, for the profile"
     )
-    described.add_argument(
-        "--out", type=Path, default=Path("profiles/slurm/cluster.yaml"), help="(default: %(default)s)", metavar="FILE"
-    )
+    cluster = Path("profiles/slurm/cluster.yaml")
+    described.add_argument("--out", type=Path, default=cluster, metavar="FILE", help="(default: %(default)s)")
     check = commands.add_parser("check", help="check that config files hold plain values only; nothing in them is run")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON or YAML")
     doctor = commands.add_parser("doctor", help="measure this node, or find the slow ones of a cluster's nodes")

@@ -1,11 +1,13 @@
 """The context of a plan: one job of each name, and nothing computed twice."""
 
+from functools import cache
+
 import pytest
 
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, cached
+from snaketune.stages.plan.context import Context
 
 CONFIG_OF_ONE = {
     "corpora": {"chat": {"kind": "conversations", "sources": [{"hub": {"path": "a/b", "revision": "f00"}}]}}
@@ -29,7 +31,7 @@ def test_two_jobs_of_one_name_are_refused():
 def test_a_cached_function_is_computed_once_for_each_plan():
     calls = []
 
-    @cached
+    @cache
     def double(plan: Context, number: int) -> int:
         calls.append(number)
         return 2 * number

@@ -22,29 +22,19 @@ HEAD = """\
 
 
 def write_description(out: Path) -> str:
-    """Write the file.
-
-    Returns:
-        A summary to print.
-    Raises:
-        SnaketuneError: the file exists, or there is no SLURM.
-    """
+    """Write the file, and return a summary to print; SnaketuneError if the file exists, or there is no SLURM."""
     if out.exists():
         raise SnaketuneError(f"{out} exists, and may hold your edits; remove it, or give --out another name")
     description, excluded = describe_cluster()
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
-        HEAD + yaml.safe_dump(description, sort_keys=False, default_flow_style=None, width=120), encoding="utf-8"
-    )
+    content = yaml.safe_dump(description, sort_keys=False, default_flow_style=None, width=120)
+    out.write_text(HEAD + content, encoding="utf-8")
+    account = description.get("account")
     lines = [
-        f"{out}: partitions {', '.join(description['partitions'])}; jobs are watched by {description['status_command']}"
+        f"{out}: partitions {', '.join(description['partitions'])}; jobs are watched by {description['status_command']}",
+        f"account {account}" if account else "no default account; add `account: NAME` if jobs need one",
+        *([f"excluded: {', '.join(excluded)}"] if excluded else []),
     ]
-    lines += [
-        f"account {description['account']}"
-        if description.get("account")
-        else "no default account; add `account: NAME` if jobs need one"
-    ]
-    lines += [f"excluded: {', '.join(excluded)}"] if excluded else []
     return "\n".join(lines)
 
 
@@ -58,31 +48,29 @@ def describe_cluster() -> tuple[dict[str, Any], list[str]]:
             "SLURM doesn't answer here (scontrol, sinfo); run this where sbatch works, or write the file yourself"
         )
     about = dict(map(str.strip, line.split("=", 1)) for line in config.splitlines() if "=" in line)
-    account = _account()
+    show_user = ("sacctmgr", "--noheader", "--parsable2", "show", "user", getpass.getuser(), "format=DefaultAccount")
+    account = (run_slurm(*show_user) or "").strip()
     partitions: dict[str, dict[str, Any]] = {}
     gpus_per_node, excluded = {}, []
-    for line in listed.splitlines():
-        partition = fields(line)
+    for partition in map(fields, listed.splitlines()):
         if not (name := partition.get("PartitionName")):
             continue
+        accounts = partition.get("AllowAccounts", "ALL")
         if partition.get("State") != "UP":
             excluded.append(f"{name} (its state is {partition.get('State')})")
-        elif (
-            account
-            and partition.get("AllowAccounts", "ALL") != "ALL"
-            and account not in partition["AllowAccounts"].split(",")
-        ):
+        elif account and accounts != "ALL" and account not in accounts.split(","):
             excluded.append(f"{name} (not for account {account})")
         else:
-            partitions[name], gpus = _limits(partition, [row.split("|") for row in nodes.splitlines()])
+            own = [row.split("|") for row in nodes.splitlines() if row.partition("|")[0] == name]
+            partitions[name], gpus = _limits(partition, own)
             gpus_per_node |= {name: gpus} if gpus else {}
     if not partitions:
         raise SnaketuneError(f"no partition takes jobs of this user: {', '.join(excluded) or 'SLURM lists none'}")
-    accounts = about.get("AccountingStorageType", "").endswith("slurmdbd")
+    has_accounts = about.get("AccountingStorageType", "").endswith("slurmdbd")
     job_age = re.match(r"\d+", about.get("MinJobAge", ""))
     description = {
         **({"account": account} if account else {}),
-        "status_command": "sacct" if accounts and job_age and int(job_age[0]) < SEEN_SECONDS else "squeue",
+        "status_command": "sacct" if has_accounts and job_age and int(job_age[0]) < SEEN_SECONDS else "squeue",
         "gpus_by": "gpus" if about.get("SelectType", "").endswith("cons_tres") else "gres",
         "gpus_per_node": gpus_per_node,
         "partitions": partitions,
@@ -92,33 +80,27 @@ def describe_cluster() -> tuple[dict[str, Any], list[str]]:
 
 def _limits(partition: dict[str, str], nodes: list[list[str]]) -> tuple[dict[str, Any], int]:
     """Return the limits of a partition, as the executor plugin names them, and the most GPUs that one of its nodes has."""
-    own = [row for row in nodes if row[0] == partition["PartitionName"]]
-    cpus = max((int(row[1].rstrip("+")) for row in own), default=0)
-    memory = max((megabytes(row[2].rstrip("+")) for row in own), default=0)
-    gpus = [match for row in own for match in GPUS.finditer(row[3])]
+    cpus = max((int(row[1].rstrip("+")) for row in nodes), default=0)
+    memory = max((megabytes(row[2].rstrip("+")) for row in nodes), default=0)
+    gpus = [match for row in nodes for match in GPUS.finditer(row[3])]
     most = max((int(match["count"]) for match in gpus), default=0)
-    count = int(partition.get("TotalNodes", 1))
-    limits: dict[str, Any] = {}
-    if (runtime := minutes(partition.get("MaxTime", ""))) and isinstance(runtime, int):
-        limits["max_runtime"] = runtime
-    if memory := min((size for size in (memory, megabytes(partition.get("MaxMemPerNode", ""))) if size > 0), default=0):
-        limits["max_mem_mb"] = memory
-    if cpus := min((size for size in (cpus, _number(partition.get("MaxCPUsPerNode"))) if size > 0), default=0):
-        limits["max_threads"] = cpus
-    limits["max_nodes"] = min(count, _number(partition.get("MaxNodes")) or count)
-    if most:
-        limits["max_gpu"] = most * limits["max_nodes"]
-        if models := sorted({match["model"] for match in gpus if match["model"]}):
-            limits["available_gpu_models"] = models
-    return limits, most
+    runtime, count = minutes(partition.get("MaxTime", "")), int(partition.get("TotalNodes", 1))
+    max_nodes = min(count, _number(partition.get("MaxNodes")) or count)
+    limits = {
+        "max_runtime": runtime if isinstance(runtime, int) else 0,
+        "max_mem_mb": _least(memory, megabytes(partition.get("MaxMemPerNode", ""))),
+        "max_threads": _least(cpus, _number(partition.get("MaxCPUsPerNode"))),
+        "max_nodes": max_nodes,
+        "max_gpu": most * max_nodes,
+        "available_gpu_models": sorted({match["model"] for match in gpus if match["model"]}) if most else [],
+    }
+    return {name: limit for name, limit in limits.items() if limit or name == "max_nodes"}, most
+
+
+def _least(*sizes: int) -> int:
+    """Return the smallest of the sizes that are known; 0 if none is."""
+    return min((size for size in sizes if size > 0), default=0)
 
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
-
-
-def _account() -> str:
-    account = run_slurm(
-        "sacctmgr", "--noheader", "--parsable2", "show", "user", getpass.getuser(), "format=DefaultAccount"
-    )
-    return (account or "").strip()

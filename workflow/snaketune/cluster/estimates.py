@@ -6,7 +6,7 @@
     earlier runs    run.json of a job of the same name: 1.5 times its peak memory replaces the estimate of a computing stage
                     if the spec is the same and it runs on one node; otherwise 1.5 times memory and time raise the estimates
 
-Estimates err on the high side, and are cut to the limits of a partition (`cluster.limits`). If one was too small, the next
+Estimates err on the high side, and are cut to the limits of a partition (`cluster.site`). If one was too small, the next
 attempt requests twice what the last one had of the resource that ran out (`cluster.job_endings`).
 """
 
@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snaketune.cluster.limits import ResourceRequest
+from snaketune.cluster.site import ResourceRequest
 from snaketune.config.training_runs import Pretrained, Scratch
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
@@ -49,119 +49,91 @@ class Estimates:
     def __init__(self, jobs: Iterable[Job]):
         self.jobs = tuple(jobs)
         self._requests: dict[str, ResourceRequest] = {}
-        self._bytes: dict[str, float] = {}
-        self._below: dict[str, tuple[Job, ...]] = {}
+        self._corpora: dict[str, dict[str, float]] = {}
 
     def of(self, job: Job) -> ResourceRequest:
         """Return the resources that the job needs."""
         if job.manifest not in self._requests:
-            self._requests[job.manifest] = self._estimate(job)
+            # All jobs of one array get what its first job requests, so all jobs of such a stage request the same.
+            alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
+            requests = [self._alone(one) for one in alike]
+            estimate = ResourceRequest(
+                threads=max(one.threads for one in requests),
+                mem_mb=max(one.mem_mb for one in requests),
+                runtime=max(one.runtime for one in requests),
+                gpus=job.operation.gpus if STAGES[job.stage].gpu else 0,
+                nodes=job.operation.nodes if "nodes" in STAGES[job.stage].operation else 1,
+            )
+            self._requests |= {one.manifest: estimate for one in alike}
         return self._requests[job.manifest]
 
     @cached_property
     def little_text(self) -> bool:
         """Whether the corpora are so small that each data job takes seconds."""
-        return sum(self.text(job) for job in self.jobs if job.stage == "corpus") <= SMALL
+        return sum(self._text(job) for job in self.jobs if job.stage == "corpus") <= SMALL
 
-    def text(self, job: Job) -> float:
-        """Return the bytes of text of the corpora that a job is made from."""
-        if job.manifest not in self._bytes:
-            if job.stage == "corpus":
-                size = _size_of(job.spec.sources)
-            else:
-                size = sum(self.text(corpus) for corpus in self._corpora(job))
-            self._bytes[job.manifest] = size
-        return self._bytes[job.manifest]
+    def _text(self, job: Job) -> float:
+        return sum(self._sizes(job).values())
 
-    def _corpora(self, job: Job) -> tuple[Job, ...]:
+    def _sizes(self, job: Job) -> dict[str, float]:
+        """Return the bytes of text of each corpus that a job is made from, by manifest."""
         # Cached: with parts that read parts, there are far more paths through the graph than jobs.
-        if job.manifest not in self._below:
-            corpora = {}
-            for made in (one for some in job.artifacts.values() for one in some):
+        if job.manifest not in self._corpora:
+            if job.stage == "corpus":
+                sizes = {job.manifest: sum(map(_size, job.spec.sources))}
+            else:
                 # A tokenizer may be trained on other corpora.
-                below = (made,) if made.stage == "corpus" else () if made.stage == "tokenizer" else self._corpora(made)
-                corpora |= {one.manifest: one for one in below}
-            self._below[job.manifest] = tuple(corpora.values())
-        return self._below[job.manifest]
-
-    def _estimate(self, job: Job) -> ResourceRequest:
-        # All jobs of one array get what its first job requests, so all jobs of such a stage request the same.
-        alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
-        requests = [self._alone(one) for one in alike]
-        estimate = ResourceRequest(
-            threads=max(one.threads for one in requests),
-            mem_mb=max(one.mem_mb for one in requests),
-            runtime=max(one.runtime for one in requests),
-            gpus=job.operation.gpus if STAGES[job.stage].gpu else 0,
-            nodes=job.operation.nodes if "nodes" in STAGES[job.stage].operation else 1,
-        )
-        for one in alike:
-            self._requests[one.manifest] = estimate
-        return estimate
+                read = (made for some in job.artifacts.values() for made in some if made.stage != "tokenizer")
+                sizes = {manifest: size for made in read for manifest, size in self._sizes(made).items()}
+            self._corpora[job.manifest] = sizes
+        return self._corpora[job.manifest]
 
     def _alone(self, job: Job) -> ResourceRequest:
-        computes = STAGES[job.stage].gpu
-        cost = STAGES[job.stage].cost
+        computes, cost = STAGES[job.stage].gpu, STAGES[job.stage].cost
         cost = cost(job.spec) if callable(cost) else cost
-        estimate = self._computing(job, cost) if isinstance(cost, ModelCost) else self._reading(job, cost)
-        measured_before = _facts(job)
-        # A measurement of another spec, of files that have grown since, or of an attempt that only resumed another one may be
-        # too low; and memory is measured on the first node only.
-        alike = computes and job.operation.nodes == 1 and bool(measured_before) and _is_of(job)
-        if peak := measured_before.get("peak_memory_mb"):
-            measured = 1.5 * peak * (job.operation.processes_per_node if computes else 1)
-            estimate["mem_mb"] = measured if alike else max(measured, estimate["mem_mb"])
-        if (seconds := measured_before.get("seconds")) and "tokens_per_second_median" not in measured_before:
-            estimate["runtime"] = max(5 + 1.5 * seconds / 60, estimate["runtime"])
+        measured = _read(job.run)
+        if isinstance(cost, ModelCost):
+            threads, mem_mb, minutes = self._computing(job, cost, measured.get("tokens_per_second_median"))
+        else:
+            threads, mem_mb, minutes = self._reading(job, cost)
+        if peak := measured.get("peak_memory_mb"):
+            peak *= 1.5 * (job.operation.processes_per_node if computes else 1)
+            # A measurement of another spec, of files that have grown since, or of an attempt that only resumed another one may
+            # be too low; and memory is measured on the first node only.
+            alike = computes and job.operation.nodes == 1
+            alike = alike and _read(job.manifest).get("spec") == json.loads(canonical(job.spec))
+            mem_mb = peak if alike else max(peak, mem_mb)
+        if (seconds := measured.get("seconds")) and "tokens_per_second_median" not in measured:
+            minutes = max(5 + 1.5 * seconds / 60, minutes)
         return ResourceRequest(
-            threads=estimate["threads"],
-            mem_mb=_rounded(estimate["mem_mb"] + AROUND_MB, 100),
-            runtime=_rounded(estimate["runtime"], 1),
+            threads=threads, mem_mb=100 * math.ceil((mem_mb + AROUND_MB) / 100), runtime=math.ceil(minutes)
         )
 
-    def _reading(self, job: Job, cost: Cost) -> dict[str, Any]:
-        text = self.text(job) / getattr(job.spec, "parts", 1) / GB
-        mem_mb, minutes = cost.mb, cost.minutes
+    def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
+        """Return the threads, the memory in MB and the minutes of a job that reads files."""
+        text = self._text(job) / getattr(job.spec, "parts", 1) / GB
+        mem_mb, minutes = cost.mb + cost.mb_per_gb * text, cost.minutes + cost.minutes_per_gb * text
         if cost.bytes_per_parameter or cost.minutes_per_billion:
-            parameters = parameters_of(self._base(job))
+            parameters = parameters_of(_base(job))
             mem_mb += cost.bytes_per_parameter * parameters / MB
             minutes += cost.minutes_per_billion * parameters / 1e9
-        return {
-            "threads": cost.threads,
-            "mem_mb": mem_mb + cost.mb_per_gb * text,
-            "runtime": minutes + cost.minutes_per_gb * text,
-        }
+        return cost.threads, mem_mb, minutes
 
-    def _computing(self, job: Job, cost: ModelCost) -> dict[str, Any]:
-        parameters = parameters_of(self._base(job))
-        each = job.operation.processes_per_node
+    def _computing(self, job: Job, cost: ModelCost, rate: float | None) -> tuple[int, float, float]:
+        """Return the same of a job that computes with a model. Args: rate: its measured tokens per second."""
+        parameters, processes = parameters_of(_base(job)), job.operation.processes_per_node
         seconds = 0.0
         if cost.flops:
-            learning = getattr(job.spec, "training", None)
-            passes = learning.epochs if learning else 1
-            rate = _facts(job).get("tokens_per_second_median") or FLOPS * job.operation.processes / (
-                cost.flops * parameters
-            )
-            seconds = passes * self._tokens(job) / rate / getattr(job.spec, "parts", 1)
-        return {
-            "threads": COMPUTING_THREADS * each,
-            # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models,
-            # the optimizer's states.
-            "mem_mb": 3000 * each + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB,
-            # Time to read and write the weights.
-            "runtime": 5 + 3 * parameters / 1e9 + 1.5 * seconds / 60,
-        }
-
-    def _base(self, job: Job) -> Pretrained | Scratch | None:
-        base = getattr(job.spec, "base", None)
-        if base is None:
-            for made in job.artifacts.get("model", ()):
-                return self._base(made)
-        return base
-
-    def _tokens(self, job: Job) -> float:
-        packs = [made for role in ("pack", "packs") for made in job.artifacts.get(role, ())]
-        return sum(_tokens_in(pack) or self.text(pack) / BYTES_PER_TOKEN for pack in packs)
+            training = getattr(job.spec, "training", None)
+            rate = rate or FLOPS * job.operation.processes / (cost.flops * parameters)
+            packs = (pack for role in ("pack", "packs") for pack in job.artifacts.get(role, ()))
+            tokens = sum(_tokens_in(pack) or self._text(pack) / BYTES_PER_TOKEN for pack in packs)
+            seconds = (training.epochs if training else 1) * tokens / rate / getattr(job.spec, "parts", 1)
+        # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models, the
+        # optimizer's states.
+        mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
+        # Time to read and write the weights.
+        return COMPUTING_THREADS * processes, mem_mb, 5 + 3 * parameters / 1e9 + 1.5 * seconds / 60
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:
@@ -169,8 +141,7 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
 
     >>> parameters_of(Pretrained(path="Qwen/Qwen2.5-0.5B-Instruct")), parameters_of(Pretrained(path="openai-community/gpt2"))
     (500000000.0, 8000000000.0)
-    >>> scratch = Scratch(hidden_size=128, intermediate_size=256, layers=3, heads=8)
-    >>> parameters_of(scratch)
+    >>> parameters_of(Scratch(hidden_size=128, intermediate_size=256, layers=3, heads=8))
     8683520
     """
     if isinstance(base, Scratch):
@@ -184,50 +155,36 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
     if folder.is_dir():
         stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         return stored / 2 or UNKNOWN_PARAMETERS
-    if found := BILLIONS.findall(base.path.rpartition("/")[2]):
-        return max(float(number) * (1e9 if unit in "bB" else 1e6) for number, unit in found)
-    return UNKNOWN_PARAMETERS
+    named = BILLIONS.findall(base.path.rpartition("/")[2])
+    sizes = (float(number) * (1e9 if unit in "bB" else 1e6) for number, unit in named)
+    return max(sizes, default=UNKNOWN_PARAMETERS)
 
 
-def _size_of(sources: Iterable[Any]) -> float:
-    total = 0.0
-    for source in sources:
-        for file in map(Path, source.files):
-            try:
-                total += file.stat().st_size * GROWS.get(file.suffix, 1)
-            except OSError:
-                # A missing file is reported by the job that reads it.
-                continue
-        total += UNKNOWN_ROWS if source.hub else 0
+def _base(job: Job) -> Pretrained | Scratch | None:
+    base, models = getattr(job.spec, "base", None), job.artifacts.get("model", ())
+    return _base(models[0]) if base is None and models else base
+
+
+def _size(source: Any) -> float:
+    total = UNKNOWN_ROWS if source.hub else 0.0
+    # A missing file is reported by the job that reads it.
+    for file in (path for path in map(Path, source.files) if path.exists()):
+        total += file.stat().st_size * GROWS.get(file.suffix, 1)
     return total
-
-
-def _facts(job: Job) -> dict[str, Any]:
-    """Return the facts in run.json of the job's last run; empty if there is none."""
-    try:
-        facts = json.loads(Path(job.run).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
-
-
-def _is_of(job: Job) -> bool:
-    """Return True if the existing result was made with the job's spec."""
-    try:
-        manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
-        return manifest["spec"] == json.loads(canonical(job.spec))
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
 
 
 def _tokens_in(pack: Job) -> float:
     """Return the number of tokens in the rows of a pack; 0 if it doesn't exist yet."""
     try:
-        manifest = json.loads(Path(pack.manifest).read_text(encoding="utf-8"))
-        return float(manifest["counts"]["train"]["tokens"])
-    except (OSError, ValueError, LookupError, TypeError):
+        return float(_read(pack.manifest)["counts"]["train"]["tokens"])
+    except (ValueError, LookupError, TypeError):
         return 0.0
 
 
-def _rounded(amount: float, step: int) -> int:
-    return step * math.ceil(amount / step)
+def _read(path: str) -> dict[str, Any]:
+    """Return the content of a manifest or run.json; empty if there is none."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

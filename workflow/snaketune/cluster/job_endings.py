@@ -8,11 +8,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from snaketune.cluster.limits import ResourceRequest
-from snaketune.cluster.site import minutes
+from snaketune.cluster.site import ResourceRequest, minutes
 from snaketune.cluster.slurm import fields, megabytes, run_slurm
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import RESULTS
@@ -23,15 +23,8 @@ MEMORY = re.compile(rb"slurmstepd.*(?:exceeded .*memory limit|oom[-_]kill|out of
 LAST_BYTES = 100_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobEnding:
-    """The ending of a SLURM job.
-
-    Attributes:
-        state: SLURM's name for it, such as OUT_OF_MEMORY.
-        mem_mb: the memory that it requested per node.
-        runtime: its time limit in minutes.
-    """
+class JobEnding(NamedTuple):
+    """The ending of a SLURM job: SLURM's name for it, the memory that it requested per node, and its time limit in minutes."""
 
     state: str
     mem_mb: int
@@ -41,15 +34,13 @@ class JobEnding:
 @contextmanager
 def note_job_number(folder: Path) -> Iterator[None]:
     """Store the number of this SLURM job while it makes the result of `folder`; if it fails, the number is retained."""
-    number = os.environ.get("SLURM_JOB_ID")
-    if not number:
-        yield
-        return
-    note = _note(folder)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(f"{number}\n", encoding="utf-8")
+    if number := os.environ.get("SLURM_JOB_ID"):
+        note = _note(folder)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(f"{number}\n", encoding="utf-8")
     yield
-    note.unlink(missing_ok=True)
+    if number:
+        note.unlink(missing_ok=True)
 
 
 def last_ending(folder: Path) -> JobEnding | None:
@@ -62,24 +53,22 @@ def last_ending(folder: Path) -> JobEnding | None:
         return None
     if record := run_slurm("scontrol", "--oneliner", "show", "job", number):
         # A task of an array may have the number of the whole array, for which SLURM lists all tasks.
-        records = [fields(line) for line in record.splitlines()]
-        job_fields = next((one for one in records if one.get("JobId") == number), {})
-        had = fields(job_fields.get("TRES", "").replace(",", " "))
+        job = next((one for one in map(fields, record.splitlines()) if one.get("JobId") == number), {})
+        had = fields(job.get("TRES", "").replace(",", " "))
         memory, nodes = had.get("mem", "0"), int(had.get("node", "1"))
-        state, limit = job_fields.get("JobState", ""), job_fields.get("TimeLimit", "")
-        if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(job_fields.get("StdOut", ""))):
+        state, limit = job.get("JobState", ""), job.get("TimeLimit", "")
+        if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(job.get("StdOut", ""))):
             state = "OUT_OF_MEMORY"
-    elif record := run_slurm("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit"):
+    else:
+        record = run_slurm("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit") or ""
         records = {number: rest for number, *rest in (line.split("|") for line in record.splitlines())}
         if number not in records:
             return None
-        state, memory, limit, nodes = *records[number], 1
-    else:
-        return None
+        (state, memory, limit), nodes = records[number], 1
     runtime = minutes(limit)
     # `CANCELLED by 1000` counts as one state.
     return JobEnding(
-        state=state.split()[0] if state else "",
+        state=state.partition(" ")[0],
         mem_mb=megabytes(memory) // max(1, nodes),
         runtime=runtime if isinstance(runtime, int) else 0,
     )
@@ -112,4 +101,4 @@ def raise_after(request: ResourceRequest, ending: JobEnding | None) -> ResourceR
 
 
 def _note(folder: Path) -> Path:
-    return NOTES / folder.relative_to(RESULTS) if folder.is_relative_to(RESULTS) else NOTES / folder.name
+    return NOTES / (folder.relative_to(RESULTS) if folder.is_relative_to(RESULTS) else folder.name)

@@ -1,6 +1,7 @@
 """Why jobs are pending: `squeue`'s reason in plain words, and what to edit if waiting won't help."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -8,6 +9,14 @@ from pathlib import Path
 from snaketune.cluster.slurm import run_slurm
 
 SECONDS_BETWEEN_CHECKS = 60
+# After this many checks without a job in the queue a warning is logged; the executor itself checks every three minutes or less.
+CHECKS_WITHOUT_JOBS = 5
+JOBS_LOST = (
+    "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost "
+    "track of its jobs, as it may after an outage of slurmctld: end this, and run again; finished results are reused"
+)
+# States of a job that hasn't ended.
+ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING", "SIGNALING"}
 # By the beginning of SLURM's reason, first match: what it means, and what to do.
 REASONS = {
     "PartitionTimeLimit": "it requests more time than its partition allows, and would wait forever; lower its runtime, or "
@@ -38,22 +47,9 @@ REASONS = {
 }
 
 
-def explain(reason: str) -> str:
-    """Return SLURM's reason in plain words, followed by the reason itself.
-
-    >>> explain("Priority")
-    'other jobs have a higher priority (Priority)'
-    """
-    words = next((words for begins, words in REASONS.items() if reason.startswith(begins)), "")
-    return f"{words} ({reason})" if words else f"SLURM's reason is {reason}"
-
-
 def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str, str]]:
-    """Yield the jobs in `squeue`'s lines that were sent from `folder` and have waited for a minute or more.
-
-    Yields:
-        Number, reason, and a line to log.
-    """
+    """Yield number, reason and a line to log for the jobs in `squeue`'s lines that were sent from `folder` and have waited for
+    a minute or more."""
     for line in listed.splitlines():
         number, reason, since, comment, sent_from = [*line.split("|", 4), "", "", "", ""][:5]
         if sent_from != folder:
@@ -64,19 +60,9 @@ def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str,
             continue
         if waited >= 1:
             name = comment.removeprefix("rule_").replace("_wildcards_", " ")
-            yield number, reason, f"job {number} ({name}) has waited for {waited:.0f} min: {explain(reason)}"
-
-
-# After this many checks without a job in the queue a warning is logged; the executor itself checks every three minutes or less.
-CHECKS_WITHOUT_JOBS = 5
-JOBS_LOST = (
-    "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost "
-    "track of its jobs, as it may after an outage of slurmctld: end this, and run again; finished results are reused"
-)
-
-
-# States of a job that hasn't ended.
-ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING", "SIGNALING"}
+            words = next((words for begins, words in REASONS.items() if reason.startswith(begins)), "")
+            why = f"{words} ({reason})" if words else f"SLURM's reason is {reason}"
+            yield number, reason, f"job {number} ({name}) has waited for {waited:.0f} min: {why}"
 
 
 class LostJobs:
@@ -90,12 +76,10 @@ class LostJobs:
         SLURM doesn't answer)."""
         if listed is None:
             return False
-        states = [line.partition("|")[0] for line in listed.splitlines() if line.partition("|")[2] == folder]
+        jobs = (line.partition("|") for line in listed.splitlines())
+        states = {state for state, _, sent_from in jobs if sent_from == folder}
         self.seen |= bool(states)
-        if ALIVE.intersection(states):
-            self.checks = 0
-            return False
-        self.checks += self.seen
+        self.checks = 0 if ALIVE & states else self.checks + self.seen
         return self.checks == CHECKS_WITHOUT_JOBS
 
 
@@ -107,8 +91,8 @@ def watch(log: Callable[[str], None]) -> None:
 def _watch(log: Callable[[str], None], folder: str) -> None:
     logged: set[tuple[str, str]] = set()
     lost_jobs = LostJobs()
-    pause = threading.Event()
-    while not pause.wait(SECONDS_BETWEEN_CHECKS):
+    while True:
+        time.sleep(SECONDS_BETWEEN_CHECKS)
         listed = run_slurm("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
         for number, reason, line in waiting_jobs(listed or "", folder, datetime.now()):
             if (number, reason) not in logged:

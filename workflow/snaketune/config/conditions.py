@@ -12,6 +12,7 @@ CONDITION = re.compile(r"(?P<column>[^=!<>]+?)\s*(?P<operator>==|!=|<=|>=|<|>)\s
 # Signs of a second condition in a value without quotes.
 SEVERAL = re.compile(r"^[^'\"].*(?:\s(?:and|or)\s|&&|\|\||[=!<>]=|[<>])", re.IGNORECASE)
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+TEXT = {"type": "string"}
 
 
 class Condition(Model):
@@ -28,41 +29,36 @@ class Condition(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return _parsed(value) if isinstance(value, str) else value
+    def _from_text(cls, text: Any) -> Any:
+        """Split a text; the value is parsed as JSON, and anything else is a literal text."""
+        if not isinstance(text, str):
+            return text
+        match = CONDITION.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(
+                f"{text!r} is not a condition; expected a column, one of == != < <= > >=, and a value: helpfulness >= 3"
+            )
+        spelled = match["value"]
+        try:
+            # Python's spellings True and None are accepted, too.
+            value = json.loads(CONSTANTS.get(spelled.lower(), spelled))
+        except (ValueError, RecursionError):
+            if SEVERAL.search(spelled):
+                raise ValueError(
+                    f"{text!r} looks like more than one condition; write a list of conditions, or put the value in quotes"
+                ) from None
+            quoted = len(spelled) > 1 and spelled[0] == spelled[-1] == "'"
+            value = spelled[1:-1] if quoted else spelled
+        if isinstance(value, list | dict):
+            raise ValueError(
+                f"{text!r} compares with a list or an object; expected true, false, null, a number or a text"
+            )
+        if (value is None or isinstance(value, bool)) and match["operator"] not in ("==", "!="):
+            raise ValueError(f"{text!r}: {spelled} has no order; compare with == or !=")
+        return match.groupdict() | {"value": value}
 
     def __str__(self) -> str:
         return f"{self.column} {self.operator} {json.dumps(self.value, ensure_ascii=False)}"
 
 
-TEXT = {"type": "string"}
 Conditions = Annotated[tuple[Condition, ...], WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT}]})]
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """Split a condition into column, operator and value. The value is parsed as JSON; anything else is a literal text.
-
-    Raises:
-        ValueError: the text isn't a single condition.
-    """
-    match = CONDITION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a condition; expected a column, one of == != < <= > >=, and a value: helpfulness >= 3"
-        )
-    spelled = match["value"]
-    try:
-        # Python's spellings True and None are accepted, too.
-        value = json.loads(CONSTANTS.get(spelled.lower(), spelled))
-    except (ValueError, RecursionError):
-        if SEVERAL.search(spelled):
-            raise ValueError(
-                f"{text!r} looks like more than one condition; write a list of conditions, or put the value in quotes"
-            ) from None
-        quoted = len(spelled) > 1 and spelled[0] == spelled[-1] == "'"
-        value = spelled[1:-1] if quoted else spelled
-    if isinstance(value, (list, dict)):
-        raise ValueError(f"{text!r} compares with a list or an object; expected true, false, null, a number or a text")
-    if (value is None or isinstance(value, bool)) and match["operator"] not in ("==", "!="):
-        raise ValueError(f"{text!r}: {spelled} has no order; compare with == or !=")
-    return {"column": match["column"], "operator": match["operator"], "value": value}

@@ -2,39 +2,39 @@
 
 import codecs
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveInt, Revision, ShortText
 from snaketune.config.conditions import Conditions
 from snaketune.config.paths import LocalPath
 
 Layout = Literal[
-    "auto",
-    "messages",
-    "sharegpt",
-    "turns",
-    "dialogue",
-    "alpaca",
-    "instances",
-    "prompt-response",
-    "message-tree",
-    "pairs",
-    "transcripts",
-    "votes",
-    "rated",
-    "contents",
-    "moss",
-    "unpaired",
-    "text",
-]
+    "auto", "messages", "sharegpt", "turns", "dialogue", "alpaca", "instances", "prompt-response", "message-tree", "pairs",
+    "transcripts", "votes", "rated", "contents", "moss", "unpaired", "text",
+]  # fmt: skip
 Role = Literal["system", "user", "assistant", "tool"]
 Repair = Literal["merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user"]
 PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
+Language = Annotated[str, Field(pattern="^[a-z]{2,3}$")]
 
 
-UTF_8 = "utf-8"
+def regex(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern; ValueError if it isn't a regular expression."""
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
+def _with_one_group(pattern: str) -> str:
+    if (groups := regex(pattern).groups) != 1:
+        raise ValueError(f"expected exactly one group in parentheses, found {groups}")
+    return pattern
+
+
+RegexWithOneGroup = Annotated[str, AfterValidator(_with_one_group)]
 
 
 class HubDataset(Model):
@@ -83,7 +83,7 @@ class Fields(Model):
     """Document, for corpora of kind `text`. Default: the column `text`."""
 
     @model_validator(mode="after")
-    def _complete(self) -> "Fields":
+    def _complete(self) -> Self:
         named = {key for key in ("prompt", "response", "chosen", "rejected") if getattr(self, key)}
         if named and named not in ({"prompt", "response"}, {"prompt", "chosen", "rejected"}):
             raise ValueError("map either prompt and response, or prompt, chosen and rejected")
@@ -107,7 +107,7 @@ class Source(Model):
     """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
     .xz or .zst, or in a .zip or .tar archive. Corpora of kind `text` also take plain text, one document per file. The format is
     detected from the content of a file, not from its name."""
-    encoding: str = UTF_8
+    encoding: str = "utf-8"
     """Encoding of text files (JSON, CSV, plain text), by its Python name: `cp1252`, `utf-16`, `shift_jis`."""
     delimiter: str | None = None
     """Delimiter of CSV files: one character, or `tab`. Default: comma, tab, `;` or `|`, whichever occurs equally often in the
@@ -165,7 +165,7 @@ class Source(Model):
         return header
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "Source":
+    def _one_origin(self) -> Self:
         if bool(self.files) == bool(self.hub):
             raise ValueError("give exactly one of `files` and `hub`")
         for key in ("encoding", "delimiter", "header"):
@@ -190,7 +190,7 @@ class Cleaning(Model):
     """Drops rows with more characters."""
     drop_matching: tuple[str, ...] = ()
     """Regular expressions; rows that match any of them are dropped."""
-    languages: tuple[Annotated[str, Field(pattern="^[a-z]{2,3}$")], ...] = ()
+    languages: tuple[Language, ...] = ()
     """Drops rows in other languages than these (ISO 639-1 codes), as detected by py3langid. Default: keeps all languages."""
 
     @field_validator("drop_matching")
@@ -201,7 +201,7 @@ class Cleaning(Model):
         return patterns
 
     @model_validator(mode="after")
-    def _non_empty_range(self) -> "Cleaning":
+    def _non_empty_range(self) -> Self:
         if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
             raise ValueError(f"min_characters {self.min_characters} is more than max_characters {self.max_characters}")
         return self
@@ -238,7 +238,7 @@ class CorpusContent(Model):
     split_seed: Annotated[int, Field(ge=0)] = 0
     """Seed that selects the held-out prompts. Corpora with the same seed and share hold out the same of their common
     prompts."""
-    answer_pattern: str | None = None
+    answer_pattern: RegexWithOneGroup | None = None
     """Regular expression with one group that extracts the checkable answer from the last assistant turn, for rows without an
     answer column."""
     repair: tuple[Repair, ...] = ()
@@ -250,40 +250,33 @@ class CorpusContent(Model):
     """Maximum share of malformed rows; the stage fails if it is exceeded."""
 
     @model_validator(mode="after")
-    def _fits_kind(self) -> "CorpusContent":
+    def _fits_kind(self) -> Self:
+        kind = self.kind
         for source in self.sources:
-            if self.kind != "text" and (source.layout == "text" or source.fields.text):
+            layout, fields = source.layout, source.fields
+            if kind != "text" and (layout == "text" or fields.text):
                 raise ValueError(
-                    f"layout text and fields.text apply to corpora of kind text; this corpus is of kind {self.kind}"
+                    f"layout text and fields.text apply to corpora of kind text; this corpus is of kind {kind}"
                 )
-            if self.kind == "text":
-                others = sorted(source.fields.model_dump(exclude={"text"}, exclude_none=True))
-                if source.layout not in ("auto", "text") or others:
-                    other = f"fields.{others[0]}" if others else f"layout {source.layout}"
+            if kind == "text":
+                others = sorted(fields.model_dump(exclude={"text"}, exclude_none=True))
+                if layout not in ("auto", "text") or others:
+                    other = f"fields.{others[0]}" if others else f"layout {layout}"
                     raise ValueError(f"documents have one column, named by fields.text; found {other}")
                 if source.speakers:
                     raise ValueError("documents have no speakers; remove `speakers`")
-            if self.kind != "preferences" and (source.margin or source.pairing != "each"):
+            if kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
-                raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {self.kind}; remove it")
-            if self.kind == "unpaired" and (source.layout not in ("auto", "unpaired") or source.fields.prompt):
-                other = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
+                raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {kind}; remove it")
+            if kind == "unpaired" and (layout not in ("auto", "unpaired") or fields.prompt):
+                other = "fields.prompt" if fields.prompt else f"layout {layout}"
                 raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")
-        if self.kind == "text" and (self.repair or self.answer_pattern):
+        if kind == "text" and (self.repair or self.answer_pattern):
             key = "repair" if self.repair else "answer_pattern"
             raise ValueError(f"{key} applies to turns, and documents have none; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _has_train_rows(self) -> "CorpusContent":
         if self.decontamination and self.held_out == 1:
             raise ValueError("held_out is 1, so there are no train rows to decontaminate; remove decontamination")
         return self
-
-    @field_validator("answer_pattern")
-    @classmethod
-    def _one_group(cls, pattern: str | None) -> str | None:
-        return pattern if pattern is None else regex_with_one_group(pattern)
 
 
 class Corpus(CorpusContent):
@@ -304,19 +297,3 @@ class Corpus(CorpusContent):
         read, unless `fields` names the columns to read."""
         from_columns = any(source.fields.answer or not source.fields.prompt for source in self.sources)
         return self.kind != "text" and bool(self.answer_pattern or from_columns)
-
-
-def regex(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern; ValueError if it isn't a regular expression."""
-    try:
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
-
-
-def regex_with_one_group(pattern: str) -> str:
-    """Return `pattern` if it compiles and has exactly one group; else ValueError."""
-    groups = regex(pattern).groups
-    if groups != 1:
-        raise ValueError(f"expected exactly one group in parentheses, found {groups}")
-    return pattern

@@ -43,65 +43,52 @@ class Diagnosis(Model):
         for name, change in changes.items():
             if name == BASELINE:
                 raise ValueError(f"{BASELINE!r} is the name of the unchanged run; choose another name for the change")
-            for key in change:
-                if key.partition(".")[0] not in CHANGEABLE:
-                    raise ValueError(
-                        f"{name}.{key}: can't be changed here; expected a key below {', '.join(CHANGEABLE)}"
-                    )
+            if wrong := next((key for key in change if key.partition(".")[0] not in CHANGEABLE), None):
+                raise ValueError(f"{name}.{wrong}: can't be changed here; expected a key below {', '.join(CHANGEABLE)}")
         return changes
 
 
 def slow_settings(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
     """Settings of a run that are slow on most machines, as changes to try: names and the keys to set."""
-    changes: dict[str, dict[str, Any]] = {}
-    if run.packing.strategy == "none":
-        changes["packed"] = {"packing.strategy": "best-fit-decreasing"}
-    if run.training.gradient_checkpointing is True:
-        changes["activations-kept"] = {"training.gradient_checkpointing": False}
-    if run.training.precision == "float32":
-        changes["precision-auto"] = {"training.precision": "auto"}
-    if run.training.optimizer == "adamw_torch":
-        changes["fused-optimizer"] = {"training.optimizer": "adamw_torch_fused"}
-    if run.training.compile is False and run.packing.strategy != "none":
+    training, is_raw = run.training, run.packing.strategy == "none"
+    doubts = (
+        (is_raw, "packed", "packing.strategy", "best-fit-decreasing"),
+        (training.gradient_checkpointing is True, "activations-kept", "training.gradient_checkpointing", False),
+        (training.precision == "float32", "precision-auto", "training.precision", "auto"),
+        (training.optimizer == "adamw_torch", "fused-optimizer", "training.optimizer", "adamw_torch_fused"),
         # Not `true`, which fails if the model can't be compiled.
-        changes["compile-auto"] = {"training.compile": "auto"}
-    return changes
+        (training.compile is False and not is_raw, "compile-auto", "training.compile", "auto"),
+    )
+    return {name: {key: value} for is_slow, name, key, value in doubts if is_slow}
 
 
 def variants_of(
     key: str, changes: dict[str, dict[str, Any]], run: Sft | Dpo, adding: bool = False
 ) -> dict[str, Sft | Dpo]:
-    """The baseline and its variants by name, in the order of `changes`.
+    """The baseline and its variants by name; SnaketuneError if a change doesn't result in a valid run.
 
     Args:
         key: dotted key of the changes in the config, for messages.
-        run: the baseline.
         adding: whether each change is applied on top of those before it.
-    Raises:
-        SnaketuneError: a change doesn't result in a valid run.
     """
     variants: dict[str, Sft | Dpo] = {BASELINE: run}
     base = run.model_dump(by_alias=True, exclude_unset=True)
     for change, keys in changes.items():
         changed = deepcopy(base)
         for dotted, value in keys.items():
-            _put(changed, dotted.split("."), value)
+            *sections, leaf = dotted.split(".")
+            section = changed
+            for name in sections:
+                if not isinstance(section.get(name), dict):
+                    section[name] = {}
+                section = section[name]
+            section[leaf] = value
         try:
             variants[change] = type(run).model_validate(changed)
         except ValidationError as error:
             issue = error.errors()[0]
-            at = ".".join(str(part) for part in issue["loc"])
-            raise SnaketuneError(
-                f"{key}.{change}: {f'{at}: ' if at else ''}{issue['msg']}, found {issue['input']!r}"
-            ) from None
+            at = f"{'.'.join(map(str, issue['loc']))}: " if issue["loc"] else ""
+            raise SnaketuneError(f"{key}.{change}: {at}{issue['msg']}, found {issue['input']!r}") from None
         if adding:
             base = changed
     return variants
-
-
-def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
-    for folder in path[:-1]:
-        inner = into.get(folder)
-        into[folder] = inner = inner if isinstance(inner, dict) else {}
-        into = inner
-    into[path[-1]] = value

@@ -1,37 +1,35 @@
 """The `eval:` and `report:` sections."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, PositiveInt
-from snaketune.config.corpus_sources import regex_with_one_group
+from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
 
 
-def without_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names; ValueError if one is listed twice."""
+def _without_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is listed twice")
     return names
 
 
+ListedOnce = AfterValidator(_without_duplicates)
+
+
 class ExactMatch(Model):
     """Exact match of the model's answers to held-out prompts with the checkable answers."""
 
-    answer_pattern: str = r"(?s)(.*)"
+    answer_pattern: RegexWithOneGroup = r"(?s)(.*)"
     """Regular expression with one group that extracts the answer from the response. Default: the whole response."""
     limit: PositiveInt | None = None
     """Maximum number of prompts per corpus, the first by id. Default: all."""
-
-    @field_validator("answer_pattern")
-    @classmethod
-    def _one_group(cls, pattern: str) -> str:
-        return regex_with_one_group(pattern)
 
 
 class Decoding(Model):
@@ -108,12 +106,12 @@ class Tasks(TaskSettings):
 class Evaluation(Model):
     """Evaluation of several models on the same held-out rows."""
 
-    models: Annotated[tuple[ModelReference, ...], Field(min_length=1)]
+    models: Annotated[tuple[ModelReference, ...], Field(min_length=1), ListedOnce]
     """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME` or `dpo:NAME`. The name of a grid stands for
     all its runs."""
-    conversations: tuple[Name, ...] = ()
+    conversations: Annotated[tuple[Name, ...], ListedOnce] = ()
     """Corpora for held-out loss, exact match and samples."""
-    preferences: tuple[Name, ...] = ()
+    preferences: Annotated[tuple[Name, ...], ListedOnce] = ()
     """Corpora for preference accuracy and margins."""
     packing: Packing = Packing()
     """Packing of the held-out rows, with the keys of a run's `packing`."""
@@ -123,10 +121,12 @@ class Evaluation(Model):
     samples: PositiveInt = 8
     """Sample responses per corpus that the report shows."""
 
-    @field_validator("models", "conversations", "preferences")
-    @classmethod
-    def _listed_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return without_duplicates(names)
+    def every_model(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+        """Yield the models, such as `dpo:demo`, with every run of a grid. Args: variants: as `config.load` returns them."""
+        for reference in self.models:
+            kind, name = reference.split(":")
+            for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
+                yield f"{kind}:{variant}"
 
 
 class Report(Model):
@@ -139,11 +139,6 @@ class Report(Model):
     sort_by: str | None = None
     """Score by which the runs of `dpo:` are sorted, as a dotted path into scores.json, such as
     `preferences.votes.reward_accuracy`. `results/best` links to the model of the best run. Default: sorted by name."""
-    compare: tuple[LocalPath, ...] = ()
+    compare: Annotated[tuple[LocalPath, ...], ListedOnce] = ()
     """Earlier trainings to compare with, on a separate page: folders of results (`results/dpo/old`,
     `../before/results/sft/demo`), or fingerprints of work folders, at least their first 8 digits."""
-
-    @field_validator("compare")
-    @classmethod
-    def _compared_once(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
-        return without_duplicates(entries)

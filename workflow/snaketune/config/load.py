@@ -1,27 +1,35 @@
 """Validate a parsed config and convert it to a `Workflow`, with error messages that say what to change."""
 
 import re
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from snaketune.config.expand import expand_runs
-from snaketune.config.paths import check_plain
-from snaketune.config.publish_targets import check_publish_targets
+from snaketune.config.base import Model
+from snaketune.config.paths import check_plain, is_local_path
+from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
 from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Pretrained
-from snaketune.config.workflow import Workflow, check_references
+from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 
 # pydantic puts the names of union members into the location of an error, between the keys.
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+RUN_SECTIONS = ("sft", "dpo")
+# Alternative keys: a run's own key replaces the inherited alternative.
+ALTERNATIVES = {"base": "use_base", "use_base": "base"}
+# Mappings that a run's own value replaces as a whole, instead of being merged with the inherited one.
+NOT_MERGED = ("loss",)
 
 
-def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, ...]]]]:
+def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     """Validate a config.
 
     Returns:
@@ -35,7 +43,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
             f"the config is wrong:\n  {key}: contains what looks like a key, a token or a password, which doesn't belong in a "
             "config; put it into the environment (HF_TOKEN, WANDB_API_KEY, ...)"
         )
-    expanded, variants = expand_runs(raw)
+    expanded, variants = _expand_runs(raw)
     try:
         config = Workflow.model_validate(expanded)
     except ValidationError as error:
@@ -48,18 +56,106 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     return config, variants
 
 
+def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
+    """Resolve `extends` and `grid` in the run sections of a raw config.
+
+        dpo:
+          short: {from: demo, corpus: pairs, beta: 0.1, training: {...}}
+          soft: {extends: short, beta: 0.05}
+          sweep: {extends: short, grid: {beta: [0.05, 0.3], training.learning_rate: [1e-5, 3e-5]}}
+
+    `sweep` becomes the four runs `sweep-beta0.05-learning_rate1e-5` and so on. A variant's name contains its values, so adding
+    a value to the grid doesn't change the names, and with them the results, of the other variants.
+
+    Returns:
+        The config without either key, and per section, the names of the runs that each configured name expands to.
+    """
+    config = deepcopy(raw)
+    variants: Variants = {section: {} for section in RUN_SECTIONS}
+    for section in RUN_SECTIONS:
+        runs = config.get(section)
+        if not isinstance(runs, dict):
+            continue
+        expanded: dict[str, Any] = {}
+        for name in runs:
+            made = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
+            if taken := next((variant for variant in made if variant in expanded), None):
+                raise SnaketuneError(
+                    f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
+                )
+            variants[section][str(name)] = tuple(made)
+            expanded |= made
+        config[section] = expanded
+    return config, variants
+
+
+def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str, ...] = ()) -> Any:
+    run, key = runs[name], f"{section}.{name}.extends"
+    if not isinstance(run, dict) or "extends" not in run:
+        return run
+    parent, children = run["extends"], (*children, name)
+    if not isinstance(parent, str) or parent not in runs:
+        raise SnaketuneError(f"{key}: there is no {parent!r} under `{section}:`{unknown(parent, runs)}")
+    if parent in children:
+        raise SnaketuneError(f"{key}: {' → '.join((*children, parent))} is circular; remove one of these `extends`")
+    inherited = _inherit(section, parent, runs, children)
+    if not isinstance(inherited, dict):
+        raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
+    grid = run.get("grid")
+    given = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
+    inherited = {k: v for k, v in inherited.items() if k != "grid" and ALTERNATIVES.get(k) not in given}
+    return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
+
+
+def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in NOT_MERGED
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
+    """The runs of a grid by name; the run itself if it has none."""
+    if not isinstance(run, dict) or "grid" not in run:
+        return {name: run}
+    grid = run["grid"]
+    if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
+        raise SnaketuneError(f"{key}.grid: {grid!r}; expected a mapping from keys to lists of values")
+    made: dict[str, Any] = {}
+    for values in product(*grid.values()):
+        variant, called = deepcopy({k: v for k, v in run.items() if k != "grid"}), name
+        for dotted, value in zip(grid, values):
+            _set(key, variant, str(dotted), value)
+            # A list or a section is named by its index in the grid.
+            shown = grid[dotted].index(value) if isinstance(value, list | dict) else str(value).removeprefix("sft:")
+            called += f"-{str(dotted).rsplit('.', 1)[-1]}{shown}"
+        if called in made:
+            raise SnaketuneError(
+                f"{key}.grid: a value is listed twice, so two runs would be named {called!r}; remove one of them"
+            )
+        made[called] = variant
+    return made
+
+
+def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, leaf = dotted.split(".")
+    for section in sections:
+        run = run.setdefault(section, {})
+        if not isinstance(run, dict):
+            raise SnaketuneError(f"{key}.grid.{dotted}: {section!r} is {run!r}, which has no keys; expected a section")
+    run[leaf] = value
+
+
 def _is_echo(issue: Any) -> bool:
     """Whether an error repeats another one of the same value."""
     # Of a union of a value and a list of values, only the matching member's error is meaningful.
-    member = str(issue["loc"][-1])
-    if (
-        isinstance(issue["input"], list)
-        if member.startswith(("constrained", "literal"))
-        else issue["type"] == "tuple_type"
-    ):
+    member, found = str(issue["loc"][-1]), issue["input"]
+    of_value = member.startswith(("constrained", "literal"))
+    if isinstance(found, list) if of_value else issue["type"] == "tuple_type":
         return "constrained" in member or member.startswith("tuple[constrained")
     # A list is also reported as too short if its items are invalid.
-    return issue["type"] == "too_short" and len(issue["input"]) >= issue["ctx"]["min_length"]
+    return issue["type"] == "too_short" and len(found) >= issue["ctx"]["min_length"]
 
 
 def _line(issue: Any) -> str:
@@ -76,24 +172,23 @@ def _line(issue: Any) -> str:
             return f"{key}: found {repr(issue['input'])[:120]}; {issue['msg'][:1].lower()}{issue['msg'][1:]}"
 
 
-def _keys_beside(location: tuple[Any, ...]) -> list[str]:
+def _keys_beside(location: tuple[Any, ...]) -> set[str]:
     """The keys that are allowed at the level of the last part of `location`."""
-    model: Any = Workflow
+    models: list[type[Model]] = [Workflow]
     for part in location[:-1]:
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-            model = fields.get(part, model)
-        models = _models_in(model)
-        named = [kind for kind in models if kind.__name__ == part]
-        if len(models) == 1 or named:
-            model = (named or models)[0]
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return [field.alias or name for name, field in model.model_fields.items()]
-    return sorted({name for kind in _models_in(model) for name in kind.model_fields})
+        sections = {key: annotation for model in models for key, annotation in _keys(model).items()}
+        named = [model for model in models if model.__name__ == part]
+        # Other parts are names of runs, or positions in a list.
+        models = named or _models_in(sections.get(part)) or models
+    return {key for model in models for key in _keys(model)}
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _keys(model: type[Model]) -> dict[Any, Any]:
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+def _models_in(annotation: Any) -> list[type[Model]]:
+    if isinstance(annotation, type) and issubclass(annotation, Model):
         return [annotation]
     return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
@@ -102,10 +197,11 @@ def _check_files(config: Workflow) -> None:
     """Check now that every local file that the config names exists, so that no job fails for it hours later."""
     for name, corpus in config.corpora.items():
         for number, source in enumerate(corpus.sources):
+            key = f"corpora.{name}.sources.{number}"
             for file in source.files:
-                _exists(f"corpora.{name}.sources.{number}.files", file, Path.is_file, "a file")
+                _check_local(f"{key}.files", file, Path.is_file, "a file")
             if source.hub:
-                _check_dataset(f"corpora.{name}.sources.{number}.hub.path", source.hub.path)
+                _check_dataset(f"{key}.hub.path", source.hub.path)
     for name, run in config.sft.items():
         if isinstance(run.base, Pretrained):
             _check_model(f"sft.{name}.base.path", run.base.path)
@@ -113,30 +209,22 @@ def _check_files(config: Workflow) -> None:
         if run.reference:
             _check_model(f"dpo.{name}.reference.path", run.reference.path)
     for name, tokenizer in config.tokenizers.items():
-        if tokenizer.adopt and (_is_local(tokenizer.adopt) or Path(tokenizer.adopt).exists()):
-            _exists(f"tokenizers.{name}.adopt", tokenizer.adopt, Path.is_dir, "a folder")
-        elif tokenizer.adopt:
-            _check_hub_id(f"tokenizers.{name}.adopt", tokenizer.adopt, "a folder, or a model")
+        if tokenizer.adopt:
+            _check_model(f"tokenizers.{name}.adopt", tokenizer.adopt, weights=False)
         if tokenizer.chat_template:
-            _exists(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
+            _check_local(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
     for name, evaluation in config.eval.items():
-        if evaluation.tasks and evaluation.tasks.folder is not None:
-            _exists(
-                f"eval.{name}.tasks.folder", evaluation.tasks.folder, _has_tasks, "a folder with task files (*.yaml)"
-            )
+        if evaluation.tasks and (folder := evaluation.tasks.folder) is not None:
+            _check_local(f"eval.{name}.tasks.folder", folder, _has_tasks, "a folder with task files (*.yaml)")
 
 
-def _check_model(key: str, path: str) -> None:
-    if path and (_is_local(path) or Path(path).exists()):
-        _exists(key, path, Path.is_dir, "a folder")
-        _exists(key, path, _has_model, "a folder with a model (config.json and *.safetensors)")
-    else:
+def _check_model(key: str, path: str, weights: bool = True) -> None:
+    if not path or not (is_local_path(path) or Path(path).exists()):
         _check_hub_id(key, path, "a folder, or a model")
-
-
-def _check_hub_id(key: str, path: str, expected: str) -> None:
-    if not HUB_ID.fullmatch(path):
-        raise SnaketuneError(f"{key}: found {path!r}; expected {expected} of the Hub as `owner/name`")
+        return
+    _check_local(key, path, Path.is_dir, "a folder")
+    if weights:
+        _check_local(key, path, _has_model, "a folder with a model (config.json and *.safetensors)")
 
 
 def _check_dataset(key: str, path: str) -> None:
@@ -148,26 +236,26 @@ def _check_dataset(key: str, path: str) -> None:
         )
 
 
+def _check_hub_id(key: str, path: str, expected: str) -> None:
+    if not HUB_ID.fullmatch(path):
+        raise SnaketuneError(f"{key}: found {path!r}; expected {expected} of the Hub as `owner/name`")
+
+
+def _check_local(key: str, path: str, is_expected: Callable[[Path], bool], expected: str) -> None:
+    check_plain(key, path)
+    if path.startswith("-"):
+        raise SnaketuneError(f"{key}: programs would take {path!r} for an option; write ./{path}")
+    try:
+        fits = is_expected(Path(path))
+    except OSError as error:
+        raise SnaketuneError(f"{key}: {path[:80]!r}: {error.strerror}") from None
+    if not fits:
+        raise SnaketuneError(f"{key}: {path!r} is not {expected} (looked in {Path.cwd()})")
+
+
 def _has_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def _has_tasks(folder: Path) -> bool:
     return folder.is_dir() and any(folder.rglob("*.yaml"))
-
-
-def _is_local(path: str) -> bool:
-    """Whether a model's path can't be a Hub id, which is `name` or `owner/name`."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1
-
-
-def _exists(key: str, path: str, test: Any, expected: str) -> None:
-    check_plain(key, path)
-    if path.startswith("-"):
-        raise SnaketuneError(f"{key}: programs would take {path!r} for an option; write ./{path}")
-    try:
-        matches = test(Path(path))
-    except OSError as error:
-        raise SnaketuneError(f"{key}: {path[:80]!r}: {error.strerror}") from None
-    if not matches:
-        raise SnaketuneError(f"{key}: {path!r} is not {expected} (looked in {Path.cwd()})")

@@ -1,43 +1,32 @@
 """The losses of `dpo:` and their keys. A key that none of the configured losses uses is refused."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveFloat, PositiveInt
 from snaketune.config.suggestions import unknown
 
-LossName = Literal[
-    "sigmoid", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop",
-    "sigmoid_norm", "aot", "simpo", "orpo", "cpo", "sft", "kto", "apo_zero_unpaired",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Requirements of a loss.
+    """Requirements of a loss."""
 
-    Attributes:
-        reference: whether it needs log-probabilities of a reference model.
-        unpaired: whether it takes labelled single completions instead of pairs.
-        diverges: whether it depends on a difference of scores, so that `f_divergence_type` is defined for it.
-        reads: the keys that it uses, besides `beta`.
-    """
-
-    reference: bool = True
-    unpaired: bool = False
-    diverges: bool = False
-    reads: tuple[str, ...] = ()
+    reference: bool = True  # whether it needs log-probabilities of a reference model
+    unpaired: bool = False  # whether it takes labelled single completions instead of pairs
+    diverges: bool = False  # whether it is of a difference of scores, so that `f_divergence_type` is defined for it
+    reads: tuple[str, ...] = ()  # the keys that it uses, besides `beta`
 
 
+SMOOTHED, WEIGHTED = ("label_smoothing",), ("desirable_weight", "undesirable_weight")
 NEEDS: dict[str, Needs] = {
-    "sigmoid": Needs(diverges=True, reads=("label_smoothing",)),
+    "sigmoid": Needs(diverges=True, reads=SMOOTHED),
     "ipo": Needs(diverges=True),
     "hinge": Needs(diverges=True),
-    "robust": Needs(diverges=True, reads=("label_smoothing",)),
-    "exo_pair": Needs(diverges=True, reads=("label_smoothing",)),
+    "robust": Needs(diverges=True, reads=SMOOTHED),
+    "exo_pair": Needs(diverges=True, reads=SMOOTHED),
     "nca_pair": Needs(),
     "bco_pair": Needs(),
     "sppo_hard": Needs(),
@@ -45,14 +34,20 @@ NEEDS: dict[str, Needs] = {
     "apo_down": Needs(),
     "discopop": Needs(diverges=True, reads=("discopop_tau",)),
     "sigmoid_norm": Needs(diverges=True),
-    "aot": Needs(reads=("label_smoothing",)),
-    "simpo": Needs(reference=False, reads=("label_smoothing", "simpo_gamma")),
+    "aot": Needs(reads=SMOOTHED),
+    "simpo": Needs(reference=False, reads=(*SMOOTHED, "simpo_gamma")),
     "orpo": Needs(reference=False),
-    "cpo": Needs(reference=False, reads=("label_smoothing", "cpo_alpha")),
+    "cpo": Needs(reference=False, reads=(*SMOOTHED, "cpo_alpha")),
     "sft": Needs(reference=False, diverges=True),
-    "kto": Needs(unpaired=True, reads=("desirable_weight", "undesirable_weight")),
-    "apo_zero_unpaired": Needs(unpaired=True, reads=("desirable_weight", "undesirable_weight")),
+    "kto": Needs(unpaired=True, reads=WEIGHTED),
+    "apo_zero_unpaired": Needs(unpaired=True, reads=WEIGHTED),
 }
+LossName = Literal[tuple(NEEDS)]
+# Keys that only some losses use.
+SPECIAL_KEYS = (
+    "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "simpo_gamma", "cpo_alpha",
+    *WEIGHTED,
+)  # fmt: skip
 # Names of losses in TRL, papers or other trainers, and the equivalent or nearest loss here, for error messages.
 SUGGESTIONS = {
     "aot_unpaired": "it compares good with bad completions of any prompts; `aot` is its form for pairs",
@@ -70,7 +65,7 @@ SUGGESTIONS = {
     "exo": "`exo_pair` on pairs",
     "sppo": "`sppo_hard`",
     "apo": "`apo_zero` or `apo_down`",
-}  # fmt: skip
+}
 # Steps of a window: enough to separate a trend from the noise of single batches.
 WINDOW = 20
 
@@ -92,17 +87,16 @@ class StopIf(Model):
     window: PositiveInt = WINDOW
     """Number of latest steps over which means are taken. The training doesn't stop before that many steps."""
 
-    @model_validator(mode="after")
-    def _has_threshold(self) -> "StopIf":
-        if not self.thresholds:
-            raise ValueError("expected margin_below, chosen_reward_below or kl_above; found none of them")
-        return self
-
     @property
     def thresholds(self) -> dict[str, float]:
         """The thresholds that are set, by key."""
-        names = ("margin_below", "chosen_reward_below", "kl_above")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self.model_dump(include={"margin_below", "chosen_reward_below", "kl_above"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _has_threshold(self) -> Self:
+        if not self.thresholds:
+            raise ValueError("expected margin_below, chosen_reward_below or kl_above; found none of them")
+        return self
 
 
 class PreferenceLoss(Model):
@@ -146,9 +140,9 @@ class PreferenceLoss(Model):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Every loss with its weight, in the order of `LossName`, so that the order in the config has no effect."""
+        """Every loss with its weight, in the order of `NEEDS`, so that the order in the config has no effect."""
         given = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
-        return {name: given[name] for name in get_args(LossName) if name in given}
+        return {name: given[name] for name in NEEDS if name in given}
 
     @property
     def needs_reference(self) -> bool:
@@ -169,23 +163,22 @@ class PreferenceLoss(Model):
             if not isinstance(name, str) or name not in NEEDS:
                 near = SUGGESTIONS.get(str(name).lower())
                 raise ValueError(f"there is no loss {name!r}" + (f": {near}" if near else unknown(str(name), NEEDS)))
-        if isinstance(loss, Mapping):
-            for name, weight in loss.items():
-                if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
-                    raise ValueError(f"found {weight!r} as the weight of {name}; expected a number above 0")
-            # One loss with weight 1 is that loss.
-            return next(iter(loss)) if len(loss) == 1 and next(iter(loss.values())) == 1 else dict(sorted(loss.items()))
-        return loss
+        if not isinstance(loss, Mapping):
+            return loss
+        for name, weight in loss.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+                raise ValueError(f"found {weight!r} as the weight of {name}; expected a number above 0")
+        # One loss with weight 1 is that loss.
+        return next(iter(loss)) if [*loss.values()] == [1] else dict(sorted(loss.items()))
 
     @model_validator(mode="after")
-    def _losses_fit(self) -> "PreferenceLoss":
+    def _losses_fit(self) -> Self:
         names = list(self.weights)
         if names == ["sft"]:
             raise ValueError("loss sft alone has no preference term: add a loss of pairs, or use a run of `sft:`")
         if self.unpaired and len(names) > 1:
-            raise ValueError(
-                f"{_first(names, 'unpaired')} takes single completions, so it can't be combined; found {names}"
-            )
+            unpaired = next(name for name in names if NEEDS[name].unpaired)
+            raise ValueError(f"{unpaired} takes single completions, so it can't be combined; found {names}")
         self._refuse_unread(names)
         if "exo_pair" in names and not self.label_smoothing:
             raise ValueError(
@@ -193,41 +186,26 @@ class PreferenceLoss(Model):
             )
         return self
 
-    def _refuse_unread(self, names: Iterable[str]) -> None:
+    def _refuse_unread(self, names: list[str]) -> None:
         """Raise ValueError if a key is set that none of the losses uses."""
+        losses = f"loss {' and '.join(names)}"
+        diverging = [name for name, needs in NEEDS.items() if needs.diverges]
+        owners = {key: [name for name, needs in NEEDS.items() if key in needs.reads] for key in SPECIAL_KEYS}
+        owners |= {
+            "f_divergence_type": diverging,
+            "f_alpha_divergence_coef": ["f_divergence_type alpha_divergence"],
+            "ld_alpha": ["losses of pairs with a reference"],
+        }
         read = {key for name in names for key in NEEDS[name].reads}
-        if all(NEEDS[name].diverges for name in names):
+        if set(names) <= set(diverging):
             read.add("f_divergence_type")
         if self.f_divergence_type == "alpha_divergence":
             read.add("f_alpha_divergence_coef")
         if self.needs_reference and not self.unpaired:
             read.add("ld_alpha")
-        for key in (
-            "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "simpo_gamma",
-            "cpo_alpha", "desirable_weight", "undesirable_weight",
-        ):  # fmt: skip
+        for key, owner in owners.items():
             value = getattr(self, key)
             if key not in read and value != type(self).model_fields[key].default:
-                raise ValueError(f"{key} has no effect on {_listed(names)}; {_readers(key)}, found {value}")
-        stop = self.stop_if
-        if stop and stop.kl_above is not None and not self.needs_reference:
-            raise ValueError(f"stop_if.kl_above needs a loss with a reference, and {_listed(names)} has none")
-
-
-def _first(names: Iterable[str], need: str) -> str:
-    return next(name for name in names if getattr(NEEDS[name], need))
-
-
-def _listed(names: Iterable[str]) -> str:
-    return "loss " + " and ".join(names)
-
-
-def _readers(key: str) -> str:
-    if key == "f_alpha_divergence_coef":
-        return "it belongs to f_divergence_type alpha_divergence"
-    if key == "ld_alpha":
-        return "it belongs to losses of pairs with a reference"
-    losses = [
-        name for name, needs in NEEDS.items() if key in needs.reads or (key == "f_divergence_type" and needs.diverges)
-    ]
-    return f"it belongs to {', '.join(losses)}"
+                raise ValueError(f"{key} has no effect on {losses}; it belongs to {', '.join(owner)}, found {value}")
+        if self.stop_if and self.stop_if.kl_above is not None and not self.needs_reference:
+            raise ValueError(f"stop_if.kl_above needs a loss with a reference, and {losses} has none")

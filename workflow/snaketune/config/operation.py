@@ -50,10 +50,10 @@ class Operation(Model):
     @field_validator("launch")
     @classmethod
     def _fits_the_processes(cls, launch: Launch | None, info: ValidationInfo) -> Launch | None:
-        gpus, nodes = info.data.get("gpus"), info.data.get("nodes")
         # Errors of these two keys are reported already.
-        if gpus is None or nodes is None:
+        if not {"gpus", "nodes"} <= info.data.keys():
             return launch
+        gpus, nodes = info.data["gpus"], info.data["nodes"]
         processes = nodes * max(1, gpus)
         if launch == "single" and processes > 1:
             raise ValueError(
@@ -65,13 +65,12 @@ class Operation(Model):
     @field_validator("zero_stage")
     @classmethod
     def _belongs_to_deepspeed(cls, stage: ZeroStage | None, info: ValidationInfo) -> ZeroStage | None:
-        if "launch" not in info.data:
-            return stage
-        if stage is not None and info.data["launch"] != "deepspeed":
+        launch = info.data.get("launch", "deepspeed")
+        if stage is not None and launch != "deepspeed":
             raise ValueError(
-                f"{stage} has no effect with launch: {info.data['launch']}; set launch: deepspeed, or remove zero_stage"
+                f"{stage} has no effect with launch: {launch}; set launch: deepspeed, or remove zero_stage"
             )
-        return 2 if stage is None and info.data["launch"] == "deepspeed" else stage
+        return 2 if stage is None and info.data.get("launch") == "deepspeed" else stage
 
 
 class Execution(Operation):

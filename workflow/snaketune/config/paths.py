@@ -1,4 +1,4 @@
-"""Normalization of paths in a config, so that `./data/x` and `data//x` are the same file to every job."""
+"""Paths in a config: normalized, so that `./data/x` and `data//x` are one file to every job, and without special characters."""
 
 import os
 import re
@@ -14,16 +14,18 @@ PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 
 
 def check_plain(key: str, path: str) -> str:
-    """Return the path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters.
-
-    Args:
-        key: config key or folder that the path comes from, for the message.
-    """
+    """Return the path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters. Args: key:
+    the config key or folder that it comes from, for the message."""
     if not PLAIN_PATH.fullmatch(path):
         raise SnaketuneError(
             f"{key}: {path!r} contains braces or control characters, which Snakemake can't handle; rename it"
         )
     return path
+
+
+def is_local_path(path: str) -> bool:
+    """Whether a path can't be a Hub id, which is `name` or `owner/name`."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def normalized_path(path: str) -> str:

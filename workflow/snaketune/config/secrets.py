@@ -1,6 +1,7 @@
 """Detection and masking of keys, tokens and passwords, which must not be in a config, a log or a result."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 HIDDEN = "…"
@@ -23,19 +24,27 @@ def without_secrets(text: str) -> str:
     return TOKEN.sub(HIDDEN, PASSWORD_IN_ADDRESS.sub(HIDDEN, text))
 
 
-def find_secret(given: Any, key: str = "", seen: set[int] | None = None) -> str | None:
+def find_secret(given: Any) -> str | None:
     """The dotted key of a value that looks like a secret; None if there is none.
 
     >>> find_secret({"report": {"note": "with hf_abcdefghijklmnopqrstuvw"}})
     'report.note'
     """
-    if isinstance(given, str):
-        return key if TOKEN.search(given) or PASSWORD_IN_ADDRESS.search(given) else None
-    seen = set() if seen is None else seen
-    # YAML aliases refer to objects that were checked already.
-    if not isinstance(given, dict | list) or id(given) in seen:
-        return None
-    seen.add(id(given))
-    items = given.items() if isinstance(given, dict) else enumerate(given)
-    keys = (find_secret(value, f"{key}.{name}" if key else str(name), seen) for name, value in items)
-    return next((one for one in keys if one), None)
+    for keys, value in nested(given):
+        if isinstance(value, str) and (TOKEN.search(value) or PASSWORD_IN_ADDRESS.search(value)):
+            return ".".join(keys)
+    return None
+
+
+def nested(given: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every value inside lists and mappings, and these, each once and with the keys that lead to it."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), given)]
+    seen: set[int] = set()
+    while waiting:
+        keys, value = waiting.pop()
+        yield keys, value
+        # YAML aliases refer to objects that were checked already.
+        if isinstance(value, dict | list) and id(value) not in seen:
+            seen.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += reversed([((*keys, str(key)), inner) for key, inner in items])

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from snaketune.config.base import Model, Name
-from snaketune.config.secrets import TOKEN
+from snaketune.config.secrets import TOKEN, nested
 
 SECRET_NAME = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 # Keys of Weights & Biases, tokens of Hugging Face; and the credentials before the host of a URL.
@@ -61,12 +61,17 @@ class Tracking(Model):
     @model_validator(mode="before")
     @classmethod
     def _no_secrets(cls, given: Any) -> Any:
-        # First, as messages of other checks would quote the secret.
-        if problem := _secret(given):
-            raise ValueError(
-                f"{problem}; keys and tokens don't belong in a config. Put them into the environment (WANDB_API_KEY, "
-                "MLFLOW_TRACKING_TOKEN), or log in with the tracker's own command"
-            )
+        # First, as messages of other checks would quote the secret, which these don't.
+        for keys, value in nested(given):
+            key = next((key for key in reversed(keys) if not key.isdecimal()), "")
+            problem = f"unknown key {key}" if SECRET_NAME.search(key) else ""
+            if not problem and isinstance(value, str) and (SECRET_VALUE.fullmatch(value) or TOKEN.search(value)):
+                problem = f"the value of {key} looks like an API key" if key else "found what looks like an API key"
+            if problem:
+                raise ValueError(
+                    f"{problem}; keys and tokens don't belong in a config. Put them into the environment (WANDB_API_KEY, "
+                    "MLFLOW_TRACKING_TOKEN), or log in with the tracker's own command"
+                )
         return given
 
     @field_validator("wandb", "trackio", "mlflow")
@@ -77,19 +82,3 @@ class Tracking(Model):
         if value and not find_spec(package) and find_spec("torch"):
             raise ValueError(f"needs {package}, which isn't installed: pip install 'snaketune[tracking]'")
         return value
-
-
-def _secret(given: Any, key: str = "") -> str | None:
-    """Describe what looks like a secret, without quoting it; None if nothing does."""
-    if isinstance(given, str) and (SECRET_VALUE.fullmatch(given) or TOKEN.search(given)):
-        return f"the value of {key} looks like an API key" if key else "found what looks like an API key"
-    if isinstance(given, list):
-        return next((problem for item in given if (problem := _secret(item, key))), None)
-    if not isinstance(given, dict):
-        return None
-    for name, value in given.items():
-        if SECRET_NAME.search(str(name)):
-            return f"unknown key {name}"
-        if problem := _secret(value, str(name)):
-            return problem
-    return None

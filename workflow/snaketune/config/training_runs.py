@@ -1,6 +1,6 @@
 """The `sft:` and `dpo:` sections: training runs."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
@@ -8,10 +8,9 @@ from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveF
 from snaketune.config.corpus_sources import regex
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
-from snaketune.config.optimizers import OptimizerName, check_optimizer, check_sharding
+from snaketune.config.optimizers import OptimizerName, ScheduleName, check_sharding, check_supported, checked_options
 from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
-from snaketune.config.schedules import ScheduleName, check_schedule, checked_options
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -49,7 +48,7 @@ class Scratch(Model):
     """Seed of the initial weights."""
 
     @model_validator(mode="after")
-    def _divisible(self) -> "Scratch":
+    def _divisible(self) -> Self:
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} can't be divided among {self.heads} heads")
         if self.hidden_size // self.heads % 2:
@@ -73,8 +72,13 @@ class Pretrained(Model):
 
 
 def _kind_of_base(base: Any) -> str:
-    """Return "Pretrained" for a base with a path, else "Scratch"."""
-    return "Pretrained" if isinstance(base, Pretrained) or (isinstance(base, dict) and "path" in base) else "Scratch"
+    has_path = isinstance(base, Pretrained) or (isinstance(base, dict) and "path" in base)
+    return "Pretrained" if has_path else "Scratch"
+
+
+Base = Annotated[
+    Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
+]
 
 
 class Lora(Model):
@@ -118,8 +122,12 @@ class Quantization(Model):
 
 
 def _kind_of_lora(lora: Any) -> str:
-    """Return "continued", the only text that `lora` takes, for a text, else "Lora"."""
     return "continued" if isinstance(lora, str) else "Lora"
+
+
+LoraOrContinued = Annotated[
+    Annotated[Lora, Tag("Lora")] | Annotated[Literal["continued"], Tag("continued")], Discriminator(_kind_of_lora)
+]
 
 
 class Learning(Model):
@@ -164,17 +172,7 @@ class Learning(Model):
     seed: Seed = 0
     """Seed of the order of rows, of dropout and of new weights."""
 
-    @field_validator("optimizer", mode="before")
-    @classmethod
-    def _supported_optimizer(cls, name: Any) -> Any:
-        check_optimizer(name)
-        return name
-
-    @field_validator("schedule", mode="before")
-    @classmethod
-    def _supported_schedule(cls, name: Any) -> Any:
-        check_schedule(name)
-        return name
+    _supported = field_validator("optimizer", "schedule", mode="before")(check_supported)
 
     @field_validator("schedule_options")
     @classmethod
@@ -197,23 +195,17 @@ class Training(Learning):
     `micro_batch_rows: auto` measured that it is faster, or if memory runs out."""
 
     @model_validator(mode="after")
-    def _whole_steps(self) -> "Training":
-        if self.micro_batch_rows != "auto" and self.batch_rows % self.micro_batch_rows:
-            raise ValueError(
-                f"batch_rows {self.batch_rows} is not a multiple of micro_batch_rows {self.micro_batch_rows}"
-            )
+    def _whole_steps(self) -> Self:
+        rows, micro = self.batch_rows, self.micro_batch_rows
+        if micro != "auto" and rows % micro:
+            raise ValueError(f"batch_rows {rows} is not a multiple of micro_batch_rows {micro}")
         return self
 
 
 class Sft(Model):
     """Supervised fine-tuning. The initial weights are a `base`, or the result of another run."""
 
-    base: (
-        Annotated[
-            Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
-        ]
-        | None
-    ) = None
+    base: Base | None = None
     """Initial weights: `{path: ...}` of a pretrained model, or the architecture of a new one."""
     use_base: Annotated[str, Field(pattern=f"^sft:{NAME_PATTERN}$")] | None = None
     """`sft:NAME`, instead of `base`: uses the result of that run as initial weights. Both runs must have the same tokenizer."""
@@ -236,14 +228,10 @@ class Sft(Model):
         return self.use_base and self.use_base.removeprefix("sft:")
 
     @model_validator(mode="after")
-    def _one_source_of_weights(self) -> "Sft":
+    def _compatible(self) -> Self:
         if (self.base is None) == (self.use_base is None):
             found = "neither" if self.base is None else "both"
             raise ValueError(f"expected either `base` or `use_base: sft:NAME` as the initial weights; found {found}")
-        return self
-
-    @model_validator(mode="after")
-    def _compatible(self) -> "Sft":
         if self.lora and isinstance(self.base, Scratch):
             raise ValueError("lora adapts a pretrained model; a model from scratch is trained in full")
         if self.training.compile is True and self.packing.strategy == "none":
@@ -279,20 +267,14 @@ class Dpo(PreferenceLoss):
     """Corpus to train on, of kind `preferences`; for `kto` and `apo_zero_unpaired`, of kind `unpaired`."""
     packing: Packing = Packing()
     training: Training
-    lora: (
-        Annotated[
-            Annotated[Lora, Tag("Lora")] | Annotated[Literal["continued"], Tag("continued")],
-            Discriminator(_kind_of_lora),
-        ]
-        | None
-    ) = None
+    lora: LoraOrContinued | None = None
     """Adapter settings, or `continued` to train the adapter of the SFT run further, without dropout; its `lora.merge` then also
     applies to this run's result."""
     quantization: Quantization | None = None
     operation: Operation = Operation()
 
     @model_validator(mode="after")
-    def _compatible(self) -> "Dpo":
+    def _compatible(self) -> Self:
         if not self.needs_reference and (self.reference or self.reference_pass != ReferencePass()):
             raise ValueError(
                 f"loss {self.loss} has no reference, so `reference` and `reference_pass` have no effect; remove them"
@@ -308,15 +290,15 @@ class Dpo(PreferenceLoss):
 
 def _check_together(run):
     """Return the run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
+    training, processes = run.training, run.operation.processes
+    micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
-    if run.operation.processes > 1:
-        check_sharding(run.training.optimizer, run.operation.launch)
-    rows, micro, processes = run.training.batch_rows, run.training.micro_batch_rows, run.operation.processes
-    micro = 1 if micro == "auto" else micro
-    if processes > 1 and rows % (micro * processes):
+    if processes > 1:
+        check_sharding(training.optimizer, run.operation.launch)
+    if processes > 1 and training.batch_rows % (micro * processes):
         raise ValueError(
-            f"training.batch_rows: {rows} rows can't be divided into micro-batches of {micro} in {processes} processes "
-            f"(operation.gpus x nodes); expected a multiple of {micro * processes}"
+            f"training.batch_rows: {training.batch_rows} rows can't be divided into micro-batches of {micro} in {processes} "
+            f"processes (operation.gpus x nodes); expected a multiple of {micro * processes}"
         )
     return run

@@ -7,7 +7,7 @@ checked first: `python -m snaketune check FILE`.
 """
 
 import json
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,8 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_file(path: Path) -> None:
-    """Check a config file, JSON or YAML. A missing file is ignored, as Snakemake reports it.
-
-    Raises:
-        SnaketuneError: the file can't be read, has a key twice, values that aren't plain, or too many; with the line.
-    """
+    """Raise SnaketuneError, with the line, if a JSON or YAML file can't be read, has a key twice, values that aren't plain, or
+    too many. A missing file is ignored, as Snakemake reports it."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -65,63 +62,59 @@ def _check_key(where: str, name: str, twice: bool) -> None:
         )
 
 
-class _Open:
-    """A list or mapping that is being read.
+@dataclass
+class _Collection:
+    """A list or mapping that is being read."""
 
-    Attributes:
-        keys: the keys of a mapping so far; None for a list.
-        size: number of values so far; those of an alias are counted at each use.
-    """
-
-    def __init__(self, anchor: str | None, keys: set[str] | None):
-        self.anchor, self.keys, self.size = anchor, keys, 1
-        self.at_key = keys is not None
+    anchor: str | None
+    keys: set[str] | None  # of a mapping, so far; None for a list
+    size: int = 1  # number of values so far; those of an alias are counted at each use
+    at_key: bool = False  # whether a mapping's key is next
 
 
 def _check_yaml(path: Path, text: str) -> None:
+    inside = [_Collection(None, None)]
+    sizes: dict[str, int] = {}
     try:
-        _check_events(path, yaml.parse(text, Loader=LOADER))
+        for event in yaml.parse(text, Loader=LOADER):
+            _check_event(f"{path}, line {event.start_mark.line + 1}", event, inside, sizes)
     except yaml.YAMLError as error:
         raise SnaketuneError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
 
 
-def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
-    open_ones = [_Open(None, None)]
-    sizes: dict[str, int] = {}
-    for event in events:
-        where, size = f"{path}, line {event.start_mark.line + 1}", 0
-        if getattr(event, "tag", None) not in (None, *PLAIN_TAGS):
-            raise SnaketuneError(f"{where}: found {event.tag}; a config takes only texts, numbers, lists and mappings")
-        match event:
-            case yaml.AliasEvent():
-                if event.anchor not in sizes:
-                    raise SnaketuneError(f"{where}: *{event.anchor} refers to itself, or to an anchor that follows it")
-                size = sizes[event.anchor]
-            case yaml.ScalarEvent():
-                size = 1
-                inside = open_ones[-1]
-                if inside.keys is not None and inside.at_key:
-                    _check_key(where, event.value, event.value in inside.keys and event.value != MERGE)
-                    inside.keys.add(event.value)
-                if event.anchor:
-                    sizes[event.anchor] = 1
-            case yaml.CollectionStartEvent():
-                keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
-                open_ones.append(_Open(event.anchor, keys))
-                if len(open_ones) > MAX_DEPTH:
-                    raise SnaketuneError(f"{where}: nested too deeply for a config ({MAX_DEPTH} levels)")
-                continue
-            case yaml.CollectionEndEvent():
-                closed = open_ones.pop()
-                size = closed.size
-                if closed.anchor:
-                    sizes[closed.anchor] = size
-            case _:
-                continue
-        inside = open_ones[-1]
-        inside.size += size
-        inside.at_key = inside.keys is not None and not inside.at_key
-        if inside.size > MAX_VALUES:
-            raise SnaketuneError(
-                f"{where}: with its aliases expanded, the config has more than {MAX_VALUES:,} values; shorten it"
-            )
+def _check_event(where: str, event: yaml.Event, inside: list[_Collection], sizes: dict[str, int]) -> None:
+    """Check one event. Args: inside: the open collections; sizes: number of values by anchor."""
+    if getattr(event, "tag", None) not in (None, *PLAIN_TAGS):
+        raise SnaketuneError(f"{where}: found {event.tag}; a config takes only texts, numbers, lists and mappings")
+    match event:
+        case yaml.AliasEvent():
+            if event.anchor not in sizes:
+                raise SnaketuneError(f"{where}: *{event.anchor} refers to itself, or to an anchor that follows it")
+            size = sizes[event.anchor]
+        case yaml.ScalarEvent():
+            size, current = 1, inside[-1]
+            if current.keys is not None and current.at_key:
+                _check_key(where, event.value, event.value in current.keys and event.value != MERGE)
+                current.keys.add(event.value)
+            if event.anchor:
+                sizes[event.anchor] = 1
+        case yaml.CollectionStartEvent():
+            is_mapping = isinstance(event, yaml.MappingStartEvent)
+            inside.append(_Collection(event.anchor, set() if is_mapping else None, at_key=is_mapping))
+            if len(inside) > MAX_DEPTH:
+                raise SnaketuneError(f"{where}: nested too deeply for a config ({MAX_DEPTH} levels)")
+            return
+        case yaml.CollectionEndEvent():
+            closed = inside.pop()
+            size = closed.size
+            if closed.anchor:
+                sizes[closed.anchor] = size
+        case _:
+            return
+    current = inside[-1]
+    current.size += size
+    current.at_key = current.keys is not None and not current.at_key
+    if current.size > MAX_VALUES:
+        raise SnaketuneError(
+            f"{where}: with its aliases expanded, the config has more than {MAX_VALUES:,} values; shorten it"
+        )

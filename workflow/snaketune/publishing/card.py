@@ -10,7 +10,7 @@ from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.plan.card_jobs import card_jobs
+from snaketune.stages.plan.published_jobs import card_jobs
 from snaketune.stages.specs import CardSpec
 
 STAGE = Stage(

@@ -19,7 +19,7 @@ from snaketune.publishing.gguf_layout import lay_out
 from snaketune.stages.cache.work_folders import WorkFolder, remove
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.plan.convert_jobs import convert_jobs
+from snaketune.stages.plan.published_jobs import convert_jobs
 from snaketune.stages.specs import ConvertSpec
 
 STAGE = Stage(

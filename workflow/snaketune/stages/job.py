@@ -9,7 +9,6 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
-from snaketune.config.paths import check_plain
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
@@ -18,32 +17,17 @@ from snaketune.stages.specs import canonical
 RESULTS = Path("results")
 
 
-def folder_of(stage: str, name: str) -> str:
-    """Return the folder that a job publishes its result in.
-
-    >>> folder_of("sft", "demo"), folder_of("report", "")
-    ('results/sft/demo', 'results/report')
-    """
-    return str(RESULTS / stage / name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run of one stage.
-
-    Attributes:
-        artifacts: by role, the jobs whose results it reads.
-        files: by role, the external files that it reads.
-        after: jobs whose results affect how it runs, not what it computes.
-    """
+    """One run of one stage."""
 
     stage: str
     name: str
     spec: Model
-    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)
-    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)  # by role, the jobs whose results it reads
+    files: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by role, the external files that it reads
     operation: Execution = Execution()
-    after: tuple["Job", ...] = ()
+    after: tuple["Job", ...] = ()  # jobs whose results affect how it runs, not what it computes
 
     def __post_init__(self):
         """Raise SnaketuneError if an input doesn't match the stage's declaration: its role, its stage, or their number."""
@@ -51,26 +35,26 @@ class Job:
             return
         for role, made in self.artifacts.items():
             if role not in stage.inputs:
-                raise SnaketuneError(
-                    f"{self.key}: the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
-                )
-            taken = stage.inputs[role]
-            if other := next((one for one in made if one.stage not in taken.stages), None):
+                problem = f"the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
+                raise SnaketuneError(f"{self.key}: {problem}")
+            stages, many = stage.inputs[role]
+            if other := next((one for one in made if one.stage not in stages), None):
                 raise SnaketuneError(
                     f"{self.key}: {other.key} can't be its {role}; the stage {self.stage} takes results of "
-                    f"{' or '.join(taken.stages)} as {role}"
+                    f"{' or '.join(stages)} as {role}"
                 )
-            if len(made) != 1 and not taken.many:
+            if len(made) != 1 and not many:
                 raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
+
+    @cached_property
+    def folder(self) -> str:
+        """The folder that its result is published in: `results/sft/demo`, or `results/report` for a job without a name."""
+        return str(RESULTS / self.stage / self.name)
 
     @cached_property
     def key(self) -> str:
         """The job's name in messages and specs: `sft/demo`."""
         return self.folder.removeprefix(f"{RESULTS}/")
-
-    @cached_property
-    def folder(self) -> str:
-        return folder_of(self.stage, self.name)
 
     @cached_property
     def manifest(self) -> str:
@@ -97,18 +81,9 @@ def short_digest(spec: Model, *made_of: str) -> str:
     return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
 
 
-def files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the files below `folder` that match a pattern, sorted; SnaketuneError if Snakemake can't handle a name."""
-    paths = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
-    return tuple(sorted(check_plain(folder, str(path)) for path in paths))
-
-
 def result_at(manifest: Path) -> Artifact:
-    """Read a published result. The folder of its payload follows from the stage in its manifest.
-
-    Raises:
-        SnaketuneError: there is none, or it can't be read.
-    """
+    """Read a published result, with the payload of the stage in its manifest; SnaketuneError if there is none, or it can't be
+    read."""
     if not manifest.is_file():
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     try:

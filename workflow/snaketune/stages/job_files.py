@@ -11,7 +11,8 @@ run that would is refused.
 import atexit
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -36,10 +37,7 @@ _held: list[TextIO] = []
 
 
 class JobFile(Model):
-    """One job: its stage, spec, inputs and output folder.
-
-    Paths are relative to the working directory.
-    """
+    """One job: its stage, spec, inputs and output folder. Paths are relative to the working directory."""
 
     stage: str
     out: str
@@ -97,15 +95,15 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, kee
     """
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"
-    try:
-        existing, changed = _content_of(path), _time(path)
+    with _told(path):
+        existing, changed = _content_of(path), changed_at(path)
         if stale is None:
             if existing == content and changed == LONG_AGO:
                 return
         else:
             content["stale"] = list(stale)
             planned = existing.pop("planned", None)
-            if keep_time and planned and existing == content and changed > _time(manifest):
+            if keep_time and planned and existing == content and changed > changed_at(manifest):
                 return
             content["planned"] = datetime.now(UTC).isoformat()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,35 +114,29 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, kee
             os.utime(partial, (LONG_AGO, LONG_AGO))
         partial.replace(path)
         # The clock was set back, or both were written within one tick of a coarse clock.
-        if stale is not None and _time(manifest) >= _time(path):
-            os.utime(manifest, (_time(path) - 1,) * 2)
-    except FileExistsError as error:
-        raise SnaketuneError(f"{error.filename} is no folder, but job files are stored there; remove it") from None
-    except OSError as error:
-        raise SnaketuneError(f"{path} can't be written ({error.strerror}), but each job needs its job file") from None
+        if stale is not None and changed_at(manifest) >= changed_at(path):
+            os.utime(manifest, (changed_at(path) - 1,) * 2)
 
 
 def is_unchanged(path: Path, job: JobFile) -> bool:
     """Return True if writing the job's file would change nothing that a job reads, or there is no file yet."""
-    existing = _content_of(path)
-    return not path.exists() or _planned(existing) == _planned(job.model_dump(mode="json", exclude_defaults=True))
+    read = {key: value for key, value in _content_of(path).items() if key not in ("stale", "planned")}
+    return not path.exists() or read == job.model_dump(mode="json", exclude_defaults=True, exclude={"stale", "planned"})
 
 
 def lock_job_files() -> bool:
     """Lock the job files until this process ends. Return False if another run holds them."""
-    try:
+    with _told(JOBS):
         JOBS.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(JOBS / LOCK)
-        if lock is None:
-            return False
-        _held.append(lock)
-        flock = True
-    except NoLocks:
-        flock = False
-    except FileExistsError:
-        raise SnaketuneError(f"{JOBS} is no folder, but job files are stored there; remove it") from None
-    except OSError as error:
-        raise SnaketuneError(f"{JOBS} can't be written ({error.strerror}), but each job needs its job file") from None
+        try:
+            lock = try_lock(JOBS / LOCK)
+        except NoLocks:
+            flock = False
+        else:
+            if lock is None:
+                return False
+            _held.append(lock)
+            flock = True
     # Other hosts may not see the lock.
     lease = Lease(JOBS / LOCK)
     if not lease.take(flock=flock):
@@ -154,18 +146,25 @@ def lock_job_files() -> bool:
     return True
 
 
+def changed_at(path: Path) -> float:
+    """Return when a file was changed; -1 if it doesn't exist."""
+    return path.stat().st_mtime if path.is_file() else -1.0
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Raise SnaketuneError for an OSError while `path` is written."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise SnaketuneError(f"{error.filename} is no folder, but job files are stored there; remove it") from None
+    except OSError as error:
+        raise SnaketuneError(f"{path} can't be written ({error.strerror}), but each job needs its job file") from None
+
+
 def _content_of(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _planned(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in ("stale", "planned")}
-
-
-def _time(path: Path) -> float:
-    """Return when a file was changed; -1 if it doesn't exist."""
-    return path.stat().st_mtime if path.is_file() else -1.0

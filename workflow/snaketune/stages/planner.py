@@ -15,6 +15,7 @@ from snaketune.stages.job import Job
 from snaketune.stages.job_files import (
     DRY_RUN,
     JobFile,
+    changed_at,
     is_unchanged,
     job_file_of,
     lock_job_files,
@@ -24,21 +25,15 @@ from snaketune.stages.table import STAGES
 
 
 class Planner:
-    """The jobs of one config, compared with the results on disk.
-
-    Attributes:
-        graph: all jobs.
-        results: the status of each job's result.
-    """
+    """The jobs of one config (`graph`), compared with the results on disk (`results`)."""
 
     def __init__(self, config: dict[str, Any], *, is_forced: Callable[[Job], bool], deploys: bool):
-        """Args:
-        config: as read from YAML.
-        is_forced: whether the user forces a job (`--forcerun`).
-        deploys: whether jobs run in environments of their own, with other versions of libraries.
+        """SnaketuneError if the config is invalid.
 
-        Raises:
-            SnaketuneError: the config is invalid.
+        Args:
+            config: as read from YAML.
+            is_forced: whether the user forces a job (`--forcerun`).
+            deploys: whether jobs run in environments of their own, with other versions of libraries.
         """
         self.graph = JobGraph(*load(config))
         self.results = Results(
@@ -47,7 +42,7 @@ class Planner:
             installed=(lambda library: None) if deploys else installed_version,
             reruns_on=self.graph.config.reruns_on,
         )
-        self._files: dict[tuple[str, str], Path] = {}
+        self._files: dict[str, Path] = {}
         self._to_run: dict[str, Job] = {}
 
     @cached_property
@@ -58,21 +53,18 @@ class Planner:
     def write_job_files(self, *, dry_run: bool) -> None:
         """Write the files of all jobs at once: Snakemake lists a folder on first access, and misses files written later.
 
-        Args:
-            dry_run: whether nothing runs, so that files which another run reads stay unchanged.
-        Raises:
-            SnaketuneError: the files can't be written, or another snakemake runs here with another config.
+        SnaketuneError if they can't be written, or another snakemake runs here with another config. Args: dry_run: whether
+        nothing runs, so that files which another run reads stay unchanged.
         """
         if self._files:
             return
         holds = not dry_run and lock_job_files()
         for key, job in self.graph.jobs.items():
-            path = job_file_of(*key)
+            path = self._files[job.key] = job_file_of(*key)
             try:
                 content, stale = self._content(job), self._why(job)
             except SnaketuneError:
                 # A result to compare with is missing: an error of the report job, raised when its inputs are looked up.
-                self._files[key] = path
                 continue
             if not holds and not is_unchanged(path, content):
                 if not dry_run:
@@ -80,23 +72,15 @@ class Planner:
                         f"{path}: another snakemake runs here, with another config or code; wait until it has ended, or run "
                         "this one in another folder (--directory)"
                     )
-                path = job_file_of(*key, DRY_RUN)
+                path = self._files[job.key] = job_file_of(*key, DRY_RUN)
             write_job_file(path, content, stale, keep_time=not holds)
-            self._files[key] = path
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
-        """Return the paths that the job waits for, by role, with the payloads beside the manifests.
-
-        Args:
-            every: include roles that another input implies (`Stage.transitive`).
-
-        Raises:
-            SnaketuneError: a result to compare with doesn't exist.
-        """
-        stage = STAGES[job.stage]
-        implied = () if every else stage.transitive
+        """Return the paths that the job waits for, by role, with the payloads beside the manifests; SnaketuneError if a result
+        to compare with doesn't exist. Args: every: include roles that another input implies (`Stage.transitive`)."""
+        implied = () if every else STAGES[job.stage].transitive
         paths = {role: list(some) for role, some in inputs_by_role(job).items() if role not in implied}
-        read = [one for role, jobs in job.artifacts.items() if role not in implied for one in jobs]
+        read = (one for role, jobs in job.artifacts.items() if role not in implied for one in jobs)
         paths["payloads"] = [one.payload for one in read]
         if not self.results.of(job).current:
             self._to_run[job.key] = job
@@ -109,23 +93,24 @@ class Planner:
 
     def job_file(self, job: Job) -> Path:
         """Return the path of the job's file."""
-        return self._files.get((job.stage, job.name)) or job_file_of(job.stage, job.name)
+        return self._files.get(job.key) or job_file_of(job.stage, job.name)
 
     def not_run(self) -> list[str]:
         """Return the stale jobs whose inputs were looked up and whose results are still older than their job files."""
-        return [key for key, job in self._to_run.items() if _time(Path(job.manifest)) < _time(self.job_file(job))]
+        jobs = self._to_run.items()
+        return [key for key, job in jobs if changed_at(Path(job.manifest)) < changed_at(self.job_file(job))]
 
     def _content(self, job: Job) -> JobFile:
-        stage = STAGES[job.stage]
+        stage, config = STAGES[job.stage], self.graph.config
         return JobFile(
             stage=job.stage,
             out=job.folder,
             spec=job.spec.model_dump(mode="json"),
             inputs={role: tuple(paths) for role, paths in inputs_by_role(job).items() if paths},
             code=self._codes[job.stage],
-            reruns_on=self.graph.config.reruns_on.get(job.stage, "code"),
+            reruns_on=config.reruns_on.get(job.stage, "code"),
             operation=job.operation.model_dump(mode="json", include=set(stage.operation)),
-            **({"tracking": self.graph.config.tracking} if stage.launcher else {}),
+            **({"tracking": config.tracking} if stage.launcher else {}),
         )
 
     def _why(self, job: Job) -> tuple[str, ...] | None:
@@ -137,8 +122,3 @@ class Planner:
             return ("missing",)
         above = tuple(f"{made.key} isn't current" for made in made_from(job) if not self.results.of(made).current)
         return status.why or above or ("forced",)
-
-
-def _time(path: Path) -> float:
-    """Return when a file was changed; -1 if it doesn't exist."""
-    return path.stat().st_mtime if path.is_file() else -1.0

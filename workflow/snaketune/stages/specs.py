@@ -5,7 +5,7 @@ can't change without a rerun.
 """
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.corpus_sources import CorpusContent
@@ -17,6 +17,7 @@ from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference", "unpaired"]
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 class TokenizerSpec(Model):
@@ -30,36 +31,32 @@ class TokenizerSpec(Model):
     revision: str | None = None
 
 
-class TokenizeSpec(Model):
-    """One part of a corpus, to be tokenized; parts are numbered from 1."""
+class Part(Model):
+    """One part of a stage's work; parts are numbered from 1."""
 
-    kind: Literal["sft", "preference", "unpaired", "text"]
-    train_on: TrainOn
     part: int
     parts: int
+
+
+class TokenizeSpec(Part):
+    kind: Literal["sft", "preference", "unpaired", "text"]
+    train_on: TrainOn
     most_refused: Fraction | None = None
     """The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage."""
 
 
 class PlanSpec(Model):
-    """The assignment of sequences to rows."""
-
     kind: Kind
     lengths: tuple[int, ...]
     strategy: PackingStrategy
     overflow: Literal["drop", "truncate", "split", "raise"]
 
 
-class WriteSpec(Model):
-    """One part of the shards, to be written; parts are numbered from 1."""
-
-    part: int
-    parts: int
+class WriteSpec(Part):
+    """The part of the shards to be written."""
 
 
 class PackSpec(Packing):
-    """The packed rows of one kind."""
-
     kind: Kind
 
 
@@ -90,11 +87,8 @@ class RefLogpsSpec(Model):
     trust_remote_code: bool
 
 
-class RefPassSpec(RefLogpsSpec):
-    """One part of the rows of a reference pass; parts are numbered from 1."""
-
-    part: int
-    parts: int
+class RefPassSpec(RefLogpsSpec, Part):
+    """One part of the rows of a reference pass."""
 
 
 class DpoSpec(PreferenceLoss):
@@ -112,20 +106,25 @@ class DpoSpec(PreferenceLoss):
     trust_remote_code: bool
 
 
-class CalibrateSpec(Model):
+class Launched(Model):
+    """How the processes of a training are launched and what they hold, on which its speed and memory depend."""
+
+    gradient_checkpointing: GradientCheckpointing
+    launch: Launch
+    zero_stage: ZeroStage | None
+
+
+class CalibrateSpec(Launched):
     """The settings of a training that its speed and memory depend on; runs with equal ones share the measurement."""
 
     base: Pretrained | Scratch
     """Also for preferences: an SFT model is as large as its base."""
     run: SftSpec | DpoSpec
     """Without the keys that affect neither time nor memory (`stages.plan.training_jobs`)."""
-    gradient_checkpointing: GradientCheckpointing
     processes: int
-    launch: Launch
-    zero_stage: ZeroStage | None
 
 
-class PreflightRun(Model):
+class PreflightRun(Launched):
     """One training of a family; several that differ in none of these fields are checked once."""
 
     key: str
@@ -138,11 +137,8 @@ class PreflightRun(Model):
     pack: int
     """The index of its pack among the job's packs, from 0."""
     micro_batch_rows: MicroBatchRows
-    gradient_checkpointing: GradientCheckpointing
     gpus: int
     nodes: int
-    launch: Launch
-    zero_stage: ZeroStage | None
     allow_cpu: bool
 
 
@@ -152,7 +148,6 @@ class PreflightEvaluation(Model):
     key: str
     """Its key in the config: `eval.demo`."""
     corpora: tuple[str, ...]
-    """The corpora whose held-out rows are evaluated."""
     trained_on: tuple[str, ...]
     exact_match: tuple[str, ...]
     """The corpora whose answers are compared, if `exact_match` is configured."""
@@ -166,15 +161,12 @@ class PreflightSpec(Model):
     evaluations: tuple[PreflightEvaluation, ...] = ()
 
 
-class TrialSpec(Model):
+class TrialSpec(Launched):
     """A short training of a diagnosis, with every setting that its speed depends on."""
 
     run: SftSpec | DpoSpec
     micro_batch_rows: MicroBatchRows
-    gradient_checkpointing: GradientCheckpointing
     processes: int
-    launch: Launch
-    zero_stage: ZeroStage | None
     load_in_memory: Literal["auto"] | bool
     steps: int
     warmup_steps: int
@@ -185,19 +177,16 @@ class TrialSpec(Model):
 
 
 class Variant(Model):
-    """A run that is timed: the baseline, which changes nothing, or one with a change."""
+    """A run that is timed: the baseline, which changes nothing, or one with changes by dotted key."""
 
     name: str
     changes: dict[str, Any] = {}
-    """By dotted key."""
 
 
 class DiagnosisSpec(Model):
-    """The variants whose trials are compared, in their order."""
-
     mode: Literal["one-at-a-time", "add-one-in"]
     variants: tuple[Variant, ...]
-    """The baseline first; a tuple, since a spec ignores the order of keys."""
+    """The baseline first, in the order of the trials; a tuple, since a spec ignores the order of keys."""
     repeats: int
 
 
@@ -211,7 +200,6 @@ class AuditSpec(Model):
     micro_batch_rows: MicroBatchRows
     gradient_checkpointing: GradientCheckpointing
     variants: tuple[Variant, ...]
-    """The baseline first, in the order of the trials."""
 
 
 class EvalSpec(Model):
@@ -260,8 +248,6 @@ class CardSpec(Model):
 
 
 class ConvertSpec(Model):
-    """The options of llama.cpp's converter."""
-
     type: Literal["f16", "bf16", "q8_0"]
 
 
@@ -270,6 +256,12 @@ class ReportSpec(Report):
 
     jobs: tuple[ReportedJob, ...] = ()
     """In the order of the manifests."""
+
+
+def spec_from(model: type[AnyModel], *sections: Model | None, **values: Any) -> AnyModel:
+    """Return a model with these values, and for its other fields the attributes of that name of config sections."""
+    found = {name: getattr(one, name) for one in sections for name in model.model_fields if hasattr(one, name)}
+    return model(**(found | values))
 
 
 def canonical(spec: Model) -> str:

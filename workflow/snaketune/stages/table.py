@@ -4,7 +4,6 @@ The modules are imported by name, since packages further down import from this o
 they import nothing heavy, and nothing that imports this table.
 """
 
-import heapq
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
@@ -19,15 +18,10 @@ DECLARATION = b"\nSTAGE = Stage("
 
 
 def find_stages() -> dict[str, Stage]:
-    """Import all declarations and return the stages by name, each after those whose results it reads.
-
-    Raises:
-        SnaketuneError: two modules declare one stage, or an input names an unknown stage.
-    """
+    """Import all declarations and return the stages by name, each after those whose results it reads; SnaketuneError if two
+    modules declare one stage, or an input names an unknown stage."""
     stages: dict[str, Stage] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if DECLARATION not in path.read_bytes():
-            continue
+    for path in sorted(path for path in PACKAGE.rglob("*.py") if DECLARATION in path.read_bytes()):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         stage = import_module(module).STAGE
         if stage.module != module:
@@ -42,37 +36,27 @@ def find_stages() -> dict[str, Stage]:
 
 def sort_stages(stages: Iterable[Stage]) -> dict[str, Stage]:
     """Sort stages so that each follows those whose results it reads, ties by name; those that read any manifests are last.
-
-    Raises:
-        SnaketuneError: an input names an unknown stage, or stages read each other's results.
-    """
+    SnaketuneError if an input names an unknown stage, or stages read each other's results."""
     by_name = {stage.name: stage for stage in stages}
-    sorter: TopologicalSorter[str] = TopologicalSorter()
+    before: dict[str, set[str]] = {}
     for name, stage in by_name.items():
-        sorter.add(name)
         for role, taken in stage.inputs.items():
-            for other in taken.stages:
-                if other not in by_name:
-                    raise SnaketuneError(
-                        f"{stage.module}: STAGE.inputs[{role!r}]: there is no stage {other!r}{unknown(other, by_name)}"
-                    )
-                # A stage may continue a result of its own.
-                if other != name:
-                    sorter.add(name, other)
+            if missing := next((other for other in taken.stages if other not in by_name), None):
+                raise SnaketuneError(
+                    f"{stage.module}: STAGE.inputs[{role!r}]: there is no stage {missing!r}{unknown(missing, by_name)}"
+                )
+        # A stage may continue a result of its own.
+        before[name] = {other for taken in stage.inputs.values() for other in taken.stages} - {name}
     try:
-        sorter.prepare()
+        TopologicalSorter(before).prepare()
     except CycleError as error:
-        raise SnaketuneError(
-            f"stages read each other's results: {' → '.join(error.args[1])}; change their STAGE.inputs"
-        ) from None
+        cycle = " → ".join(error.args[1])
+        raise SnaketuneError(f"stages read each other's results: {cycle}; change their STAGE.inputs") from None
     ordered: dict[str, Stage] = {}
-    ready: list[tuple[bool, str]] = []
-    while sorter.is_active():
-        for name in sorter.get_ready():
-            heapq.heappush(ready, (by_name[name].reads_manifests, name))
-        _, name = heapq.heappop(ready)
+    while waiting := before.keys() - ordered.keys():
+        ready = (name for name in waiting if before[name] <= ordered.keys())
+        name = min(ready, key=lambda name: (by_name[name].reads_manifests, name))
         ordered[name] = by_name[name]
-        sorter.done(name)
     return ordered
 
 

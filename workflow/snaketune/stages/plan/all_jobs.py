@@ -1,27 +1,22 @@
-"""All jobs of a config, each with its spec and what it is made from."""
+"""All jobs of a config, each with its spec and what it is made from; the `eval` jobs and the report are planned here."""
 
-from collections.abc import Iterable, Iterator
-
-from snaketune.config.workflow import Workflow
+from snaketune.config.evaluations import TaskSettings
+from snaketune.config.operation import Execution
+from snaketune.config.task_files import TaskFiles, task_files
+from snaketune.config.workflow import Variants, Workflow
 from snaketune.stages.job import Job
-from snaketune.stages.plan.card_jobs import reported
-from snaketune.stages.plan.context import Context, Variants
-from snaketune.stages.plan.data_jobs import corpus_job, tokenizer_job
-from snaketune.stages.plan.diagnosis_jobs import audit_jobs, diagnosis_job
+from snaketune.stages.plan.context import Context, sft_below, trusts_remote_code
+from snaketune.stages.plan.data_jobs import corpus_job, pack_job, tokenizer_job
 from snaketune.stages.plan.dpo_jobs import dpo_job
-from snaketune.stages.plan.eval_jobs import eval_job
-from snaketune.stages.plan.run_settings import evaluated_models
-from snaketune.stages.plan.training_jobs import sft_job
-from snaketune.stages.specs import ReportSpec
+from snaketune.stages.plan.published_jobs import reported
+from snaketune.stages.plan.training_jobs import sft_job, start_of, weights_of
+from snaketune.stages.plan.trial_jobs import audit_jobs, diagnosis_job
+from snaketune.stages.specs import EvalSpec, ReportSpec, spec_from
 from snaketune.stages.table import STAGES
 
 
 def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
-    """Return all jobs of a config, each after those that it is made from; the report is the last.
-
-    Args:
-        config, variants: from `config.load`.
-    """
+    """Return all jobs of a config, each after those that it is made from; the report is the last. Args: from `config.load`."""
     context = Context(config=config, variants=variants)
     for plan, names in (
         (corpus_job, config.corpora),
@@ -34,23 +29,60 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
             plan(context, name)
     audit_jobs(context)
     for name, evaluation in config.eval.items():
-        for model in evaluated_models(evaluation, variants):
-            eval_job(context, name, model)
-    for job in derived_jobs(context, tuple(context.jobs.values())):
-        context.add(job)
-    context.add(report_job(context))
+        for model in evaluation.every_model(variants):
+            _eval_job(context, name, model)
+    planned = tuple(context.jobs.values())
+    for stage in STAGES.values():
+        for job in stage.jobs(config, planned) if stage.jobs else ():
+            context.add(job)
+    _report_job(context)
     return tuple(context.jobs.values())
 
 
-def derived_jobs(context: Context, jobs: Iterable[Job]) -> Iterator[Job]:
-    """Yield the jobs that follow from the config and all jobs planned so far; they precede the report."""
-    for stage in STAGES.values():
-        if stage.jobs:
-            yield from stage.jobs(context.config, jobs)
+def _eval_job(context: Context, evaluation_name: str, model: str) -> Job:
+    """Return the job of one model, such as `dpo:demo`, in an entry of `eval:`."""
+    config = context.config
+    evaluation = config.eval[evaluation_name]
+    kind, _, name = model.partition(":")
+    run = config.dpo[name] if kind == "dpo" else config.sft[name]
+    trained = sft_below(name, run)
+    sft = config.sft[trained]
+    if kind == "base":
+        weights, references = start_of(context, run), ()
+    else:
+        job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
+        weights = weights_of(context, run, job)
+        # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
+        references = job.artifacts["ref_logps"] if kind == "dpo" and not run.unpaired else ()
+    # None: tasks that lm-evaluation-harness ships.
+    folder = evaluation.tasks and evaluation.tasks.folder
+    tasks = task_files(folder) if folder else TaskFiles((), ())
+    packs = [("sft", corpus) for corpus in evaluation.conversations]
+    packs += [("preference", corpus) for corpus in evaluation.preferences]
+    return context.plan(
+        "eval",
+        f"{evaluation_name}/{kind}-{name}",
+        spec_from(
+            EvalSpec,
+            evaluation,
+            base=weights.base,
+            trust_remote_code=trusts_remote_code(config, trained),
+            tasks=spec_from(TaskSettings, evaluation.tasks) if evaluation.tasks else None,
+        ),
+        weights.artifacts
+        | {
+            "tokenizer": (tokenizer_job(context, sft.tokenizer),),
+            "corpora": tuple(corpus_job(context, corpus) for corpus in evaluation.conversations),
+            "packs": tuple(pack_job(context, of, corpus, sft.tokenizer, evaluation.packing) for of, corpus in packs),
+            "ref_logps": references,
+        },
+        files={"base": weights.files, "tasks": tasks.inside, "task_data": tasks.outside},
+        operation=Execution(gpus=sft.operation.gpus and 1),
+    )
 
 
-def report_job(context: Context) -> Job:
-    """Return the job of the report, which reads all results that it shows."""
+def _report_job(context: Context) -> Job:
+    """Plan the job of the report, which reads all results that it shows."""
     # Sorted, so that the order of the config doesn't matter.
     stages = list(STAGES)
     chosen = (job for job in context.jobs.values() if STAGES[job.stage].in_report)
@@ -63,5 +95,4 @@ def report_job(context: Context) -> Job:
         if variant != name
     }
     shown = tuple(reported(job, job.artifacts, grids.get((job.stage, job.name), "")) for job in jobs)
-    spec = ReportSpec(**context.config.report.model_dump(), jobs=shown)
-    return Job(stage="report", name="", spec=spec, artifacts={"results": jobs})
+    return context.plan("report", "", spec_from(ReportSpec, context.config.report, jobs=shown), {"results": jobs})

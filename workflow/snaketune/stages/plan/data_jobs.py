@@ -5,6 +5,7 @@ Packed rows have no name in the config: they are named after corpus and tokenize
 
 import math
 import os
+from functools import cache
 from pathlib import Path
 
 from snaketune.config.packing import Packing
@@ -12,35 +13,29 @@ from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, cached, planned
-from snaketune.stages.plan.run_settings import kind_of
-from snaketune.stages.plan.weights import local_files
-from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec
+from snaketune.stages.plan.context import Context, kind_of, local_files, tokenizer_of
+from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 
 
-@planned
+@cache
 def corpus_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `corpora:`, after those that it is decontaminated against."""
     corpora, corpus = context.config.corpora, context.config.corpora[name]
     evaluations = context.config.eval.values() if corpus.decontamination else ()
+    evaluated = {one for evaluation in evaluations for one in (*evaluation.conversations, *evaluation.preferences)}
     # A corpus that is decontaminated itself is excluded: the two could wait for each other.
-    against = {
-        evaluated
-        for evaluation in evaluations
-        for evaluated in (*evaluation.conversations, *evaluation.preferences)
-        if evaluated != name and not corpora[evaluated].decontamination
-    }
-    folders = {one.tasks.folder for one in evaluations if one.tasks and one.tasks.folder}
-    return Job(
-        stage="corpus",
-        name=name,
-        spec=CorpusSpec(**corpus.model_dump(include=set(CorpusSpec.model_fields))),
-        artifacts={"against": tuple(corpus_job(context, evaluated) for evaluated in sorted(against))},
+    against = sorted(one for one in evaluated if one != name and not corpora[one].decontamination)
+    folders = sorted({one.tasks.folder for one in evaluations if one.tasks and one.tasks.folder})
+    return context.plan(
+        "corpus",
+        name,
+        spec_from(CorpusSpec, corpus),
+        {"against": tuple(corpus_job(context, one) for one in against)},
         files={
             "files": tuple(file for source in corpus.sources for file in source.files),
-            "against_files": tuple(file for folder in sorted(folders) for file in task_files(folder).data),
+            "against_files": tuple(file for folder in folders for file in task_files(folder).data),
         },
     )
 
@@ -54,27 +49,23 @@ def part_count(context: Context, corpus: str) -> int:
     return min(max(1, math.ceil(size / BYTES_PER_PART)), MAX_PARTS)
 
 
-@planned
+@cache
 def tokenizer_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `tokenizers:`."""
     tokenizer = context.config.tokenizers[name]
     training = tokenizer.train
     # A relative path, so that a moved repository has the same input files.
     template = tokenizer.chat_template or (training and os.path.relpath(DEFAULT_CHAT_TEMPLATE))
-    return Job(
-        stage="tokenizer",
-        name=name,
-        spec=TokenizerSpec(
-            **(training.model_dump(exclude={"corpora"}) if training else {}),
-            adopt=tokenizer.adopt,
-            revision=tokenizer.revision,
-        ),
-        artifacts={"corpora": tuple(corpus_job(context, corpus) for corpus in training.corpora) if training else ()},
+    return context.plan(
+        "tokenizer",
+        name,
+        spec_from(TokenizerSpec, training, tokenizer),
+        {"corpora": tuple(corpus_job(context, corpus) for corpus in training.corpora) if training else ()},
         files={"chat_template": (template,) if template else (), "base": local_files(tokenizer.adopt)},
     )
 
 
-@cached
+@cache
 def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
     """Return the jobs of all parts of a corpus; rows of any length are packed from them."""
     # Only conversations have turns to choose from: pairs are supervised in their completions, documents as a whole.
@@ -87,48 +78,37 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
     parts = part_count(context, corpus)
     quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"
     most_refused = context.config.corpora[corpus].max_quarantined_fraction if quarantines else None
-    return tuple(
-        context.add(
-            Job(
-                stage="tokenize",
-                name=f"{name}/{part}-of-{parts}",
-                spec=whole.model_copy(update={"part": part, "parts": parts, "most_refused": most_refused}),
-                artifacts={"corpus": (corpus_job(context, corpus),), "tokenizer": (tokenizer_job(context, tokenizer),)},
-            )
-        )
-        for part in range(1, parts + 1)
+    artifacts = {"corpus": (corpus_job(context, corpus),), "tokenizer": (tokenizer_job(context, tokenizer),)}
+    specs = (
+        whole.model_copy(update={"part": part + 1, "parts": parts, "most_refused": most_refused})
+        for part in range(parts)
     )
+    return tuple(context.plan("tokenize", f"{name}/{spec.part}-of-{parts}", spec, artifacts) for spec in specs)
 
 
-@planned
+@cache
 def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
     """Return the job that joins the packed rows of a corpus, after those that plan and write them."""
     packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
     spec = PackSpec(kind=kind, **packing.model_dump())
     name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
     tokens = tokenize_jobs(context, kind, corpus, tokenizer, packing.train_on)
-    plan_spec = PlanSpec(kind=kind, lengths=packing.lengths, strategy=packing.strategy, overflow=packing.overflow)
-    plan = context.add(Job(stage="plan", name=name, spec=plan_spec, artifacts={"tokens": tokens}))
+    plan = context.plan("plan", name, spec_from(PlanSpec, packing, kind=kind), {"tokens": tokens})
     # Rows that aren't packed are read as text from the corpus.
     raw = (corpus_job(context, corpus),) if packing.strategy == "none" else ()
+    specs = (WriteSpec(part=part + 1, parts=len(tokens)) for part in range(len(tokens)))
     shards = tuple(
-        context.add(
-            Job(
-                stage="write",
-                name=f"{name}/{part}-of-{len(tokens)}",
-                spec=WriteSpec(part=part, parts=len(tokens)),
-                artifacts={"plan": (plan,), "tokens": tokens, "corpus": raw},
-            )
+        context.plan(
+            "write", f"{name}/{one.part}-of-{one.parts}", one, {"plan": (plan,), "tokens": tokens, "corpus": raw}
         )
-        for part in range(1, len(tokens) + 1)
+        for one in specs
     )
-    return Job(stage="pack", name=name, spec=spec, artifacts={"plan": (plan,), "shards": shards})
+    return context.plan("pack", name, spec, {"plan": (plan,), "shards": shards})
 
 
 def pack_of(context: Context, run: Sft | Dpo) -> Job:
     """Return the job of the packed rows that a run trains on."""
-    tokenizer = run.tokenizer if isinstance(run, Sft) else context.config.sft[run.from_].tokenizer
-    return pack_job(context, kind_of(run), run.corpus, tokenizer, run.packing)
+    return pack_job(context, kind_of(run), run.corpus, tokenizer_of(context.config, run), run.packing)
 
 
 def corpus_of(pack: Job) -> Job:

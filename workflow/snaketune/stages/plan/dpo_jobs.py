@@ -3,37 +3,28 @@
 The config doesn't name the latter two: they are named after model and pack with a digest of the spec, and runs share them.
 """
 
+from dataclasses import replace
+from functools import cache
+
 from snaketune.config.diagnose import slow_settings, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, cached, planned
+from snaketune.stages.plan.context import Context, Weights, tokenizer_of, trusts_remote_code
 from snaketune.stages.plan.data_jobs import pack_of, tokenizer_job
-from snaketune.stages.plan.run_settings import lora_of, trusts_remote_code
-from snaketune.stages.plan.training_jobs import sft_weights, start_of, training
-from snaketune.stages.plan.weights import Weights
+from snaketune.stages.plan.training_jobs import start_of, training_job
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 
 # SFT run, name of the pack, and spec: runs with equal keys share the log-probabilities.
 Key = tuple[str, str, str]
 
 
-@planned
+@cache
 def dpo_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `dpo:`."""
-    dpo = training(context, "dpo", name)
-    return dpo.job("dpo", name, ref_logps=reference_jobs(context, dpo.run))
-
-
-def dpo_weights(context: Context, name: str) -> Weights:
-    """Return the weights of a DPO run's model."""
-    run, job = context.config.dpo[name], dpo_job(context, name)
-    if lora_of(context.config, run) is None or lora_of(context.config, run).merge:
-        return Weights(results=(job,))
-    if run.lora == "continued":
-        # It replaces the adapter of the SFT run.
-        return start_of(context, context.config.sft[run.from_]).with_adapter(job)
-    return sft_weights(context, run.from_).with_adapter(job)
+    run = context.config.dpo[name]
+    job = training_job(context, "dpo", name, name, run)
+    return context.add(replace(job, artifacts=job.artifacts | {"ref_logps": reference_jobs(context, run)}))
 
 
 def reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
@@ -41,7 +32,7 @@ def reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
     return (_ref_logps_job(context, _key(context, run)),) if run.needs_reference else ()
 
 
-@planned
+@cache
 def _ref_logps_job(context: Context, key: Key) -> Job:
     """Return the job for all runs that share the log-probabilities.
 
@@ -55,53 +46,44 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
     first = (_ref_logps_job(context, detailed),) if detailed != key and detailed in _runs_by_reference(context) else ()
     name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
     model = Weights(base=run.reference) if run.reference else start_of(context, run)
-    tokenizer = (tokenizer_job(context, context.config.sft[run.from_].tokenizer),) if run.reference else ()
-    artifacts = model.artifacts | {"pack": (pack,), "tokenizer": tokenizer}
-    inputs = {"artifacts": artifacts, "files": {"base": model.files}}
-    count = max(one.reference_pass.parts for one in runs)
+    tokenizer = (tokenizer_job(context, tokenizer_of(context.config, run)),) if run.reference else ()
+    inputs = {
+        "artifacts": model.artifacts | {"pack": (pack,), "tokenizer": tokenizer},
+        "files": {"base": model.files},
+    }
     operation = Execution(
         gpus=max(min(one.operation.gpus, 1) for one in runs),
         allow_cpu=any(one.operation.allow_cpu for one in runs),
         # A run that doesn't share kernels refuses what another kernel computed.
         share_kernels=all(one.reference_pass.share_kernels for one in runs),
     )
+    count = max(one.reference_pass.parts for one in runs)
+    specs = [RefPassSpec(**dict(spec), part=part + 1, parts=count) for part in range(count)] if count > 1 else []
     parts = tuple(
-        context.add(
-            Job(
-                stage="ref_pass",
-                name=f"{name}/{part}-of-{count}",
-                spec=RefPassSpec(**dict(spec), part=part, parts=count),
-                operation=operation,
-                after=first,
-                **inputs,
-            )
-        )
-        for part in range(1, count + 1)
-        if count > 1
+        context.plan("ref_pass", f"{name}/{one.part}-of-{count}", one, operation=operation, after=first, **inputs)
+        for one in specs
     )
     if parts:
         pattern = parts[0].manifest.replace(f"/1-of-{count}/", f"/*-of-{count}/")
         operation = operation.model_copy(update={"parts": pattern})
-    return Job(stage="ref_logps", name=name, spec=spec, operation=operation, after=(*first, *parts), **inputs)
+    return context.plan("ref_logps", name, spec, operation=operation, after=(*first, *parts), **inputs)
 
 
-@cached
+@cache
 def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
     """Return the runs, and the variants of runs that are timed, by the reference that they share."""
     config = context.config
     diagnosed = (
-        run
+        diagnosis.variants(name, config.dpo[diagnosis.run.removeprefix("dpo:")])
         for name, diagnosis in config.diagnose.items()
         if diagnosis.run.startswith("dpo:")
-        for run in diagnosis.variants(name, config.dpo[diagnosis.run.removeprefix("dpo:")]).values()
     )
-    audited = (
-        variant for run in config.dpo.values() for variant in variants_of("doctor", slow_settings(run), run).values()
-    )
+    audited = (variants_of("doctor", slow_settings(run), run) for run in config.dpo.values())
     shared: dict[Key, list[Dpo]] = {}
-    for run in (*config.dpo.values(), *diagnosed, *audited):
-        if run.needs_reference:
-            shared.setdefault(_key(context, run), []).append(run)
+    for runs in (config.dpo, *diagnosed, *audited):
+        for run in runs.values():
+            if run.needs_reference:
+                shared.setdefault(_key(context, run), []).append(run)
     return shared
 
 
@@ -114,7 +96,7 @@ def _key(context: Context, run: Dpo, **changes: bool) -> Key:
 def _spec(context: Context, run: Dpo) -> RefLogpsSpec:
     if run.reference:
         # With its published weights, whatever the runs train, so that all of them share it.
-        model = {"frozen_weights": True, "quantization": None, "base": run.reference, "apart": False}
+        model = {"frozen_weights": True, "quantization": None, "base": run.reference}
         trusted = run.reference.trust_remote_code
     else:
         model = {"frozen_weights": run.lora is not None, "quantization": run.quantization}

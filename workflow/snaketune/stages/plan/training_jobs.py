@@ -1,146 +1,211 @@
-"""The `sft` jobs, the `calibrate` jobs of all trainings, and the inputs that the jobs of one training share."""
+"""The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
-from dataclasses import dataclass
+from functools import cache
 
+from snaketune.config.evaluations import Evaluation
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo, Learning, Sft
+from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, cached, planned
-from snaketune.stages.plan.data_jobs import pack_of, tokenizer_job
-from snaketune.stages.plan.preflight_jobs import preflight_job
-from snaketune.stages.plan.run_settings import base_of, first_run, learning_of, lora_of, trusts_remote_code
-from snaketune.stages.plan.weights import Weights
-from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
+from snaketune.stages.plan.context import (
+    Context,
+    Weights,
+    base_of,
+    first_run,
+    kind_of,
+    lora_of,
+    sft_below,
+    tokenizer_of,
+    trusts_remote_code,
+)
+from snaketune.stages.plan.data_jobs import corpus_job, corpus_of, pack_of, tokenizer_job
+from snaketune.stages.specs import (
+    CalibrateSpec,
+    DpoSpec,
+    PreflightEvaluation,
+    PreflightRun,
+    PreflightSpec,
+    SftSpec,
+    canonical,
+    spec_from,
+)
+
+# The keys of `training` that a preflight finding can depend on; runs that differ only in others are checked once.
+CHECKED_LEARNING = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision", "save_dtype"}
+# Those that the memory or time of a step depend on.
+MEASURED_LEARNING = {"batch_rows", "optimizer", "precision", "deterministic"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedTraining:
-    """The training of a run, or of a variant of one, with the jobs that check and measure it beforehand."""
-
-    run: Sft | Dpo
-    spec: SftSpec | DpoSpec
-    start: Weights
-    pack: Job
-    tokenizer: Job
-    preflight: Job
-    calibration: Job
-
-    def job(self, stage: str, name: str, **artifacts: tuple[Job, ...]) -> Job:
-        """Return the job of the training. Args: artifacts: by role, its inputs besides weights and rows."""
-        run = self.run
-        return Job(
-            stage=stage,
-            name=name,
-            spec=self.spec,
-            artifacts=self.start.artifacts | {"pack": (self.pack,)} | artifacts,
-            files={"base": self.start.files},
-            operation=Execution(
-                **run.operation.model_dump(),
-                **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
-                share_kernels=isinstance(run, Dpo) and run.reference_pass.share_kernels,
-                preflight=self.preflight.manifest,
-                calibration=self.calibration.manifest,
-            ),
-            after=(self.preflight, self.calibration) if run.training.micro_batch_rows == "auto" else (self.preflight,),
-        )
+@cache
+def sft_job(context: Context, name: str) -> Job:
+    """Return the job of an entry of `sft:`."""
+    run = context.config.sft[name]
+    tokenizer = tokenizer_job(context, run.tokenizer)
+    return context.add(training_job(context, "sft", name, name, run, tokenizer=(tokenizer,)))
 
 
-@cached
-def training(context: Context, section: str, name: str) -> PlannedTraining:
-    """Return the training of a run in the config. Args: section: `sft` or `dpo`."""
-    return training_of(context, name, getattr(context.config, section)[name])
-
-
-def training_of(context: Context, name: str, run: Sft | Dpo) -> PlannedTraining:
-    """Return the training of the run of this name, or of a variant of it."""
-    sft = name if isinstance(run, Sft) else run.from_
+def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dpo, **artifacts: tuple[Job, ...]) -> Job:
+    """Return a job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
+    Args: artifacts: by role, its inputs besides weights and rows."""
+    config, training, sft = context.config, run.training, sft_below(of, run)
     start, pack = start_of(context, run), pack_of(context, run)
-    shared = {
-        "base": start.base,
-        "training": learning_of(run),
-        "lora": lora_of(context.config, run),
-        "trust_remote_code": trusts_remote_code(context.config, sft),
-    }
-    if isinstance(run, Sft):
-        spec = SftSpec(**shared, quantization=run.quantization)
-    else:
-        own = run.model_dump(include=set(DpoSpec.model_fields) - set(shared))
-        spec = DpoSpec(**shared, **own, continued=run.lora == "continued")
-    preflight = preflight_job(context, first_run(context.config, sft))
-    return PlannedTraining(
-        run=run,
+    is_dpo = isinstance(run, Dpo)
+    spec = spec_from(
+        DpoSpec if is_dpo else SftSpec,
+        run,
+        base=start.base,
+        training=spec_from(Learning, training),
+        lora=lora_of(config, run),
+        trust_remote_code=trusts_remote_code(config, sft),
+        **({"continued": run.lora == "continued"} if is_dpo else {}),
+    )
+    preflight = preflight_job(context, first_run(config, sft))
+    calibration = calibrate_job(context, of, run, spec)
+    return Job(
+        stage=stage,
+        name=name,
         spec=spec,
-        start=start,
-        pack=pack,
-        tokenizer=tokenizer_job(context, context.config.sft[sft].tokenizer),
-        preflight=preflight,
-        calibration=_calibrate_job(context, run, spec, sft, pack, preflight),
+        artifacts=start.artifacts | {"pack": (pack,)} | artifacts,
+        files={"base": start.files},
+        operation=spec_from(
+            Execution,
+            run.operation,
+            training,
+            share_kernels=is_dpo and run.reference_pass.share_kernels,
+            preflight=preflight.manifest,
+            calibration=calibration.manifest,
+        ),
+        after=(preflight, calibration) if training.micro_batch_rows == "auto" else (preflight,),
     )
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:
     """Return the initial weights of a run."""
-    if isinstance(run, Sft):
-        return sft_weights(context, run.continues) if run.continues else Weights(base=run.base)
+    sft = run.continues if isinstance(run, Sft) else run.from_
+    if not sft:
+        return Weights(base=run.base)
     if run.lora != "continued":
-        return sft_weights(context, run.from_)
+        return weights_of(context, context.config.sft[sft], sft_job(context, sft))
     # The adapter is trained further, so it isn't merged here even where the SFT run merges it.
-    return start_of(context, context.config.sft[run.from_]).with_adapter(sft_job(context, run.from_))
+    return start_of(context, context.config.sft[sft]).with_adapter(sft_job(context, sft))
 
 
-@cached
-def sft_weights(context: Context, name: str) -> Weights:
-    """Return the weights of an SFT run's model."""
-    run, job = context.config.sft[name], sft_job(context, name)
-    if run.lora and not run.lora.merge:
-        return start_of(context, run).with_adapter(job)
-    return Weights(results=(job,))
+def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
+    """Return the weights of the model that a run's job makes."""
+    lora = lora_of(context.config, run)
+    if lora is None or lora.merge:
+        return Weights(results=(job,))
+    # A continued adapter replaces that of the SFT run.
+    start = start_of(context, context.config.sft[run.from_] if run.lora == "continued" else run)
+    return start.with_adapter(job)
 
 
-@planned
-def sft_job(context: Context, name: str) -> Job:
-    """Return the job of an entry of `sft:`."""
-    sft = training(context, "sft", name)
-    return sft.job("sft", name, tokenizer=(sft.tokenizer,))
-
-
-def _calibrate_job(
-    context: Context, run: Sft | Dpo, spec: SftSpec | DpoSpec, sft: str, pack: Job, preflight: Job
-) -> Job:
-    """Return the job that measures a training and similar ones. Args: spec: of its job; sft: the SFT run it is or is from."""
-    base, tokenizer = base_of(context.config, sft), context.config.sft[sft].tokenizer
+def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | DpoSpec) -> Job:
+    """Return the job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
+    config, sft = context.config, sft_below(name, run)
+    pack = pack_of(context, run)
     alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
     if isinstance(spec, DpoSpec):
         # Of all losses, only those that also train on prompts compute more.
         alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
         alike |= {"continued": False, "reference": None}
-    measured = CalibrateSpec(
-        base=base,
-        run=spec.model_copy(update=alike),
-        gradient_checkpointing=run.training.gradient_checkpointing,
-        processes=run.operation.processes,
-        launch=run.operation.launch,
-        zero_stage=run.operation.zero_stage,
-    )
-    name = f"{pack.name}-{short_digest(measured, pack.name)}"
+    base = base_of(config, sft)
+    measured = spec_from(CalibrateSpec, run.operation, run.training, base=base, run=spec.model_copy(update=alike))
+    job_name = f"{pack.name}-{short_digest(measured, pack.name)}"
     # Families with similar trainings share it; it waits for the preflight of the first one.
-    return context.jobs.get(("calibrate", name)) or context.add(
-        Job(
-            stage="calibrate",
-            name=name,
-            spec=measured,
-            artifacts={"pack": (pack,), "tokenizer": (tokenizer_job(context, tokenizer),)},
-            files={"base": Weights(base=base).files},
-            operation=Execution(**run.operation.model_dump(), micro_batch_rows=run.training.micro_batch_rows),
-            after=(preflight,),
-        )
+    return context.jobs.get(("calibrate", job_name)) or context.plan(
+        "calibrate",
+        job_name,
+        measured,
+        {"pack": (pack,), "tokenizer": (tokenizer_job(context, tokenizer_of(config, run)),)},
+        files={"base": Weights(base=base).files},
+        operation=spec_from(Execution, run.operation, micro_batch_rows=run.training.micro_batch_rows),
+        after=(preflight_job(context, first_run(config, sft)),),
     )
 
 
 def calibrated_learning(learning: Learning) -> Learning:
     """Return the learning settings, reduced to the keys that memory or time depend on."""
-    keys = {"batch_rows", "optimizer", "precision", "deterministic"}
+    kept = learning.model_dump(include=MEASURED_LEARNING)
     # Each micro-batch size would be compiled separately, for minutes; compiled layers need no more memory than eager ones.
-    return Learning(**learning.model_dump(include=keys), compile=False, learning_rate=1e-6, schedule="constant")
+    return Learning(**kept, compile=False, learning_rate=1e-6, schedule="constant")
+
+
+@cache
+def preflight_job(context: Context, family: str) -> Job:
+    """Return the job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
+    config = context.config
+    runs: dict[str, Sft | Dpo] = {
+        f"{section}.{name}": run
+        for section, some in (("sft", config.sft), ("dpo", config.dpo))
+        for name, run in some.items()
+        if first_run(config, sft_below(name, run)) == family
+    }
+    packs_of_runs = {key: pack_of(context, run) for key, run in runs.items()}
+    # Sorted, so that the order of the config doesn't matter.
+    packs = tuple({packs_of_runs[key].manifest: packs_of_runs[key] for key in sorted(runs)}.values())
+    checked: dict[str, PreflightRun] = {}
+    for key, run in sorted(runs.items()):
+        spec = _run_spec(config, key, run, packs.index(packs_of_runs[key]))
+        checked.setdefault(canonical(spec.model_copy(update={"key": ""})), spec)
+    models = {key.replace(".", ":", 1) for key in runs} | {f"base:{key[4:]}" for key in runs if key.startswith("sft.")}
+    evaluations = tuple(
+        _evaluation_spec(config, name, evaluation, evaluated)
+        for name, evaluation in sorted(config.eval.items())
+        if (evaluated := models.intersection(evaluation.every_model(context.variants)))
+    )
+    evaluated_corpora = sorted({corpus for evaluation in evaluations for corpus in evaluation.corpora})
+    base = base_of(config, family)
+    return context.plan(
+        "preflight",
+        family,
+        PreflightSpec(base=base, runs=tuple(checked.values()), evaluations=evaluations),
+        {
+            "tokenizer": (tokenizer_job(context, config.sft[family].tokenizer),),
+            "packs": packs,
+            "corpora": tuple(map(corpus_of, packs)),
+            "evaluated": tuple(corpus_job(context, corpus) for corpus in evaluated_corpora),
+        },
+        files={"base": Weights(base=base).files},
+        operation=Execution(gpus=max(min(run.operation.gpus, 1) for run in runs.values())),
+    )
+
+
+def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> PreflightRun:
+    """Return the settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
+    learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
+    return spec_from(
+        PreflightRun,
+        run.training,
+        run.operation,
+        key=key,
+        kind=kind_of(run),
+        run=SftSpec(base=None, training=learning, lora=lora_of(config, run), quantization=run.quantization),
+        reference=run.reference if isinstance(run, Dpo) else None,
+        pack=pack,
+        micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
+    )
+
+
+def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models: set[str]) -> PreflightEvaluation:
+    """Return what of an evaluation of these models can be checked before training."""
+    # Documents have no questions.
+    chats = tuple(corpus for corpus in evaluation.conversations if config.corpora[corpus].kind != "text")
+    return PreflightEvaluation(
+        key=f"eval.{name}",
+        corpora=(*evaluation.conversations, *evaluation.preferences),
+        trained_on=tuple(sorted({corpus for model in models for corpus in _trained_on(config, *model.split(":"))})),
+        exact_match=chats if "exact_match" in evaluation.model_fields_set else (),
+    )
+
+
+def _trained_on(config: Workflow, kind: str, name: str) -> set[str]:
+    """Return the corpora that a `base`, `sft` or `dpo` model was trained on, including all trainings that it continues."""
+    if kind == "dpo":
+        run = config.dpo[name]
+        return {run.corpus} | _trained_on(config, "sft", run.from_)
+    run = config.sft[name]
+    previous = _trained_on(config, "sft", run.continues) if run.continues else set()
+    return previous | ({run.corpus} if kind == "sft" else set())

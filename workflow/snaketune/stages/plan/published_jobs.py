@@ -1,30 +1,39 @@
-"""The `card` jobs, which follow from the config and the jobs of other stages."""
+"""The `card` and `convert` jobs, which follow from the config and the jobs of other stages."""
 
 from collections.abc import Iterable, Iterator
 
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job
 from snaketune.stages.plan.data_jobs import corpus_of
-from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
+from snaketune.stages.specs import CardSpec, ConvertSpec, CorpusDescription, ReportedJob, spec_from
+
+
+def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
+    """Yield the job of each entry of `gguf:`."""
+    models = {f"{job.stage}:{job.name}": job for job in jobs}
+    for name, gguf in config.gguf.items():
+        artifacts = {"model": (models[gguf.model],)}
+        yield Job(stage="convert", name=name, spec=ConvertSpec(type=gguf.type), artifacts=artifacts)
 
 
 def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
     """Yield the job of the model card of each SFT and DPO run."""
-    trained, evaluations = [], {}
+    jobs = tuple(jobs)
+    evaluations: dict[str, list[Job]] = {}
+    # Sorted, so that the order of the config doesn't matter.
+    for job in sorted((job for job in jobs if job.stage == "eval"), key=lambda job: job.name):
+        evaluations.setdefault(job.name.partition("/")[2], []).append(job)
     for job in jobs:
         if job.stage in ("sft", "dpo"):
-            trained.append(job)
-        elif job.stage == "eval":
-            evaluations.setdefault(job.name.partition("/")[2], []).append(job)
-    for training in trained:
-        name = f"{training.stage}-{training.name}"
-        yield _card_job(config, training, name, evaluations.get(name, []))
+            name = f"{job.stage}-{job.name}"
+            yield _card_job(config, job, name, evaluations.get(name, []))
 
 
 def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]) -> Job:
-    trainings = list(_trainings(training))
-    # Sorted, so that the order of the config doesn't matter.
-    evaluations = sorted(evaluations, key=lambda evaluation: evaluation.name)
+    # The training and those that it continues, the last one first.
+    trainings = [training]
+    while before := trainings[-1].artifacts.get("model", ())[:1]:
+        trainings += before
     packs = [run.artifacts["pack"][0] for run in trainings]
     # The corpora of evaluations are shown too, with their sources.
     evaluated = [pack for evaluation in evaluations for pack in evaluation.artifacts["packs"]]
@@ -37,13 +46,11 @@ def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]
         *((corpora[corpus], {}) for corpus in sorted(corpora)),
     ]
     licenses = (config.sft[run.name].license for run in trainings if run.stage == "sft")
+    trained_on = sorted({corpus_of(pack).name for pack in packs})
     spec = CardSpec(
         model=f"{training.stage}:{training.name}",
         license=next(filter(None, licenses), None),
-        corpora={
-            corpus: CorpusDescription(**config.corpora[corpus].model_dump(include=set(CorpusDescription.model_fields)))
-            for corpus in sorted({corpus_of(pack).name for pack in packs})
-        },
+        corpora={corpus: spec_from(CorpusDescription, config.corpora[corpus]) for corpus in trained_on},
         jobs=tuple(reported(job, made_from) for job, made_from in shown),
     )
     return Job(stage="card", name=name, spec=spec, artifacts={"results": tuple(job for job, _ in shown)})
@@ -53,10 +60,3 @@ def reported(job: Job, made_from: dict[str, tuple[Job, ...]], grid: str = "") ->
     """Return a job as the report and the cards show it, with its inputs by role and the grid that it belongs to."""
     keys = {role: tuple(made.key for made in some) for role, some in made_from.items() if some}
     return ReportedJob(stage=job.stage, name=job.name, made_from=keys, config_key=grid)
-
-
-def _trainings(training: Job) -> Iterator[Job]:
-    """Yield a training and those that it continues, the last one first."""
-    yield training
-    for previous in training.artifacts.get("model", ())[:1]:
-        yield from _trainings(previous)

@@ -1,0 +1,57 @@
+"""Targets that make no results: previews, uploads, and the care of work folders and of the code of results."""
+
+from snaketune.preview.config_corpora import corpora_of
+from snaketune.publishing.push import as_json
+
+
+rule preview:
+    """Preview the files of all corpora as the model would see them; runs whenever it is the target, as it has no output."""
+    input:
+        lambda wildcards: [file for job in graph.stage("corpus") for file in job.files["files"]],
+    log:
+        "results/logs/preview.log",
+    localrule: True
+    conda:
+        "../../envs/data.yaml"
+    params:
+        # A function, so that Snakemake doesn't take braces in a config for wildcards.
+        corpora=lambda wildcards: corpora_of(graph),
+    shell:
+        "python -m snaketune preview --corpora {params.corpora:q} --html results/preview/preview.html 2>&1 | tee {log:q}"
+
+
+rule push:
+    """Upload models to the Hub, each with its card; runs only as the target `snakemake push`."""
+    input:
+        pushed,
+    log:
+        "results/logs/push.log",
+    localrule: True
+    conda:
+        "../../envs/data.yaml"
+    params:
+        models=as_json(graph.config.push),
+    shell:
+        "python -m snaketune push --models {params.models:q} 2>&1 | tee {log:q}"
+
+
+rule clean_work:
+    """Remove old work folders, and print what that frees; those that current results came from are retained."""
+    log:
+        "results/logs/clean_work.log",
+    localrule: True
+    conda:
+        "../../envs/data.yaml"
+    shell:
+        "python -m snaketune clean --remove 2>&1 | tee {log:q}"
+
+
+rule accept_code:
+    """Accept a change of code that changes no result: existing results count as made with the current code."""
+    log:
+        "results/logs/accept_code.log",
+    localrule: True
+    conda:
+        "../../envs/data.yaml"
+    shell:
+        "python -m snaketune accept 2>&1 | tee {log:q}"

@@ -1,0 +1,220 @@
+"""Checks of the references between the sections of a config."""
+
+from collections.abc import Iterable
+
+from snaketune.config.diagnose import Diagnosis
+from snaketune.config.evaluations import Evaluation
+from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
+from snaketune.config.packing import Packing
+from snaketune.config.publishing import Gguf, Push
+from snaketune.config.suggestions import unknown
+from snaketune.config.training_runs import Dpo, Pretrained, Scratch, Sft, Training
+from snaketune.config.workflow import Variants, Workflow
+from snaketune.errors import SnaketuneError
+
+
+def check_references(config: Workflow, variants: Variants) -> None:
+    """Raise SnaketuneError if a section names something that doesn't exist, is of the wrong kind or doesn't fit. Args: as
+    `config.load` returns them."""
+    for name, tokenizer in config.tokenizers.items():
+        for corpus in tokenizer.train.corpora if tokenizer.train else ():
+            _known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
+    for name, run in config.sft.items():
+        _check_sft(f"sft.{name}", name, run, config)
+    for name, run in config.dpo.items():
+        _check_dpo(f"dpo.{name}", run, config)
+    for name, diagnosis in config.diagnose.items():
+        _check_diagnosis(name, diagnosis, config)
+    for name, evaluation in config.eval.items():
+        _check_evaluation(f"eval.{name}", evaluation, config, variants)
+
+
+def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
+    _check_train_corpus(key, run.corpus, config, "conversations", "text")
+    if config.corpora[run.corpus].kind == "text":
+        _check_document_packing(key, run.packing)
+    _known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
+    _check_length(key, run.packing, name, config)
+    _check_training(f"{key}.training", run.training)
+    if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
+        raise SnaketuneError(
+            f"{key}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} has another vocabulary; use a "
+            "tokenizer that adopts the model's own"
+        )
+
+
+def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
+    _known(f"{key}.from", run.from_, config.sft, "sft")
+    _check_train_corpus(key, run.corpus, config, "unpaired" if run.unpaired else "preferences")
+    _check_length(key, run.packing, run.from_, config)
+    if run.lora == "continued" and not config.sft[run.from_].lora:
+        raise SnaketuneError(
+            f"{key}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set the keys "
+            "of a new adapter, or remove lora"
+        )
+    _check_training(f"{key}.training", run.training)
+
+
+def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
+    section, _, of = diagnosis.run.partition(":")
+    runs = getattr(config, section)
+    _known(f"diagnose.{name}.run", of, runs, section)
+    for change, run in diagnosis.variants(name, runs[of]).items():
+        key = f"diagnose.{name}.changes.{change}"
+        _check_length(key, run.packing, of if isinstance(run, Sft) else run.from_, config)
+        _check_training(f"{key}.training", run.training)
+
+
+def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, variants: Variants) -> None:
+    packing, corpora = evaluation.packing, config.corpora
+    for model in evaluation.every_model(variants):
+        kind, name = model.split(":")
+        section = "dpo" if kind == "dpo" else "sft"
+        _known(f"{key}.models", name, getattr(config, section), section)
+        _check_length(key, packing, config.dpo[name].from_ if kind == "dpo" else name, config)
+    for corpus in evaluation.conversations:
+        _check_held_out_corpus(f"{key}.conversations", corpus, config, "conversations", "text")
+    read = [corpora[corpus] for corpus in evaluation.conversations]
+    if read and "exact_match" in evaluation.model_fields_set and not any(corpus.may_have_answers for corpus in read):
+        hint = missing_answers_hint(evaluation.conversations, config)
+        raise SnaketuneError(f"{key}.exact_match: {hint}, or remove exact_match")
+    if read and all(corpus.kind == "text" for corpus in read):
+        _check_document_packing(key, packing)
+    for corpus in evaluation.preferences:
+        _check_held_out_corpus(f"{key}.preferences", corpus, config, "preferences")
+    if packing.strategy == "none":
+        raise SnaketuneError(f"{key}.packing.strategy: `none` has no packed rows to evaluate on")
+    if evaluation.preferences and (packing.strategy == "wrapped" or packing.overflow == "split"):
+        raise SnaketuneError(
+            f"{key}.packing: pairs are never split; choose another strategy and overflow, or evaluate preferences in a "
+            "separate entry of `eval:`"
+        )
+
+
+def check_publish_targets(config: Workflow, variants: Variants) -> None:
+    """Raise SnaketuneError if a model of `push:` or `gguf:` doesn't exist, is a grid, or has only an adapter although a GGUF
+    file needs weights; or if two models are pushed to the same branch."""
+    for section in ("push", "gguf"):
+        for name, entry in getattr(config, section).items():
+            _check_published_model(f"{section}.{name}.model", entry, config, variants)
+    targets: dict[tuple[str, str], str] = {}
+    for name, push in config.push.items():
+        first = targets.setdefault((push.repository.lower(), push.branch), name)
+        if first != name:
+            raise SnaketuneError(
+                f"push.{name}.repository: push.{first} already pushes to branch {push.branch!r} of {push.repository}; choose "
+                "another repository or branch"
+            )
+
+
+def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, variants: Variants) -> None:
+    kind, name = entry.model.split(":")
+    runs = getattr(config, kind)
+    if name not in runs:
+        made = variants[kind].get(name, ())
+        why = f", which is a grid; name one of its runs: {', '.join(made[:4])}" if made else unknown(name, runs)
+        raise SnaketuneError(f"{key}: there is no {name!r} under `{kind}:`{why}")
+    lora = runs[name].lora
+    if lora == "continued":
+        lora = config.sft[runs[name].from_].lora
+    if isinstance(entry, Gguf) and lora and not lora.merge:
+        raise SnaketuneError(
+            f"{key}: {entry.model} is an adapter alone (lora.merge: false), and a GGUF file needs full weights; set "
+            "lora.merge: true, or convert the adapter with llama.cpp's convert_lora_to_gguf.py"
+        )
+
+
+def missing_answers_hint(corpora: tuple[str, ...], config: Workflow) -> str:
+    """An error message for corpora without checkable answers for exact match, with what to configure."""
+    chats = [corpus for corpus in corpora if config.corpora[corpus].kind != "text"]
+    if not chats:
+        return f"no row of {' and '.join(corpora)} can have a checkable answer, as documents have no questions: name others"
+    return (
+        f"no row of {' and '.join(chats)} can have a checkable answer: set fields.answer of corpora.{chats[0]}.sources to the "
+        f"column that holds it, or corpora.{chats[0]}.answer_pattern to a pattern that finds it in the last assistant turn"
+    )
+
+
+def _first(name: str, config: Workflow) -> Sft:
+    """The first run in the chain of `use_base` that ends in this run; SnaketuneError if one is unknown, or the chain is
+    circular or of several tokenizers."""
+    run, names = config.sft[name], [name]
+    while run.continues:
+        key = f"sft.{names[-1]}"
+        _known(f"{key}.use_base", run.continues, config.sft, "sft")
+        names.append(run.continues)
+        if run.continues in names[:-1]:
+            raise SnaketuneError(f"{key}.use_base: {' → '.join(names)} is circular")
+        before = config.sft[run.continues]
+        if before.tokenizer != run.tokenizer:
+            raise SnaketuneError(
+                f"{key}.tokenizer: found {run.tokenizer!r}, but {run.use_base!r}, from which the run starts, has "
+                f"{before.tokenizer!r}; use the same tokenizer"
+            )
+        run = before
+    return run
+
+
+def _check_length(key: str, packing: Packing, sft: str, config: Workflow) -> None:
+    """Raise SnaketuneError if rows are longer than what the model below the SFT run `sft` supports."""
+    base = _first(sft, config).base
+    if isinstance(base, Scratch) and packing.longest > base.max_positions:
+        raise SnaketuneError(
+            f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is {base.max_positions}; "
+            "lower packing.length or raise max_positions"
+        )
+
+
+def _check_training(key: str, training: Training) -> None:
+    """Check that the optimizer's package is installed, and that no key is set that optimizer or schedule don't use."""
+    optimizer, schedule = training.optimizer, training.schedule
+    if missing := missing_package(optimizer):
+        raise SnaketuneError(f"{key}.optimizer: {missing}")
+    if training.warmup_fraction and "warmup_fraction" in training.model_fields_set and not SCHEDULES[schedule].warms_up:
+        raise SnaketuneError(
+            f"{key}.warmup_fraction: found {training.warmup_fraction:g}, but schedule {schedule!r} has no warm-up; choose "
+            "constant_with_warmup, or 0 here"
+        )
+    default = Training.model_fields["betas"].default
+    if training.betas != default and not OPTIMIZERS[optimizer].betas:
+        raise SnaketuneError(
+            f"{key}.betas: found {list(training.betas)}, but optimizer {optimizer!r} has none; remove them, or use the "
+            f"default, {list(default)}"
+        )
+
+
+def _known(key: str, name: str, section: Iterable[str], section_name: str) -> None:
+    if name not in section:
+        raise SnaketuneError(f"{key}: there is no {name!r} under `{section_name}:`{unknown(name, section)}")
+
+
+def _check_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
+    _known(key, name, config.corpora, "corpora")
+    if config.corpora[name].kind not in kinds:
+        raise SnaketuneError(f"{key}: {name!r} is of kind {config.corpora[name].kind}, expected {' or '.join(kinds)}")
+
+
+def _check_train_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
+    _check_corpus(f"{key}.corpus", name, config, *kinds)
+    if config.corpora[name].held_out == 1:
+        raise SnaketuneError(f"{key}.corpus: {name!r} holds out all rows (held_out: 1), so there are none to train on")
+
+
+def _check_held_out_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
+    _check_corpus(key, name, config, *kinds)
+    if config.corpora[name].held_out == 0:
+        raise SnaketuneError(
+            f"{key}: corpora.{name}.held_out is 0, so it has no held-out rows; raise held_out, or name another corpus"
+        )
+
+
+def _check_document_packing(key: str, packing: Packing) -> None:
+    if "train_on" in packing.model_fields_set and packing.train_on != "all":
+        raise SnaketuneError(
+            f"{key}.packing.train_on: every token of a document is supervised, so the only value is `all`; remove it"
+        )
+    if packing.strategy == "none":
+        raise SnaketuneError(
+            f"{key}.packing.strategy: with `none`, TRL's trainer applies a chat template, which documents don't have; choose "
+            "best-fit-decreasing or wrapped"
+        )
