@@ -5,11 +5,17 @@ A line `<!-- keys: Training -->` precedes the table of that model; `<!-- keys: W
 Run by: make docs
 """
 
+import ast
+import inspect
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 from snaketune.config.workflow import Workflow
 from snaketune.stages.table import STAGES
@@ -32,9 +38,33 @@ RESOLVED = {
 }
 
 
+class WithDescriptions(GenerateJsonSchema):
+    """Adds the docstrings of attributes. pydantic's `use_attribute_docstrings` would search for them in every process that
+    imports the models, which is each job."""
+
+    def model_schema(self, schema: Any) -> dict[str, Any]:
+        result, model = super().model_schema(schema), schema["cls"]
+        for name, text in attribute_docstrings(model).items():
+            result["properties"][model.model_fields[name].alias or name].setdefault("description", text)
+        return result
+
+
+def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The strings below the attributes of a model, and of the models that it inherits from, by attribute."""
+    result = {}
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, BaseModel) and kind is not BaseModel:
+            body = ast.parse(dedent(inspect.getsource(kind))).body[0].body
+            for attribute, below in zip(body, body[1:]):
+                match attribute, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        result[name] = inspect.cleandoc(text)
+    return result
+
+
 def config_schema(stages: Iterable[str]) -> dict[str, Any]:
     """The JSON Schema of a config file: that of `Workflow`, with `extends` and `grid`. Args: stages: keys of `reruns_on`."""
-    schema = Workflow.model_json_schema(by_alias=True)
+    schema = Workflow.model_json_schema(by_alias=True, schema_generator=WithDescriptions)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "snaketune config"
     schema["properties"]["reruns_on"]["propertyNames"] = {"enum": list(stages)}
@@ -52,7 +82,7 @@ def with_tables(text: str) -> str:
 
     Each is followed by a blank line, as Markdown would take any other line for another row.
     """
-    schema = Workflow.model_json_schema(by_alias=True)
+    schema = Workflow.model_json_schema(by_alias=True, schema_generator=WithDescriptions)
     models = schema["$defs"] | {"Workflow": schema}
     return MARKED.sub(lambda match: match[1] + HEAD + _rows(models, match[2], match[3].split()) + "\n", text)
 

@@ -17,12 +17,10 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Model(BaseModel):
-    """A config section: immutable, with unknown keys refused. Docstrings of its attributes become descriptions in the
-    schema."""
+    """A config section: immutable, with unknown keys refused. Docstrings of its attributes become descriptions in the schema
+    (docs/write_config.py)."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
