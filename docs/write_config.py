@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -55,7 +56,7 @@ def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
     for kind in reversed(model.__mro__):
         if issubclass(kind, BaseModel) and kind is not BaseModel:
             body = ast.parse(dedent(inspect.getsource(kind))).body[0].body
-            for attribute, below in zip(body, body[1:]):
+            for attribute, below in pairwise(body):
                 match attribute, below:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                         result[name] = inspect.cleandoc(text)
