@@ -40,10 +40,9 @@ class PackingPlan:
 def plan_best_fit_decreasing(
     lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None
 ) -> PackingPlan:
-    """Pack sequences into rows.
+    """Pack sequences into rows; sequences that are equal in length and supervision stay in order.
 
-    Deterministic: sequences that are equal in length and supervision stay in order. For one capacity Johnson's bound for
-    best-fit-decreasing holds: at most 11/9 of the optimal number of rows, plus one.
+    For one capacity Johnson's bound for best-fit-decreasing holds: at most 11/9 of the optimal number of rows, plus one.
 
     Args:
         lengths: int[N], tokens of each sequence, each in 1..capacities[-1].
@@ -104,12 +103,10 @@ class _Rows:
     def __init__(self, capacities: Sequence[int], supervised: np.ndarray):
         self.capacities, self.supervised = capacities, supervised
         # Per sequence: its row, and its index within that row.
-        self.row_of = np.empty(len(supervised), np.int32)
-        self.slot_of = np.empty(len(supervised), np.int32)
+        self.row_of, self.slot_of = np.empty((2, len(supervised)), np.int32)
         self.packed = self.rows = 0
         # Per row: its capacity, sequences and supervised tokens so far. The arrays grow by doubling.
-        self.capacity = np.empty(1024, np.int32)
-        self.count = np.zeros(1024, np.int32)
+        self.capacity, self.count = np.zeros((2, 1024), np.int32)
         self.supervised_in = np.zeros(1024, np.int64)
         # Groups of rows by their free space; bit f of `open` is set if there are rows with f free tokens.
         self.by_space: dict[int, list[np.ndarray]] = {}
@@ -131,8 +128,7 @@ class _Rows:
     def plan(self, by_length: np.ndarray) -> PackingPlan:
         capacity = self.capacity[: self.rows]
         by_capacity = np.argsort(capacity, kind="stable")
-        count = self.count[: self.rows][by_capacity]
-        offsets = np.concatenate([[0], np.cumsum(count, dtype=np.int64)])
+        offsets = np.concatenate([[0], np.cumsum(self.count[: self.rows][by_capacity], dtype=np.int64)])
         start_of = np.empty(self.rows, np.int64)
         start_of[by_capacity] = offsets[:-1]
         order = np.empty(len(by_length), np.int32)
@@ -160,19 +156,17 @@ class _Rows:
         group = np.arange(self.rows, self.rows + rows, dtype=np.int32)
         self.rows += rows
         while self.rows > len(self.capacity):
-            self.capacity, self.count, self.supervised_in = (
-                np.concatenate([column, np.zeros_like(column)])
-                for column in (self.capacity, self.count, self.supervised_in)
-            )
+            columns = self.capacity, self.count, self.supervised_in
+            self.capacity, self.count, self.supervised_in = (np.pad(column, (0, len(column))) for column in columns)
         self.capacity[group] = capacity
         return group
 
     def _fill(self, group: np.ndarray, each: int, space: int) -> None:
         """Put `each` sequences into every row of `group`, in rounds of alternating direction; `space` stays free per row."""
         packed, self.packed = self.packed, self.packed + each * len(group)
-        rounds = (each, len(group))
         rows, slots, supervised = (
-            column[packed : self.packed].reshape(rounds) for column in (self.row_of, self.slot_of, self.supervised)
+            column[packed : self.packed].reshape(each, len(group))
+            for column in (self.row_of, self.slot_of, self.supervised)
         )
         rows[::2], rows[1::2] = group, group[::-1]
         slots[:] = np.arange(each, dtype=np.int32)[:, None]

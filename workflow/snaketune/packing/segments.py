@@ -160,55 +160,55 @@ def layout(
     >>> pair.parents.tolist()
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
-    starts, lengths, prefix_of, prefixes, padding, ends_with = [], [], [], [], [], []
+    # Start, length, prefix segment and prefix length of each segment.
+    segments: list[tuple[int, int, int, int]] = []
+    documents: list[int] = []
+    ends_with: list[int] = []
     end = 0
-    for row, (row_segments, row_prefixes, row_length) in enumerate(
-        zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
-    ):
-        at, end, first, base = end, end + row_length, len(starts), len(starts)
-        for own, (length, prefix) in enumerate(zip(row_segments, row_prefixes, strict=True)):
+    rows = zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
+    for row, (own_lengths, own_prefixes, row_length) in enumerate(rows):
+        start, end, first, base = end, end + row_length, len(segments), len(segments)
+        for number, (length, prefix) in enumerate(zip(own_lengths, own_prefixes, strict=True), first):
             if not prefix:
-                base = first + own
-            parent = base if prefix_segments is None or not prefix else first + int(prefix_segments[row][own])
-            available = prefixes[parent] + lengths[parent] if first <= parent < first + own else 0
+                base = number
+            parent = (
+                base if prefix_segments is None or not prefix else first + int(prefix_segments[row][number - first])
+            )
+            available = segments[parent][1] + segments[parent][3] if first <= parent < number else 0
             if length < 1 or prefix > available:
                 raise SnaketuneError(
                     f"row {row} of the batch: a segment of {length} tokens with a prefix of {prefix} tokens, but the sequence "
                     f"that the prefix is of has {available}"
                 )
-            starts.append(at)
-            lengths.append(length)
-            prefix_of.append(parent if prefix else first + own)
-            prefixes.append(prefix)
-            padding.append(False)
-            at += length
-        if at > end:
+            documents.append(number)
+            segments.append((start, length, parent, prefix))
+            start += length
+        if start > end:
             raise SnaketuneError(
-                f"row {row} of the batch: its segments have {at - end + row_length} tokens, in a row of {row_length}"
+                f"row {row} of the batch: its segments have {start - end + row_length} tokens, in a row of {row_length}"
             )
+        if start < end:
+            segments.append((start, end - start, len(segments), 0))
         if completions is not None:
             ends_with += [first + int(own) for own in completions[row]]
-        if at < end:
-            starts.append(at)
-            lengths.append(end - at)
-            prefix_of.append(len(prefix_of))
-            prefixes.append(0)
-            padding.append(True)
-    start_S, length_S = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
-    prefix_S, padding_S = np.array(prefixes, dtype=np.int64), np.array(padding, dtype=bool)
+    start_S, length_S, parent_S, prefix_S = np.array(segments, np.int64).reshape(-1, 4).T.copy()
+    document_D = np.array(documents, np.int64)
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
-    positions_T = np.where(padding_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
+    position_T = index_T - (start_S - prefix_S)[segment_of_T]
+    padding_S = np.ones(len(start_S), bool)
+    padding_S[document_D] = False
+    position_T[padding_S[segment_of_T]] = 0
     batch = SegmentLayout(
         starts=start_S,
         lengths=length_S,
-        prefix_segments=np.array(prefix_of, dtype=np.int64),
+        prefix_segments=parent_S,
         prefix_lengths=prefix_S,
-        documents=np.flatnonzero(~padding_S),
+        documents=document_D,
         segment_of=segment_of_T,
-        positions=positions_T,
+        positions=position_T,
         parents=index_T - 1,
-        completions=np.array(ends_with, dtype=np.int64),
+        completions=np.array(ends_with, np.int64),
     )
     prefixed = np.flatnonzero(prefix_S)
     batch.parents[start_S] = -1

@@ -1,15 +1,60 @@
-"""The supervised runs of sequences, looked up for many token ranges at a time."""
+"""Planned segments, and the supervised tokens of any range of a sequence; `plan` makes these, and `write` reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from snaketune.tokenization.token_store import TokenParts
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedSegments:
+    """K segments: ranges of sequences' tokens, each of which becomes one segment of a row. All arrays are int32[K].
+
+    Attributes:
+        sequence: the number of the sequence within its split.
+        start, stop: the range of its tokens.
+        prefix: how many tokens the segment attends to besides its own.
+        prefix_segment: the segment whose sequence the prefix is of: the number of an earlier segment of the same unit or row;
+            the segment's own number if it has no prefix.
+        supervised: supervised tokens in the range.
+    """
+
+    sequence: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    prefix: np.ndarray
+    prefix_segment: np.ndarray
+    supervised: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.stop - self.start
+
+    def take(self, which: np.ndarray | slice) -> "PlannedSegments":
+        return PlannedSegments(**{name: getattr(self, name)[which] for name in COLUMNS})
+
+    @classmethod
+    def without_prefix(
+        cls, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray, supervised: np.ndarray
+    ) -> "PlannedSegments":
+        """Return segments that attend to their own tokens only, each the only one of its unit."""
+        zeros = np.zeros(len(sequence), np.int32)
+        columns = (sequence, start, stop, zeros, zeros, supervised)
+        return cls(**{name: column.astype(np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
+
+
+COLUMNS = tuple(field.name for field in fields(PlannedSegments))
+
+
 @dataclass(frozen=True)
 class SupervisedRuns:
     """The supervised runs of all n sequences of a split, as the token index stores them: start, end, start, end, ...
+
+    Ranges of tokens are given by arrays of K sequences, starts and stops.
 
     Attributes:
         values: int32, of all sequences, concatenated.
@@ -24,12 +69,7 @@ class SupervisedRuns:
         return cls(*parts.lists(split, "supervised_runs"))
 
     def intersect(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Intersect K token ranges with the runs.
-
-        Args:
-            sequence, start, stop: int[K], the ranges.
-        Returns:
-            int64[r] each: per intersection, the number of its range, and its start and end in the sequence.
+        """Return int64[r] each: per intersection of a range with a run, the number of the range, and its start and end.
 
         >>> runs = SupervisedRuns(np.array([2, 5, 7, 9]), np.array([0, 4]))
         >>> [column.tolist() for column in runs.intersect(np.array([0, 0]), np.array([0, 4]), np.array([3, 8]))]
