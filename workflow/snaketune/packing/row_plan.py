@@ -80,7 +80,8 @@ def _plan_split(
     """Return the rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
     longest, drops, shared, index = spec.lengths[-1], DropCounts(), SharedTokens(), parts.index(split)
     tokens = whole = None
-    if spec.kind != "sft":
+    # A split without rows is planned as conversations, and has no table of pairs.
+    if spec.kind != "sft" and len(index):
         tokens = CompletionTokens(parts, split)
         whole = whole_pairs(spec.kind, index, tokens)
     fit_to = partial(fit, spec, index, tokens and tokens.runs, whole)
@@ -102,8 +103,9 @@ def _plan_split(
         capacities = np.full(len(fitted), longest, np.int32)
         rows = PackedUnits(capacities=capacities, segments=fitted, offsets=np.arange(len(fitted) + 1))
     else:
-        units = single_segment_units(fitted) if tokens is None else None
-        if units is None:
+        if tokens is None:
+            units = single_segment_units(fitted)
+        else:
             units, shared = build_trees(fitted, tokens, longest)
         rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
     metadata = _packing_metadata(spec, rows, drops) | {"lost_to_length": loss}
@@ -119,7 +121,7 @@ def fit(
     drops: DropCounts,
 ) -> PlannedSegments | PlannedPairs:
     """Fit a split's sequences to rows of `row_length` tokens; `runs` and `whole` are of pairs, None for conversations."""
-    if runs and whole:
+    if whole is not None:
         return fit_pairs(spec, row_length, index, whole, runs, drops)
     return fit_conversations(spec, row_length, index, drops)
 
