@@ -6,7 +6,7 @@ import numpy as np
 
 from snaketune.packing.best_fit import PackingPlan
 from snaketune.packing.planned_segments import PlannedSegments
-from snaketune.tokenization.ragged import gather
+from snaketune.tokenization.encoded_rows import gather
 
 
 @dataclass(frozen=True, kw_only=True)

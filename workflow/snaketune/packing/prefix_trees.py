@@ -23,7 +23,7 @@ import numpy as np
 from snaketune.packing.packing_units import Units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, common_tokens
 from snaketune.packing.planned_segments import PlannedSegments
-from snaketune.tokenization.ragged import offsets_of
+from snaketune.tokenization.encoded_rows import offsets_of
 
 # The tokens of a completion: its sequence, its start there, and how many tokens it has.
 TokenRange = tuple[int, int, int]

@@ -20,7 +20,7 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED
 from snaketune.tables import read_table
-from snaketune.tokenization.ragged import offsets_of
+from snaketune.tokenization.encoded_rows import offsets_of
 
 TOKENS = ("input_ids", "labels")
 SEGMENTS = ("segment_lengths", "prefix_lengths")

@@ -30,7 +30,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec
 from snaketune.tables import read_table
-from snaketune.tokenization.ragged import offsets_of
+from snaketune.tokenization.encoded_rows import offsets_of
 from snaketune.tokenization.token_store import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024

@@ -20,15 +20,13 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from snaketune.tokenization.template import Message, Span
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.template import Message, Refused, Span
 from snaketune.tokenization.tool_calls import replace_texts
 
 # Private-use characters; those that occur in no text of a batch are used as guards.
@@ -47,21 +45,6 @@ def unused_characters(texts: Iterable[str], count: int) -> list[str]:
     return [next(free) for _ in range(count)]
 
 
-@dataclass(frozen=True)
-class Guarded:
-    """A text encoded by the renamed tokenizer.
-
-    Attributes:
-        ids: int32, the ids of the original tokenizer.
-        encoding: of the renamed tokenizer.
-        spans: in characters of the text that `encoding` encodes.
-    """
-
-    ids: np.ndarray
-    encoding: Encoding
-    spans: list[Span]
-
-
 class ControlTokens:
     """The control tokens of a tokenizer; encodes rows such that only the template's control strings become control tokens.
 
@@ -78,7 +61,6 @@ class ControlTokens:
         """
         self.ids = {name: tokenizer.token_to_id(name) for name in sorted(names)}
         self._tokenizer, self._description = tokenizer, description
-        self._added = [token["content"] for token in description["added_tokens"]]
         self._any = re.compile(any_of(self.ids))
         # A lookahead consumes nothing, so overlapping strings all match.
         self._overlapping = re.compile(f"(?=({any_of(self.ids)}))")
@@ -118,13 +100,18 @@ class ControlTokens:
             cursor = position
         return "".join([*parts, text[cursor:]])
 
-    def encode(self, texts: list[str], spans: list[list[Span]], lead: str, guard: str) -> Iterator[Guarded]:
+    def encode(
+        self, texts: list[str], spans: list[list[Span]], lead: str, guard: str
+    ) -> Iterator[tuple[np.ndarray, Encoding, list[Span]]]:
         """Encode texts rendered from guarded messages.
 
         Args:
             spans: per text, character spans in it.
             lead: a character that doesn't occur in the texts.
             guard: the character that their messages are guarded with.
+        Yields:
+            The ids of the original tokenizer (int32), the encoding by the renamed one, and the spans in characters of the text
+            that it encodes.
         Raises:
             SnaketuneError: the tokenizer doesn't encode a control token that its template writes as one.
         """
@@ -132,7 +119,8 @@ class ControlTokens:
             self._renamed = {lead: _Renamed(self._tokenizer, self._description, self.ids, lead)}
         renamed = self._renamed[lead]
         single = any_of(name for name in self.ids if len(name) == 1)
-        pattern = re.compile(f"(?P<own>{guard}{guard}(?:{single}))|{guard}|(?P<added>{any_of(self._added)})")
+        added = any_of(token["content"] for token in self._description["added_tokens"])
+        pattern = re.compile(f"(?P<own>{guard}{guard}(?:{single}))|{guard}|(?P<added>{added})")
 
         def swapped(match: re.Match[str]) -> str:
             if match["own"]:
@@ -142,17 +130,16 @@ class ControlTokens:
         changed = [_substitute(pattern, swapped, text, own) for text, own in zip(texts, spans, strict=True)]
         encodings = renamed.tokenizer.encode_batch([text for text, _ in changed], add_special_tokens=False)
         for (text, shifted), encoding in zip(changed, encodings, strict=True):
-            renamed_ids = np.array(encoding.ids, np.int64)
+            ids = np.array(encoding.ids, np.int64)
             # Each name contains `lead` twice.
-            if 2 * int(np.isin(renamed_ids, renamed.template_ids).sum()) != text.count(lead) - 2 * renamed.count_unk(
-                text
-            ):
+            written = text.count(lead) // 2 - (text.count(renamed.unk) if renamed.unk else 0)
+            if np.isin(ids, renamed.template_ids).sum() != written:
                 raise Refused(
                     "control_text",
                     f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so text that "
                     "looks like one can't be distinguished; drop such rows from the corpus or use another tokenizer",
                 )
-            yield Guarded(renamed.original_ids[renamed_ids].astype(np.int32), encoding, shifted)
+            yield renamed.original_ids[ids].astype(np.int32), encoding, shifted
 
 
 class _Renamed:
@@ -160,6 +147,7 @@ class _Renamed:
 
     Attributes:
         names: the new name by the old name.
+        unk: the new name of the unknown token; None if it is no control token.
         tokenizer: the renamed tokenizer.
         original_ids: the id in the original tokenizer, by the id in the renamed one.
         template_ids: the renamed ids of the control tokens except unk, which unknown characters become too.
@@ -167,20 +155,23 @@ class _Renamed:
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], control: dict[str, int], lead: str):
         self.names = {name: f"{lead}{number}{lead}" for number, name in enumerate(control)}
+
+        def new(name: str) -> str:
+            return self.names.get(name, name)
+
         model = dict(description["model"])
         if isinstance(model["vocab"], dict):
-            model["vocab"] = {self._new(piece): id for piece, id in model["vocab"].items()}
-            self._unk = model.get("unk_token")
-            model["unk_token"] = self._new(self._unk)
+            model["vocab"] = {new(piece): id for piece, id in model["vocab"].items()}
+            unk = model.get("unk_token")
+            model["unk_token"] = None if unk is None else new(unk)
         else:
-            self._unk = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else None
-            model["vocab"] = [[self._new(piece), *score] for piece, *score in model["vocab"]]
-        if "unk_token" in model and self._unk is None:
-            model["unk_token"] = None
+            unk = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else None
+            model["vocab"] = [[new(piece), *score] for piece, *score in model["vocab"]]
+        self.unk = self.names.get(unk)
         if "merges" in model:
             # Text must not become a control token by merging.
             model["merges"] = [merge for merge in model["merges"] if self.names.keys().isdisjoint(_merge_parts(merge))]
-        added = [{**token, "content": self._new(token["content"])} for token in description["added_tokens"]]
+        added = [{**token, "content": new(token["content"])} for token in description["added_tokens"]]
         self.tokenizer = Tokenizer.from_str(json.dumps({**description, "model": model, "added_tokens": added}))
 
         old = {new: name for name, new in self.names.items()}
@@ -189,14 +180,7 @@ class _Renamed:
         self.original_ids = np.zeros(max(vocab.values()) + 1, np.int64)
         for piece, id in vocab.items():
             self.original_ids[id] = original_vocab[old.get(piece, piece)]
-        self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != self._unk], np.int64)
-
-    def _new(self, name: str | None) -> str | None:
-        return self.names.get(name, name)
-
-    def count_unk(self, text: str) -> int:
-        """Return how often the template wrote unk."""
-        return text.count(self.names[self._unk]) if self._unk in self.names else 0
+        self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != unk], np.int64)
 
 
 def _merge_parts(merge: str | list[str]) -> tuple[str, str, str]:
@@ -211,18 +195,17 @@ def _substitute(
 
     Replacing `bb` by `x` in `a bb ccc` shifts the span (5, 8) of `ccc` to (4, 7).
     """
-    parts, cursor, shift = [], 0, 0
     ends, shifts = [0], [0]
-    for match in pattern.finditer(text):
+
+    def recorded(match: re.Match[str]) -> str:
         new = swapped(match)
-        parts += [text[cursor : match.start()], new]
-        cursor = match.end()
-        shift += len(new) - (match.end() - match.start())
-        ends.append(cursor)
-        shifts.append(shift)
-    parts.append(text[cursor:])
+        ends.append(match.end())
+        shifts.append(shifts[-1] + len(new) - len(match[0]))
+        return new
+
+    changed = pattern.sub(recorded, text)
 
     def shifted(position: int) -> int:
         return position + shifts[bisect_right(ends, position) - 1]
 
-    return "".join(parts), [(shifted(start), shifted(end)) for start, end in spans]
+    return changed, [(shifted(start), shifted(end)) for start, end in spans]
