@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from snaketune.packing.best_fit import PackingPlan
 from snaketune.packing.conversation_overflow import wrap
-from snaketune.packing.packing_units import Units, pack_units, single_segment_units
+from snaketune.packing.packing_units import Units, pack_units
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments
 from snaketune.packing.truncation import DropCounts
 from tests.packing.made_index import index, runs_of, supervised_tokens
@@ -53,9 +53,8 @@ def test_trees_are_numbered_within_their_row():
 
 
 def test_single_segments_are_units():
-    units = single_segment_units(
-        whole([{"length": 10, "supervised_runs": [4, 9]}, {"length": 6, "supervised_runs": [1, 2]}])
-    )
+    sequences = [{"length": 10, "supervised_runs": [4, 9]}, {"length": 6, "supervised_runs": [1, 2]}]
+    units = Units(segments=whole(sequences), offsets=np.arange(3))
     assert (units.tokens.tolist(), units.supervised.tolist()) == ([10, 6], [5, 1])
     rows = pack_units(units, plan([1], [0]))
     assert (rows.segments.sequence.tolist(), rows.offsets.tolist(), rows.documents) == ([1, 0], [0, 1, 2], 2)

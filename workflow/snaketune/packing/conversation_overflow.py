@@ -14,12 +14,8 @@ from snaketune.stages.specs import PlanSpec
 
 
 def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: DropCounts) -> PlannedSegments:
-    """Return the segments of all conversations of a split.
+    """Return the segments of all conversations of a split, given its token index, and count in `drops` what isn't packed whole.
 
-    Args:
-        row_length: tokens of the longest rows.
-        index: the index that `tokenize` wrote.
-        drops: updated with what is dropped, truncated and split.
     Raises:
         SnaketuneError: a conversation longer than a row, and `overflow` is `raise`.
     """
@@ -120,10 +116,6 @@ def wrap(
     """Fill rows as in pre-training: all sequences concatenated, and cut at every row's end, so that all but the last are full.
 
     The rest of a cut sequence is a segment of its own, which doesn't attend to the tokens before the cut.
-
-    Args:
-        whole: the whole sequences, in order.
-        drops: updated with the sequences that are split.
     """
     ends = np.cumsum(whole.tokens, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0

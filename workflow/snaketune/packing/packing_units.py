@@ -68,7 +68,7 @@ class PackedUnits(Units):
 
     @property
     def documents(self) -> int:
-        """The number of segments of conversations, or of pairs."""
+        """The number of conversations (their segments) or pairs."""
         return len(self.segments if self.pairs is None else self.pairs)
 
     def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
@@ -76,10 +76,6 @@ class PackedUnits(Units):
         rows = np.repeat(self.offsets[:-1], np.diff(self.pair_offsets))
         _, first = np.unique(self.pairs[:, 1:] + rows[:, None], return_index=True)
         return np.bincount(first // 2, of_segments, minlength=len(self.pairs)).astype(np.int32)
-
-
-def single_segment_units(segments: PlannedSegments) -> Units:
-    return Units(segments=segments, offsets=np.arange(len(segments) + 1))
 
 
 def pack_units(units: Units, plan: PackingPlan) -> PackedUnits:

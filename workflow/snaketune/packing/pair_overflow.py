@@ -117,13 +117,10 @@ class PlannedPairs:
 
 
 def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> PlannedPairs:
-    """Return all pairs of a split whose completions both have a supervised token.
+    """Return all pairs of a split whose completions both have a supervised token, given its token index.
 
     Each completion ends with its last supervised token: the tokens after it (the line break that many templates put after a
     turn) predict nothing that is learned.
-
-    Args:
-        index: the token index that `tokenize` wrote.
     """
     length, prompt, chosen, common, prompt_hash = (
         index[name].to_numpy() for name in ("length", "prompt", "chosen", "common", "prompt_hash")
@@ -157,8 +154,7 @@ def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> Planned
 
 
 def _longest_prompt_run(prompt_hash: np.ndarray) -> int:
-    """Return the length of the longest run of rows with one prompt, where the last row precedes the first; 1 if there is only
-    one prompt.
+    """Return the length of the longest run of rows with one of several prompts, where the last row precedes the first, or 1.
 
     >>> [_longest_prompt_run(np.array(hashes)) for hashes in ([1, 2, 1, 3], [1, 2, 2, 1, 1], [1, 1], [])]
     [1, 3, 1, 1]
@@ -183,13 +179,11 @@ def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, di
 def fit_pairs(
     spec: PlanSpec, row_length: int, index: pa.Table, whole: PlannedPairs, runs: SupervisedRuns, drops: DropCounts
 ) -> PlannedPairs:
-    """Return the pairs of a split that fit into rows of `row_length` tokens.
+    """Return the pairs of a split that fit into rows of `row_length` tokens, and count in `drops` what isn't packed whole.
 
     Args:
-        row_length: tokens of the longest rows.
         index: the token index that `tokenize` wrote.
         whole: the pairs before any are cut.
-        drops: updated with what is dropped and truncated.
     Raises:
         SnaketuneError: a pair longer than a row, and `overflow` is `raise`.
     """

@@ -41,7 +41,7 @@ class PlannedSegments:
     def without_prefix(
         cls, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray, supervised: np.ndarray
     ) -> "PlannedSegments":
-        """Return segments that attend to their own tokens only, each the only one of its unit."""
+        """Return segments that attend to their own tokens only."""
         zeros = np.zeros(len(sequence), np.int32)
         columns = (sequence, start, stop, zeros, zeros, supervised)
         return cls(**{name: column.astype(np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
@@ -52,13 +52,9 @@ COLUMNS = tuple(field.name for field in fields(PlannedSegments))
 
 @dataclass(frozen=True)
 class SupervisedRuns:
-    """The supervised runs of all n sequences of a split, as the token index stores them: start, end, start, end, ...
+    """The supervised runs of all n sequences of a split as start, end, start, end, ...: int32 values and int64[n + 1] offsets.
 
     Ranges of tokens are given by arrays of K sequences, starts and stops.
-
-    Attributes:
-        values: int32, of all sequences, concatenated.
-        offsets: int64[n + 1], of the sequences in `values`.
     """
 
     values: np.ndarray

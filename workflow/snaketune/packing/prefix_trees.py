@@ -15,7 +15,6 @@ with several pairs cost a loop in Python.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import numpy as np
@@ -29,23 +28,12 @@ from snaketune.tokenization.encoded_rows import offsets_of
 TokenRange = tuple[int, int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedTokens:
-    """Token counts that relate a corpus to its trees.
+def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, tuple[int, int, int]]:
+    """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row.
 
-    Attributes:
-        prompts: prompt tokens that aren't stored again.
-        answers: leading tokens of completions that aren't stored again.
-        mismatched: tokens of mismatched completions, which are stored in addition to the corpus.
+    Also returns how many tokens aren't stored again, of prompts and at the beginnings of completions, and the tokens of
+    mismatched completions, which are stored in addition to the corpus.
     """
-
-    prompts: int = 0
-    answers: int = 0
-    mismatched: int = 0
-
-
-def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, SharedTokens]:
-    """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row."""
     _, first, group, sizes = np.unique(pairs.prompt_hash, return_index=True, return_inverse=True, return_counts=True)
     # Pairs without a prompt have nothing in common that would make them one tree.
     several = (sizes[group] > 1) & (pairs.prompt > 0)
@@ -76,8 +64,7 @@ def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) 
     prompts = int(pairs.prompt.sum(dtype=np.int64) - pairs.prompt[first_pairs].sum(dtype=np.int64))
     mismatched = int(pairs.second.sum(dtype=np.int64)) if pairs.mismatched else 0
     saved = int(pairs.corpus_tokens.sum(dtype=np.int64) - units.segments.tokens.sum(dtype=np.int64)) + mismatched
-    shared = SharedTokens(prompts=prompts, answers=saved - prompts, mismatched=mismatched)
-    return units.take(np.argsort(first_pairs, kind="stable")), shared
+    return units.take(np.argsort(first_pairs, kind="stable")), (prompts, saved - prompts, mismatched)
 
 
 # The columns of Units: int32[K, 5] segments (all columns but `supervised`), int32[P, 2] ends, int64[U, 2] segments and pairs of
@@ -139,7 +126,8 @@ class _TreeBuilder:
             keys = [(self._tokens.key(*first), self._tokens.key(*second)) for _, first, second in own]
             sources = {key: range for both, (_, *ranges) in zip(keys, own) for key, range in zip(both, ranges)}
             if not self._add_tree(own, keys, sources):
-                for tree in _split_tree(keys, self._row_length - own[0][1][1]):
+                _, (_, prompt, _), _ = own[0]
+                for tree in _split_tree(keys, self._row_length - prompt):
                     self._add_tree([own[pair] for pair in tree], [keys[pair] for pair in tree], sources)
 
     def _add_tree(

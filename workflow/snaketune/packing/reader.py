@@ -3,8 +3,8 @@
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
     EqualTokens(rows)[3]                   rows of one length with as many tokens as one of the longest rows
 
-No torch is imported. `load_in_memory` reads the files once instead of mapping them, for file systems on which every page
-fault is a request to another machine.
+`load_in_memory` reads the files once instead of mapping them, for file systems on which every page fault is a request to
+another machine.
 """
 
 from collections.abc import Iterator
@@ -72,12 +72,12 @@ class PackedRows:
         return {"input_ids": ids, "labels": labels} | dict.fromkeys(self.lists, empty)
 
     def values(self, name: str) -> np.ndarray:
-        """Return int32, a column of lists of all rows, concatenated."""
+        """Return the values of a column of lists, of all rows."""
         views = (views[name] for views in self.batches)
         return np.concatenate([np.empty(0, np.int32), *(values[at[0] : at[-1]] for at, values in views)])
 
     def counts(self, name: str) -> np.ndarray:
-        """Return int32[rows], the lengths of the lists of a column."""
+        """Return the lengths of the lists of a column, by row."""
         return np.concatenate([np.empty(0, np.int32), *(np.diff(views[name][0]) for views in self.batches)])
 
     @cached_property

@@ -21,10 +21,10 @@ from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.conversation_overflow import fit_conversations, wrap
-from snaketune.packing.packing_units import PackedUnits, pack_units, single_segment_units
+from snaketune.packing.packing_units import PackedUnits, Units, pack_units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
-from snaketune.packing.prefix_trees import SharedTokens, build_trees
+from snaketune.packing.prefix_trees import build_trees
 from snaketune.packing.shards import FORMAT_VERSIONS, PAIR_COLUMNS, RAW_FORMAT_VERSION, SPLITS, documents_schema
 from snaketune.packing.truncation import DropCounts, lost_to_length, warning
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -35,13 +35,13 @@ from snaketune.tokenization.token_store import TokenParts
 
 ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"
+# Prompt tokens and leading tokens of completions that aren't stored again, and tokens stored in addition to the corpus.
+SHARED = ("shared_prompt_tokens", "shared_answer_tokens", "mismatched_tokens")
 
 
 def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
-    """Write the row plan to `work.payload`.
+    """Write the row plan of a tokenized corpus, given by its parts in order, to `work.payload`.
 
-    Args:
-        tokens: the parts of a tokenized corpus, in order.
     Raises:
         SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
     """
@@ -78,7 +78,8 @@ def _plan_split(
     spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int]
 ) -> tuple[PackedUnits, dict[str, Any], dict[str, Any]]:
     """Return the rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
-    longest, drops, shared, index = spec.lengths[-1], DropCounts(), SharedTokens(), parts.index(split)
+    longest, drops, index = spec.lengths[-1], DropCounts(), parts.index(split)
+    shared = dict.fromkeys(SHARED, 0)
     tokens = whole = None
     # A split without rows is planned as conversations, and has no table of pairs.
     if spec.kind != "sft" and len(index):
@@ -92,7 +93,7 @@ def _plan_split(
             "is supervised, check what the chat template marks; if rows are longer, raise packing.length, or set "
             "packing.overflow to truncate or split"
         )
-    loss = lost_to_length(spec, longest, index, drops, read, fit_to).as_json()
+    loss = lost_to_length(spec, longest, index, drops, read, fit_to)
     unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
     if message := warning(split, unit, longest, spec.overflow, loss, read):
         print(f"warning: {message}", flush=True)
@@ -103,10 +104,10 @@ def _plan_split(
         capacities = np.full(len(fitted), longest, np.int32)
         rows = PackedUnits(capacities=capacities, segments=fitted, offsets=np.arange(len(fitted) + 1))
     else:
-        if tokens is None:
-            units = single_segment_units(fitted)
-        else:
-            units, shared = build_trees(fitted, tokens, longest)
+        units = Units(segments=fitted, offsets=np.arange(len(fitted) + 1))
+        if tokens is not None:
+            units, shared_tokens = build_trees(fitted, tokens, longest)
+            shared = dict(zip(SHARED, shared_tokens, strict=True))
         rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
     metadata = _packing_metadata(spec, rows, drops) | {"lost_to_length": loss}
     return rows, _counts(read, rows, drops, shared), metadata
@@ -126,7 +127,7 @@ def fit(
     return fit_conversations(spec, row_length, index, drops)
 
 
-def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: SharedTokens) -> dict[str, Any]:
+def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: dict[str, int]) -> dict[str, Any]:
     """Return the counts of a split; for tokens, read + mismatched = tokens + dropped + truncated + shared."""
     return {
         "read": read["rows"],
@@ -138,9 +139,7 @@ def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: 
         "dropped": {reason: n for reason, n in sorted(drops.dropped_rows.items()) if n},
         "dropped_tokens": {reason: n for reason, n in sorted(drops.dropped_tokens.items()) if n},
         **drops.cut(),
-        "shared_prompt_tokens": shared.prompts,
-        "shared_answer_tokens": shared.answers,
-        "mismatched_tokens": shared.mismatched,
+        **shared,
     }
 
 

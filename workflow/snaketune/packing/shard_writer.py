@@ -42,28 +42,17 @@ SLICES_BEFORE_RELEASE = 8192
 class Shard(NamedTuple):
     """Rows `first` to `last` (excluded) of a split, all of `length` tokens."""
 
+    name: str
     split: str
-    number: int
     length: int
     first: int
     last: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.split}-{self.number:05d}.arrow"
 
 
 def write_shards(
     spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
 ) -> Outcome:
-    """Write this part's shards to `work.payload`.
-
-    Args:
-        tokens: the parts of the tokenized corpus, in order.
-        corpus: the corpus itself for raw rows; else empty.
-    Raises:
-        SnaketuneError: a damaged input.
-    """
+    """Write this part's shards to `work.payload`; `tokens` are in order, `corpus` is only given for raw rows."""
     plan, *inputs = (artifact.for_part(spec.part) for artifact in (plan, *tokens, *corpus))
     tokens, corpus = inputs[: len(tokens)], inputs[len(tokens) :]
     shards = list(_shards(plan))
@@ -94,7 +83,7 @@ def _shards(plan: Artifact) -> Iterator[Shard]:
         for length, first, rows in zip(*(column.tolist() for column in columns)):
             step = max(1, TOKENS_PER_SHARD // length)
             for start in range(first, first + rows, step):
-                yield Shard(split, number, length, start, min(start + step, first + rows))
+                yield Shard(f"{split}-{number:05d}.arrow", split, length, start, min(start + step, first + rows))
                 number += 1
 
 
@@ -142,31 +131,29 @@ class PlannedRows:
 
     def __init__(self, plan: Artifact, split: str):
         rows = read_table(plan.file(f"{split}-rows.arrow"))
-        self._offsets, self._pair_offsets = (offsets_of(rows[name].to_numpy()) for name in ("pieces", "pairs"))
-        self._segments = read_table(plan.file(f"{split}-pieces.arrow"))
-        self._pairs = read_table(plan.file(f"{split}-pairs.arrow")) if plan.manifest["kind"] != "sft" else None
+        names = ("pieces",) if plan.manifest["kind"] == "sft" else ("pieces", "pairs")
+        self._tables = {name: read_table(plan.file(f"{split}-{name}.arrow")) for name in names}
+        self._offsets = {name: offsets_of(rows[name].to_numpy()) for name in names}
+
+    def _slice(self, name: str, first: int, last: int) -> tuple[pa.Table, np.ndarray]:
+        offsets = self._offsets[name][first : last + 1]
+        return self._tables[name].slice(int(offsets[0]), int(offsets[-1] - offsets[0])), offsets - offsets[0]
 
     def segments(self, first: int, last: int) -> tuple[PlannedSegments, np.ndarray]:
         """Return the segments of rows `first` to `last` (excluded), and the offsets of these rows in them."""
-        offsets = self._offsets[first : last + 1]
-        table = self._segments.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-        return PlannedSegments(**{name: table[name].to_numpy() for name in COLUMNS}), offsets - offsets[0]
+        table, offsets = self._slice("pieces", first, last)
+        return PlannedSegments(**{name: table[name].to_numpy() for name in COLUMNS}), offsets
 
     def completions(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the segments that the rows' completions end with, and the offsets of the rows; None for conversations."""
-        if self._pairs is None:
+        if "pairs" not in self._tables:
             return None
-        offsets = self._pair_offsets[first : last + 1]
-        table = self._pairs.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-        ends = np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], 1).reshape(-1)
-        return ends, 2 * (offsets - offsets[0])
+        table, offsets = self._slice("pairs", first, last)
+        return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], 1).reshape(-1), 2 * offsets
 
 
 class RowBuilder:
-    """Builds the planned rows of a split from its tokenized sequences.
-
-    Shapes: R rows of L tokens, K segments.
-    """
+    """Builds the planned rows of a split from its tokenized sequences. Shapes: R rows of L tokens, K segments."""
 
     def __init__(self, plan: PlannedRows, parts: TokenParts, split: str):
         self._plan, self._parts = plan, parts
@@ -188,19 +175,15 @@ class RowBuilder:
         padding = np.cumsum(length - fill) - (length - fill)
         ids = self.ids(segments, row_of, fill, length, pad_id)
         labels = self._labels(segments, ends - tokens + padding[row_of], ids)
-        tree = None
-        if completions := self._plan.completions(first, last):
-            tree = (segments.prefix_segment, *completions)
+        completions = self._plan.completions(first, last)
+        tree = completions and (segments.prefix_segment, *completions)
         return row_batch(ids, labels, fill, offsets, segments.tokens, segments.prefix, tree)
 
     def ids(
         self, segments: PlannedSegments, row_of: np.ndarray, fill: np.ndarray, length: int, pad_id: int
     ) -> np.ndarray:
-        """Return int32[R, L], the tokens of the segments, and padding at the end of each row.
-
-        Args:
-            row_of: int[K], the row of each segment, ascending.
-            fill: int64[R], tokens of each row without padding.
+        """Return int32[R, L], the tokens of the segments and padding at the end of each row, given each segment's row (int[K],
+        ascending), and the tokens of each row without padding (int64[R]).
         """
         rows = len(fill)
         begin = self._begin[segments.sequence]
@@ -219,11 +202,7 @@ class RowBuilder:
         return out.reshape(rows, length)
 
     def _labels(self, segments: PlannedSegments, positions: np.ndarray, ids_RL: np.ndarray) -> np.ndarray:
-        """Return int32[R, L], the token id where loss is taken, else -100.
-
-        Args:
-            positions: int64[K], the start of each segment in the block of rows.
-        """
+        """Return int32[R, L], the token id where loss is taken, else -100; segments start at `positions` in the rows."""
         # The first token of a segment without a prefix has no token to be predicted from.
         of, begin, end = self._runs.intersect(segments.sequence, segments.start + (segments.prefix == 0), segments.stop)
         # The stretches between edges are unsupervised and supervised in turn.

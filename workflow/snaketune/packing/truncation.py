@@ -1,8 +1,9 @@
 """Sequences and tokens that are lost because rows are too short, and the row length that would avoid it."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,29 +36,20 @@ class DropCounts:
             self.dropped_rows[reason] += rows
             self.dropped_tokens[reason] += tokens
 
+    @property
+    def too_long(self) -> dict[str, int]:
+        """The sequences dropped or cut, and the tokens lost, because rows are too short."""
+        return {
+            "rows": sum(self.dropped_rows[reason] for reason in TOO_SHORT) + self.truncated_rows,
+            "tokens": sum(self.dropped_tokens[reason] for reason in TOO_SHORT) + self.truncated_tokens,
+        }
+
     def cut(self) -> dict[str, dict[str, int]]:
         """Return what is truncated and split, for the manifest."""
         return {
             "truncated": {"rows": self.truncated_rows, "tokens": self.truncated_tokens},
             "split": {"rows": self.split_rows, "pieces": self.split_pieces},
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthLoss:
-    """Sequences dropped or cut, and tokens lost, in one split.
-
-    Attributes:
-        enough: the shortest row length, in multiples of STEP, that retains RETAINED of the tokens; computed only if the loss is
-            worth a warning.
-    """
-
-    rows: int
-    tokens: int
-    enough: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def lost_to_length(
@@ -67,8 +59,9 @@ def lost_to_length(
     drops: DropCounts,
     read: dict[str, int],
     fit: Callable[[int, DropCounts], object],
-) -> LengthLoss:
-    """Return what is lost in rows of `row_length` tokens.
+) -> dict[str, int | None]:
+    """Return what is lost in rows of `row_length` tokens: rows, tokens, and `enough`, the shortest row length, in multiples of
+    STEP, that retains RETAINED of the tokens; None if the loss isn't worth a warning.
 
     Args:
         index: the split's token index.
@@ -76,19 +69,9 @@ def lost_to_length(
         read: rows and tokens of the split.
         fit: fits all sequences of the split to rows of so many tokens, and updates the counts.
     """
-    rows = sum(drops.dropped_rows[reason] for reason in TOO_SHORT) + drops.truncated_rows
-    tokens = _lost_tokens(drops)
-    enough = None
-    if is_worth_a_warning(rows, tokens, read["rows"], read["tokens"]):
-        enough = _enough(spec, row_length, index, fit)
-    return LengthLoss(rows=rows, tokens=tokens, enough=enough)
-
-
-def _lost_tokens(drops: DropCounts) -> int:
-    return sum(drops.dropped_tokens[reason] for reason in TOO_SHORT) + drops.truncated_tokens
-
-
-def _enough(spec: PlanSpec, row_length: int, index: pa.Table, fit: Callable[[int, DropCounts], object]) -> int:
+    lost = drops.too_long
+    if not is_worth_a_warning(lost["rows"], lost["tokens"], read["rows"], read["tokens"]):
+        return lost | {"enough": None}
     lengths = (index["length"].to_numpy() - index["common"].to_numpy()).astype(np.int64)
     lengths = np.sort(lengths[index["supervised"].to_numpy() > 0])
     total = int(lengths.sum())
@@ -96,16 +79,16 @@ def _enough(spec: PlanSpec, row_length: int, index: pa.Table, fit: Callable[[int
     whole = np.searchsorted(np.cumsum(lengths), RETAINED * total)
     low = row_length // STEP + 1
     high = max(-(-int(lengths[min(whole, len(lengths) - 1)]) // STEP), low)
+
+    def is_enough(steps: int) -> bool:
+        own = DropCounts()
+        fit(steps * STEP, own)
+        return own.too_long["tokens"] <= (1 - RETAINED) * total
+
     # If long sequences are dropped whole, the upper bound is the answer.
-    while low < high and spec.overflow != "drop":
-        middle = (low + high) // 2
-        drops = DropCounts()
-        fit(middle * STEP, drops)
-        if _lost_tokens(drops) <= (1 - RETAINED) * total:
-            high = middle
-        else:
-            low = middle + 1
-    return high * STEP
+    if spec.overflow != "drop":
+        high = low + bisect_left(range(low, high), True, key=is_enough)
+    return lost | {"enough": high * STEP}
 
 
 def is_worth_a_warning(rows: int, tokens: int, all_rows: int, all_tokens: int) -> bool:
@@ -117,7 +100,7 @@ def warning(split: str, unit: str, row_length: int, overflow: str, lost: dict[st
     """Return the warning about lost tokens, or "" if the loss isn't worth one.
 
     Args:
-        lost: a `LengthLoss` as JSON.
+        lost: the result of `lost_to_length`.
         read: rows and tokens of the split.
 
     >>> lost = {"rows": 3, "tokens": 900, "enough": 1024}

@@ -4,19 +4,17 @@
          3        90   5   71       2     5       3          91     5    72   9       2      5     ids
          0         0   0    0       0     0       0           0     0     1   1       1      0     supervised
 
-A whole batch is rendered (about 50 microseconds per conversation) and goes through `tokenizers` in one call (about 4 MB/s
-per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. The supervised
-tokens follow from the characters that the template marks as generated or, if it marks nothing, from the roles (see
-`assistant_spans`). If a message contains the string of a control token, the row is encoded so that it stays text (see
-`control`). No torch is imported.
-
-This is the reference path. Corpora are encoded batch by batch (see `batched`) where that is proved to give the same result.
+A whole batch is rendered and goes through `tokenizers` in one call, together 3 MB/s on one core. The supervised tokens follow
+from the characters that the template marks as generated or, if it marks nothing, from the roles (see `assistant_spans`). If a
+message contains the string of a control token, the row is encoded so that it stays text (see `control`). This is the reference
+path; corpora are encoded batch by batch (see `batched`) where that is proved to give the same result.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,6 @@ class Encoded:
 
     @property
     def supervised(self) -> np.ndarray:
-        """bool[n]: the tokens of all spans."""
         return self.mask(self.spans)
 
     def mask(self, spans: list[Span]) -> np.ndarray:
@@ -115,10 +112,7 @@ class ChatTokenizer:
         return cls(description, config, template)
 
     def for_documents(self) -> "ChatTokenizer":
-        """Return this tokenizer for documents, each a conversation of one turn.
-
-        A document is what the tokenizer itself puts before a text (bos or nothing), the text, and eos.
-        """
+        """Return this tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
         description, config = self._original
         bos = self._variables.get("bos_token")
         first = Tokenizer.from_str(json.dumps(description)).encode("").ids[:1]
@@ -151,16 +145,12 @@ class ChatTokenizer:
         return self._template_only[ids]
 
     def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
-        """Return int64[m], the ends of turns: the number of tokens up to and including each.
+        """Return int64[m], the ends of the turns in `ids`: the number of tokens up to and including each.
 
         A turn ends with the first control token after its content; a turn without one (Mistral's system prompt) has no end of
         its own.
 
             <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
-
-        Args:
-            ids: int32[n], the encoded messages.
-            tools: the tools of the row, as JSON.
         """
         frame = self._template_control.frame(self._with_calls(messages, tools), tools, False)
         control = np.flatnonzero(self._template_only[ids])
@@ -221,8 +211,6 @@ class ChatTokenizer:
     ) -> list[Encoded]:
         """Render and encode conversations.
 
-        Args:
-            tools: the tools of each row, as JSON; empty if no row has any.
         Raises:
             OmittedTurn: the template omits turns.
             SnaketuneError: the template refuses a conversation, or omits its tools.
@@ -239,8 +227,12 @@ class ChatTokenizer:
         for number, (frame, encoding, own_spans) in enumerate(zip(frames, encodings, spans, strict=True)):
             ids = np.array(encoding.ids, np.int32)
             encoded.append(Encoded(ids, token_spans(encoding, own_spans, self._is_control[ids])))
-            written = map(self.control.written_in, _texts(conversations[number], tools[number]))
-            if any(written) or not np.array_equal(ids[self._template_only[ids]], frame.ids):
+            texts_of_row = chain(
+                *map(tool_calls.message_texts, conversations[number]), tool_calls.texts_in(tools[number])
+            )
+            if any(map(self.control.written_in, texts_of_row)) or not np.array_equal(
+                ids[self._template_only[ids]], frame.ids
+            ):
                 to_guard.append(number)
         guarded = self._guarded(
             *([column[number] for number in to_guard] for column in (conversations, texts)),
@@ -261,11 +253,7 @@ class ChatTokenizer:
     def _guarded(
         self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
     ) -> list[Encoded]:
-        """Render and encode conversations whose contents or tools contain strings of control tokens.
-
-        Args:
-            plain: the conversations rendered without guards.
-        """
+        """Render and encode conversations (`plain`: rendered without guards) that contain strings of control tokens."""
         if not conversations:
             return []
         lead, guard = unused_characters(plain, 2)
@@ -301,13 +289,6 @@ class ChatTokenizer:
                 f"tokenizer_config.json: {key} is {token!r}, which is no token of the tokenizer; set it to one of its tokens"
             )
         return id
-
-
-def _texts(messages: list[Message], tools: str | None) -> Iterator[str]:
-    """Yield all texts of a row that aren't the template's."""
-    for message in messages:
-        yield from tool_calls.message_texts(message)
-    yield from tool_calls.texts_in(tools)
 
 
 def _token_string(token: str | dict[str, Any]) -> str:

@@ -53,12 +53,7 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], names: Iterable[str]):
-        """Set up for a tokenizer.
-
-        Args:
-            description: `tokenizer` as parsed from `tokenizer.json`.
-            names: the control tokens, all among its added tokens.
-        """
+        """Set up for a tokenizer, its parsed `tokenizer.json`, and its control tokens, all among its added tokens."""
         self.ids = {name: tokenizer.token_to_id(name) for name in sorted(names)}
         self._tokenizer, self._description = tokenizer, description
         self._any = re.compile(any_of(self.ids))
@@ -103,15 +98,10 @@ class ControlTokens:
     def encode(
         self, texts: list[str], spans: list[list[Span]], lead: str, guard: str
     ) -> Iterator[tuple[np.ndarray, Encoding, list[Span]]]:
-        """Encode texts rendered from guarded messages.
+        """Encode texts with character spans, rendered from messages with `guard`; `lead` doesn't occur in them.
 
-        Args:
-            spans: per text, character spans in it.
-            lead: a character that doesn't occur in the texts.
-            guard: the character that their messages are guarded with.
         Yields:
-            The ids of the original tokenizer (int32), the encoding by the renamed one, and the spans in characters of the text
-            that it encodes.
+            The ids of the original tokenizer (int32), the encoding by the renamed one, and the spans in its text.
         Raises:
             SnaketuneError: the tokenizer doesn't encode a control token that its template writes as one.
         """
@@ -146,9 +136,7 @@ class _Renamed:
     """The tokenizer with other names for its control tokens: `lead` + number + `lead`.
 
     Attributes:
-        names: the new name by the old name.
-        unk: the new name of the unknown token; None if it is no control token.
-        tokenizer: the renamed tokenizer.
+        names: the new name by the old name; `unk` is that of the unknown token, None if it is no control token.
         original_ids: the id in the original tokenizer, by the id in the renamed one.
         template_ids: the renamed ids of the control tokens except unk, which unknown characters become too.
     """
@@ -170,7 +158,8 @@ class _Renamed:
         self.unk = self.names.get(unk)
         if "merges" in model:
             # Text must not become a control token by merging.
-            model["merges"] = [merge for merge in model["merges"] if self.names.keys().isdisjoint(_merge_parts(merge))]
+            pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+            model["merges"] = [pair for pair in pairs if self.names.keys().isdisjoint([*pair, "".join(pair)])]
         added = [{**token, "content": new(token["content"])} for token in description["added_tokens"]]
         self.tokenizer = Tokenizer.from_str(json.dumps({**description, "model": model, "added_tokens": added}))
 
@@ -181,11 +170,6 @@ class _Renamed:
         for piece, id in vocab.items():
             self.original_ids[id] = original_vocab[old.get(piece, piece)]
         self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != unk], np.int64)
-
-
-def _merge_parts(merge: str | list[str]) -> tuple[str, str, str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right, left + right
 
 
 def _substitute(

@@ -206,10 +206,8 @@ class _Encoder:
     """Encodes tables to rows of tokens.
 
     Attributes:
-        batched: the batched encoder, or None if it isn't proved for this tokenizer and template.
-        reason: why `batched` is None.
-        compared: conversations that were encoded on both paths.
-        fallback_rows: conversations that `batched` passed to the reference path.
+        batched, reason: the batched encoder, or None and why it isn't proved for this tokenizer and template.
+        compared, fallback_rows: conversations that were encoded on both paths, and that `batched` passed to the reference path.
     """
 
     def __init__(self, spec: TokenizeSpec, chat: ChatTokenizer, unbatched_because: str = ""):
@@ -220,20 +218,21 @@ class _Encoder:
             print(f"encoded row by row: {self.reason}", flush=True)
 
     def encode(self, table: pa.Table, number: int, refuses: bool) -> tuple[TokenRows, list[tuple[int, Refused]]]:
-        """Encode a table.
+        """Encode the `number`-th table of a split.
 
-        Args:
-            number: the index of the table in its split.
-            refuses: a row that the template refuses becomes a sequence without tokens, and is returned with its error.
-        Raises:
-            _Mismatch: the batched and the reference path differ on a sample.
+        If `refuses`, a row that the template refuses becomes a sequence without tokens, and is returned with its error.
         """
         try:
             return self._encoded(table, number), []
         except Refused:
             if not refuses:
                 raise
-            refused = list(self._refused(table))
+        refused = []
+        for at in range(len(table)):
+            try:
+                encode_turns(self._chat, _turns(self._spec, table.slice(at, 1)))
+            except Refused as error:
+                refused.append((at, error))
         accepted = np.delete(np.arange(len(table)), [at for at, _ in refused])
         return insert_empty_rows(self._encoded(table.take(accepted), number), accepted, _names(table)), refused
 
@@ -256,13 +255,6 @@ class _Encoder:
         else:
             return conversation_rows(names, encoded, control)
         return replace(rows, source=table["source"].combine_chunks())
-
-    def _refused(self, table: pa.Table) -> Iterator[tuple[int, Refused]]:
-        for at in range(len(table)):
-            try:
-                encode_turns(self._chat, _turns(self._spec, table.slice(at, 1)))
-            except Refused as error:
-                yield at, error
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
         """Compare the first conversations of the split with the reference path; in later groups a sample."""

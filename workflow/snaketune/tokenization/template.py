@@ -32,11 +32,7 @@ SECONDS = 60.0
 
 
 class Refused(SnaketuneError):
-    """A chat template can't render a row; other rows may be fine.
-
-    Attributes:
-        reason: a short, stable name, for counts and lists.
-    """
+    """A chat template can't render a row; other rows may be fine. `reason` is a short, stable name, for counts and lists."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -102,7 +98,7 @@ def render(
     Returns:
         The text of each conversation, and its generation spans (start, end) in characters.
     Raises:
-        SnaketuneError: the template refuses a conversation, or takes longer than SECONDS.
+        SnaketuneError: the template refuses a conversation (Refused), or takes longer than SECONDS.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 

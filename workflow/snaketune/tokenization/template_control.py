@@ -35,11 +35,7 @@ class ControlFrame:
 
 
 class OmittedTurn(Refused):
-    """A turn that a template doesn't write.
-
-    Attributes:
-        turn: the turn.
-    """
+    """A turn that a template doesn't write."""
 
     def __init__(self, turn: Message, template: str = "the chat template", rows: str = "a row"):
         self.turn = turn
@@ -61,13 +57,7 @@ class TemplateControl:
         encode: Callable[[str], Encoding],
         template_only: np.ndarray,
     ):
-        """Set up for a template.
-
-        Args:
-            render: `ChatTokenizer.render`, which also returns spans.
-            encode: encodes rendered text.
-            template_only: bool, by id: which tokens only a template can write.
-        """
+        """Set up with functions that render and encode, and bool by id: which tokens only a template can write."""
         self._template, self._render, self._encode, self._template_only = template, render, encode, template_only
         self._frames: dict[tuple, ControlFrame] = {}
 

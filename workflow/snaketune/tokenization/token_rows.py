@@ -68,7 +68,9 @@ def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_te
     """Return the rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     zeros = np.zeros(len(names), np.int64)
-    return TokenRows(names, sequences, zeros, zeros, zeros, zeros.astype(np.uint64), _no_labels(names), control_text)
+    return TokenRows(
+        names, sequences, zeros, zeros, zeros, zeros.astype(np.uint64), pa.nulls(len(names), pa.bool_()), control_text
+    )
 
 
 def completion_rows(
@@ -92,7 +94,6 @@ def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarra
 
     Args:
         both: the encoded prompt + chosen and prompt + rejected of each pair in turn; only completions are supervised.
-        control_text: bool[n].
     """
     starts, lengths = both.starts.reshape(-1, 2), both.lengths.reshape(-1, 2)
     # The leading tokens that both sequences of a pair share in id and supervision.
@@ -114,16 +115,13 @@ def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarra
     supervised = parts.supervised & np.repeat(supervised, np.diff(offsets))
     sequences = EncodedBatch(parts.ids, offsets, supervised, np.zeros(len(parts.ids), bool))
     hashes, chosen = _prompt_hashes(sequences, prompt), lengths[:, 0] - prompt
-    return TokenRows(names, sequences, prompt, chosen, shared - prompt, hashes, _no_labels(names), control_text)
+    return TokenRows(
+        names, sequences, prompt, chosen, shared - prompt, hashes, pa.nulls(len(names), pa.bool_()), control_text
+    )
 
 
 def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArray) -> TokenRows:
-    """Return rows for a whole table: `rows` at their indices, and sequences without tokens elsewhere.
-
-    Args:
-        indices: int64[n], the index of each row in the table, ascending.
-        names: ids of all rows of the table.
-    """
+    """Return rows for a table with the ids `names`: `rows` at `indices`, ascending, and sequences without tokens elsewhere."""
     number = np.full(len(names), -1)
     number[indices] = np.arange(len(indices))
     taken = pa.array(number, mask=number < 0)
@@ -142,10 +140,6 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
         source=rows.source and rows.source.take(taken),
         **columns,
     )
-
-
-def _no_labels(names: pa.StringArray) -> pa.BooleanArray:
-    return pa.nulls(len(names), pa.bool_())
 
 
 def _prompt_hashes(sequences: EncodedBatch, prompt: np.ndarray) -> np.ndarray:

@@ -208,11 +208,7 @@ def shape(message: Message) -> str:
 
 
 def check_written(message: Message, text: str) -> None:
-    """Check that `text`, a turn as rendered, contains a message with calls completely.
-
-    Raises:
-        SnaketuneError: the text beside the calls, a name, or a part of the arguments is missing.
-    """
+    """Refuse a message with calls if its text, a name or a part of the arguments is missing in `text`, the turn as rendered."""
     functions = [call["function"] for call in message["tool_calls"]]
     if (content := message["content"].strip()) and content not in text:
         raise _omitted(f"the text beside tool calls, {content[:80]!r}", functions)
@@ -227,11 +223,7 @@ def check_written(message: Message, text: str) -> None:
 
 
 def check_marked_calls(messages: list[Message], text: str, spans: list[Span]) -> None:
-    """Check that a template with {% generation %} markers writes turns with calls completely, and inside markers.
-
-    Args:
-        text, spans: the rendered conversation, and its marked spans.
-    """
+    """Refuse rendered messages, with marked spans, whose turns with calls aren't written completely and inside markers."""
     if not any("tool_calls" in message for message in messages):
         return
     speaking = [message for message in messages if message["role"] == "assistant"]

@@ -40,10 +40,7 @@ def make_tokenizer(
     Args:
         corpora: the corpora to train on; only their train splits are read.
         chat_template: the template's file; empty for an adopted tokenizer's own template.
-        base: the files of an adopted local folder. The folder is read through `spec.adopt`; its files are inputs so that
-            changes are detected.
-    Raises:
-        SnaketuneError: see `train`, `adopt` and `check`.
+        base: the files of an adopted local folder, which is read through `spec.adopt`; inputs so that changes are detected.
     """
     template = _read_template(chat_template)
     if spec.adopt is not None:
