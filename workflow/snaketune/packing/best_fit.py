@@ -2,8 +2,7 @@
 
 Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row has the
 shortest capacity that holds the sequence. Sequences of one length are interchangeable, and so are rows with equal free space,
-so whole groups are packed per step and the cost is that of sorting by length: some ten million sequences per second on one
-core, and about 40 bytes of memory per sequence.
+so whole groups are packed per step: some ten million sequences per second on one core, and 40 bytes of memory per sequence.
 
 The same freedom balances the supervised tokens: among rows with equal free space, the row with the fewest supervised tokens so
 far gets the sequence with the most. This never costs a row.
@@ -20,8 +19,7 @@ class PackingPlan:
     """R rows of N sequences: row r holds the sequences `order[offsets[r]:offsets[r + 1]]`, in this order.
 
     Attributes:
-        order: int32[N], the sequences, row after row.
-        offsets: int64[R + 1], of the rows in `order`.
+        order, offsets: int32[N] and int64[R + 1].
         capacities: int32[R], tokens that each row can hold, ascending.
     """
 
@@ -87,11 +85,10 @@ def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity:
 
     One stable sort of 16-bit keys, which is a radix sort; the bits that the length doesn't need hold the supervised share.
     """
-    if capacity >= 2**16:
-        return np.argsort(capacity - lengths, kind="stable").astype(np.int32)
-    keys = (capacity - lengths).astype(np.uint16)
-    spare = 16 - capacity.bit_length()
-    if supervised is not None and spare:
+    keys, spare = capacity - lengths, 16 - capacity.bit_length()
+    if spare >= 0:
+        keys = keys.astype(np.uint16)
+    if supervised is not None and spare > 0:
         share = supervised.astype(np.float32) / lengths.astype(np.float32)
         keys = (keys << spare) | ((1 - share) * (2**spare - 1)).astype(np.uint16)
     return np.argsort(keys, kind="stable").astype(np.int32)

@@ -14,11 +14,9 @@ class Units:
     """U runs of segments, each of which goes into one row; segments are numbered within their unit.
 
     Attributes:
-        segments: all segments, unit after unit.
-        offsets: int64[U + 1], of the units in `segments`.
-        pairs: of preferences, int32[P, 3], unit after unit: the sequence whose id and source are the pair's, and the last
-            segments of its chosen and of its rejected completion.
-        pair_offsets: int64[U + 1], of the units in `pairs`.
+        segments, offsets: all segments, unit after unit, and int64[U + 1].
+        pairs, pair_offsets: of preferences, int32[P, 3], unit after unit, and int64[U + 1]: the sequence whose id and source
+            are the pair's, and the last segments of its chosen and of its rejected completion.
     """
 
     segments: PlannedSegments
@@ -54,11 +52,7 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedUnits(Units):
-    """The contents of R rows: units whose segments are numbered within their row.
-
-    Attributes:
-        capacities: int32[R], tokens that each row can hold.
-    """
+    """The contents of R rows: units whose segments are numbered within their row, of `capacities` (int32[R]) tokens."""
 
     capacities: np.ndarray
 

@@ -139,8 +139,7 @@ class _TreeBuilder:
         """Add one tree; return False, and add nothing, if a row can't hold it.
 
         Args:
-            own: the number of each pair, and the tokens of its completions.
-            keys: of each pair, its completions as keys of `CompletionTokens`.
+            own, keys: the number of each pair and the tokens of its completions, and the completions as keys.
             sources: the tokens to copy each completion from.
         """
         _, (sequence, prompt, _), _ = own[0]
@@ -198,12 +197,7 @@ def _split_tree(pairs: list[tuple[bytes, bytes]], space: int) -> Iterator[list[i
 
 
 def _insert(end: int, present: list[int], keys: list[bytes]) -> int:
-    """Insert a completion into a tree, and return how many tokens it adds.
-
-    Args:
-        end: its number among `keys`, which are sorted.
-        present: the numbers of the tree's completions, ascending.
-    """
+    """Insert the completion `keys[end]` of sorted keys into a tree (`present`, ascending); return how many tokens it adds."""
     at = bisect_left(present, end)
     if end in present[at : at + 1]:
         return 0

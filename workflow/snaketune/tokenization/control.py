@@ -2,9 +2,8 @@
 
 A tokenizer encodes `<|im_end|>` as a control token wherever it occurs, so a user who types it would end the turn. Such rows are
 encoded with a second tokenizer that differs only in the names of its control tokens, which are strings that occur in no text.
-Each `<|im_end|>` of the template is replaced by that name in the rendered text; the user's `<|im_end|>` stays, and is ordinary
-text for this tokenizer. Everything else (normalization, prefix spaces, merges) is unchanged, also across the user's
-`<|im_end|>`.
+Each `<|im_end|>` of the template is replaced by that name in the rendered text; the user's stays, and is ordinary text for this
+tokenizer. Everything else (normalization, prefix spaces, merges) is unchanged, also across it.
 
     rendered   <|im_start|>user\\nsay <|im_end|> now<|im_end|>\\n
     swapped    ①user\\nsay <|im_end|> now②\\n

@@ -179,14 +179,12 @@ def _halved(table: pa.Table) -> Iterator[pa.Table]:
 
 def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTokenizer) -> str:
     """Return how many rows of this part have a turn that the template omits, as "m of n rows"."""
-    count = rows = 0
-    for table in tables.values():
-        for group in _groups(spec, table):
-            turns = _turns(spec, group)
-            omitted = [bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist())]
-            count += int(np.array(omitted).reshape(len(group), -1).any(1).sum())
-            rows += len(group)
-    return f"{count} of {rows} rows"
+    omitted: list[bool] = []
+    for group in (group for table in tables.values() for group in _groups(spec, table)):
+        turns = _turns(spec, group)
+        own = [bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist())]
+        omitted += np.array(own).reshape(len(group), -1).any(1).tolist()
+    return f"{sum(omitted)} of {len(omitted)} rows"
 
 
 def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
@@ -237,8 +235,7 @@ class _Encoder:
         return insert_empty_rows(self._encoded(table.take(accepted), number), accepted, _names(table)), refused
 
     def _encoded(self, table: pa.Table, number: int) -> TokenRows:
-        kind, names = self._spec.kind, _names(table)
-        turns = _turns(self._spec, table)
+        kind, names, turns = self._spec.kind, _names(table), _turns(self._spec, table)
         if self.batched is None:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
         else:

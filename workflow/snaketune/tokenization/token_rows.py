@@ -15,13 +15,10 @@ class TokenRows:
     """n sequences in the form in which they are stored; `token_store.INDEX` describes the columns.
 
     Attributes:
-        names: strings, the ids of the corpus rows.
+        names: the ids of the corpus rows.
         sequences: the encoded sequences, whose first tokens aren't supervised.
-        prompt, chosen, common: int64[n].
-        prompt_hash: uint64[n].
-        label: bools, null without a label.
-        control_text: bool[n].
-        source: int16s, the numbers of the sources; None for conversations.
+        prompt, chosen, common, prompt_hash, control_text: int64, uint64 and bool [n].
+        source: None for conversations.
     """
 
     names: pa.StringArray

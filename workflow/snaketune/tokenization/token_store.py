@@ -55,7 +55,7 @@ IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
 class TokenWriter:
-    """Writes one split of a part, batch by batch; a context manager."""
+    """Writes one split of a part, batch by batch."""
 
     def __init__(self, folder: Path, split: str):
         self._sinks = [pa.OSFile(str(folder / f"{split}-{part}.arrow"), "wb") for part in ("index", "ids")]

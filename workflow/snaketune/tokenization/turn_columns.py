@@ -1,5 +1,6 @@
 """Turns of conversations and pairs in Arrow columns, with the turns that are to be supervised."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,11 +61,7 @@ class Turns:
 
 
 def conversation_turns(table: pa.Table, train_on: str) -> Turns:
-    """Return the turns of the column `messages`.
-
-    Args:
-        train_on: which turns are supervised: `assistant`, `last` or `all`; never those with weight 0.
-    """
+    """Return the turns of the column `messages`; `assistant`, `last` or `all` are supervised, but never those with weight 0."""
     roles, contents, wanted, offsets = _column(table, "messages")
     if train_on == "last":
         assistants = np.flatnonzero(_are_assistants(roles))
@@ -75,18 +72,8 @@ def conversation_turns(table: pa.Table, train_on: str) -> Turns:
     return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, _tools(table))
 
 
-def pair_turns(table: pa.Table) -> Turns:
+def pair_turns(table: pa.Table, completions: Sequence[str] = ("chosen", "rejected")) -> Turns:
     """Return prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
-    return _prompt_with(table, "chosen", "rejected")
-
-
-def completion_turns(table: pa.Table) -> Turns:
-    """Return prompt + completion of each row, whose completion is supervised."""
-    return _prompt_with(table, "completion")
-
-
-def _prompt_with(table: pa.Table, *completions: str) -> Turns:
-    """Return the prompt of each row with each of its completions in turn."""
     roles, contents, wanted, offsets = zip(*(_column(table, name) for name in ("prompt", *completions)))
     wanted[0][:] = False
     bases = offsets_of(np.array([len(own) for own in roles]))
@@ -105,6 +92,11 @@ def _prompt_with(table: pa.Table, *completions: str) -> Turns:
         np.zeros(len(completions) * len(table), bool),
         _tools(table).take(pa.array(np.repeat(np.arange(len(table)), len(completions)))),
     )
+
+
+def completion_turns(table: pa.Table) -> Turns:
+    """Return prompt + completion of each row, whose completion is supervised."""
+    return pair_turns(table, ["completion"])
 
 
 def _are_assistants(roles: pa.StringArray) -> np.ndarray:

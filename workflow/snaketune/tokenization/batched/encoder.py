@@ -42,11 +42,7 @@ class BatchedEncoder:
         self._frames = Frames(chat, separable, self._chunks)
 
     def encode(self, turns: Turns) -> tuple[EncodedBatch, np.ndarray]:
-        """Encode all conversations.
-
-        Returns:
-            The result of `encode_turns`, and int64, the conversations that were passed to it.
-        """
+        """Return the result of `encode_turns`, and int64, the conversations that were passed to it."""
         frames, which = self._frames_of(turns)
         covered = np.array([frame is not None for frame in frames], bool)[which] & ~self._uncertain(turns)
         framed = np.flatnonzero(covered)
@@ -132,7 +128,7 @@ class BatchedEncoder:
     def _concatenate(
         self, turns: Turns, frames: list[Frame | None], which: np.ndarray
     ) -> tuple[pa.Buffer, np.ndarray, np.ndarray, np.ndarray]:
-        """Concatenate the literal, content, literal, ..., literal of all conversations as bytes.
+        """Concatenate the literal, content, literal, ..., literal of all conversations.
 
         Returns:
             The bytes; the start of each literal, and its number; the start of each conversation.

@@ -7,11 +7,8 @@ A rendered conversation is literal, content, literal, content, ..., literal. A l
     fixed       <|im_end|>\\n<|im_start|>      always these ids: [2 5 3]
     head        assistant\\n                   encoded together with the content after it
 
-Text between two control tokens is encoded independently of the text outside them. So tail and head are encoded together with
-the contents beside them, as the tokenizer does, and the ids between them are fixed.
-
-The starts and ends of supervised text and the ends of turns are attributes of literals too, so that for a batch they are looked
-up.
+Text between two control tokens is encoded independently of the text outside them. The starts and ends of supervised text and
+the ends of turns are attributes of literals too, so that for a batch they are looked up.
 """
 
 from dataclasses import dataclass
@@ -52,23 +49,14 @@ class Literal:
 
 @dataclass(frozen=True)
 class Frame:
-    """The literals of a conversation with m turns.
-
-    Attributes:
-        literals: int64[m + 1], indices into `Frames.literals`.
-        trimmed: bool[m], which contents the template trims.
-    """
+    """The literals of a conversation with m turns, int64[m + 1], and which contents the template trims, bool[m]."""
 
     literals: np.ndarray
     trimmed: np.ndarray
 
 
 class Frames:
-    """A cache of frames by roles, for a template that has passed `check_verbatim`.
-
-    Attributes:
-        literals: all literals so far.
-    """
+    """A cache of frames by roles, for a template that has passed `check_verbatim`, with all `literals` so far."""
 
     def __init__(self, chat: ChatTokenizer, separable: Separable, chunks: ChunkEncoder):
         self._chat, self._separable, self._chunks = chat, separable, chunks
@@ -120,12 +108,7 @@ class Frames:
     def _literal(
         self, text: str, literal: Span, spans: list[Span], encoding: Encoding, *, first: bool, last: bool
     ) -> Literal:
-        """Build a literal.
-
-        Args:
-            literal: its characters in `text`.
-            first, last: whether it is the first or last of its conversation.
-        """
+        """Build a literal, given its characters in `text`, and whether it is the first or last of its conversation."""
         start, end = literal
         written = text[start:end]
         _require(written or first or last)
@@ -173,9 +156,7 @@ class Frames:
         )
 
     def _joins(self, written: str, *, before: bool, after: bool) -> bool:
-        """Whether this literal could form an added token together with the end of the content before it, or with the start of
-        the content after it.
-        """
+        """Whether this literal could form an added token with the end of the content before it or the start of the next."""
         lengths = range(1, min(self._longest, len(written) + 1))
         return (
             (before and any(written[:length] in self._tails for length in lengths))

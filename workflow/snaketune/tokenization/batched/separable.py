@@ -1,25 +1,20 @@
 """Positions at which a text may be cut such that the ids of its parts are the ids of the whole.
 
-Two proofs cover two families of tokenizers:
+Two proofs cover two families of tokenizers, also with NFC normalization, since a space is in no composition:
 
-Merges or pieces over the whole text (sentencepiece's kind: BPE or unigram, no pre-tokenizer). A token is a piece of the
-vocabulary. If two bytes are neighbours in no piece, no token spans a position between them. BPE merges on the two sides of such
-a position are independent, and a unigram model's best path is the best path of the left part followed by that of the right
-part. A table of 65,536 byte pairs says between which bytes to cut. Sentencepiece's pieces have spaces only at the start and
-don't mix letters, digits and signs, so nearly every word is cut from its full stop.
+Merges or pieces over the whole text (sentencepiece's kind: BPE or unigram, no pre-tokenizer). If two bytes are neighbours in no
+piece of the vocabulary, no token spans a position between them; BPE merges on the two sides of it are independent, and a
+unigram model's best path is the best path of the left part followed by that of the right part. A table of 65,536 byte pairs
+says between which bytes to cut. Sentencepiece's pieces have spaces only at the start and don't mix letters, digits and signs,
+so nearly every word is cut from its full stop.
 
 Merges within the matches of a pattern (GPT-2's kind: byte-level BPE). In every pattern of PATTERNS, each alternative is either
-an optional single character followed by no whitespace (except newlines at the very end), or whitespace only. So no match
-contains a visible character followed by a space, and the position between the two is always between two matches. Matching
-never looks behind, and looks ahead only in `\\s+(?!\\S)`, whose match ends in whitespace, so not at such a position. Hence the
-matches in a part are those of the whole.
+an optional single character followed by no whitespace (except newlines at the very end), or whitespace only. So the position
+between a visible character and a space is always between two matches. Matching never looks behind, and looks ahead only in
+`\\s+(?!\\S)`, whose match ends in whitespace, so not at such a position. Hence the matches in a part are those of the whole.
 
-In both families, no added token has the two bytes beside a cut as neighbours, so each added token is in one part. Parts with an
-added token are reported (`reserved`); whether it is text or control is decided elsewhere.
-
-The proofs hold with NFC normalization too: a space is in no composition, with anything before or after it.
-
-A tokenizer that neither proof covers is refused with a reason.
+No added token has the two bytes beside a cut as neighbours, so each added token is in one part. Parts with an added token are
+reported (`reserved`); whether it is text or control is decided elsewhere.
 """
 
 import json
@@ -82,13 +77,7 @@ class Separable:
 
 
 def separable(description: dict[str, Any]) -> Separable:
-    """Prove that texts can be cut for a tokenizer.
-
-    Args:
-        description: `tokenizer.json`, parsed.
-    Raises:
-        NotSeparable: neither proof covers it.
-    """
+    """Prove that texts can be cut, given a parsed `tokenizer.json`; NotSeparable if neither proof covers it."""
     model, added = description["model"], description["added_tokens"]
     _require(not any(token["single_word"] for token in added), "an added token matches only whole words (single_word)")
     normalized = description["normalizer"] is not None and any(token["normalized"] for token in added)
@@ -166,11 +155,8 @@ def _check_byte_level(normalizer: dict[str, Any] | None, steps: list[dict[str, A
 
 
 def _around_spaces() -> tuple[np.ndarray, np.ndarray]:
-    """Return the cuts before spaces that don't follow whitespace.
-
-    Returns:
-        bool[256, 256] by next byte and byte: cuts before a space that doesn't follow ASCII whitespace; bool[65536], the last
-        two bytes of each whitespace character of several bytes.
+    """Return bool[256, 256] by next byte and byte, the cuts before a space that doesn't follow ASCII whitespace, and
+    bool[65536], the last two bytes of each whitespace character of several bytes.
     """
     cuts, ends = np.zeros((2, 256, 256), bool)
     cuts[ord(SPACE), :] = True
@@ -185,11 +171,8 @@ def _around_spaces() -> tuple[np.ndarray, np.ndarray]:
 def _sentencepiece_steps(
     normalizer: dict[str, Any] | None, steps: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], Prefix, bool, bool]:
-    """Parse the steps of a tokenizer of sentencepiece's kind.
-
-    Returns:
-        The changes to its description such that no space is put in front; when a space is put in front; whether spaces are
-        written as `▁`; whether texts are split before every space.
+    """Return the changes to a description of sentencepiece's kind such that no space is put in front; when one is put in front;
+    whether spaces are written as `▁`; whether texts are split before every space.
     """
     prefix: Prefix = "none"
     splits = False

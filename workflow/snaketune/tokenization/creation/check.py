@@ -21,10 +21,8 @@ SHOWN_CHARACTERS = 160
 
 
 def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, Any]]:
-    """Check the template on probes and samples, and print what is supervised of the samples.
+    """Check the template on probes and samples; print and return what is supervised of the samples, shortened.
 
-    Returns:
-        The supervised texts of each sample, shortened.
     Raises:
         SnaketuneError: an assistant turn isn't supervised, or not to its end; text of another role is supervised; the template
             writes the date.
@@ -35,8 +33,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
             "tomorrow; put a fixed date there, in a copy that `chat_template` names"
         )
     for messages, encoded in zip(PROBES, chat.encode(PROBES), strict=True):
-        _check_spans(chat, messages, encoded)
-        texts = _supervised_texts(chat, encoded)
+        texts = _supervised_texts(chat, messages, encoded)
         joined, turns = "".join(texts), len(messages) // 2
         if missing := [words for words in ANSWERS[:turns] if words not in joined]:
             raise SnaketuneError(
@@ -57,8 +54,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         except Refused:
             # The `tokenize` stage decides whether such rows are an error.
             continue
-        _check_spans(chat, messages, encoded)
-        texts = [_shortened(text) for text in _supervised_texts(chat, encoded)]
+        texts = [_shortened(text) for text in _supervised_texts(chat, messages, encoded)]
         supervised = int(encoded.supervised.sum())
         shown.append({"tokens": len(encoded.ids), "supervised": supervised, "supervised_text": texts})
         print(f"supervised in a sample conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
@@ -92,7 +88,8 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
         )
 
 
-def _check_spans(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> None:
+def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> list[str]:
+    """Return the text of each span; SnaketuneError if they aren't one per assistant turn, up to its end."""
     turns = sum(message["role"] == "assistant" for message in messages)
     if len(encoded.spans) != turns or any(start == end for start, end in encoded.spans):
         raise SnaketuneError(
@@ -110,9 +107,6 @@ def _check_spans(chat: ChatTokenizer, messages: list[Message], encoded: Encoded)
                 else "the end of turn isn't supervised, so the model would never stop: in the chat template no special token "
                 f"of this tokenizer follows what an assistant says, {ended!r}; use a template that ends turns with one"
             )
-
-
-def _supervised_texts(chat: ChatTokenizer, encoded: Encoded) -> list[str]:
     return [chat.text(encoded.ids[start:end]) for start, end in encoded.spans]
 
 
