@@ -24,9 +24,8 @@ from tokenizers import Encoding, Tokenizer
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization import tool_calls
 from snaketune.tokenization.assistant_spans import render_unmarked, token_spans
-from snaketune.tokenization.control import ControlTokens, unused_characters
+from snaketune.tokenization.control import ControlTokens, OmittedTurn, TemplateControl, unused_characters
 from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render
-from snaketune.tokenization.template_control import OmittedTurn, TemplateControl
 
 # Variables of templates, as transformers passes them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

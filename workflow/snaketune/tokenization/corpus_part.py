@@ -31,10 +31,10 @@ from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.control import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT, Refused
-from snaketune.tokenization.template_control import OmittedTurn
 from snaketune.tokenization.token_rows import (
     TokenRows,
     completion_rows,

@@ -195,18 +195,6 @@ def _blank_value(value: Any) -> Any:
     return 0
 
 
-def shape(message: Message) -> str:
-    """Return what a template can see of a message besides its texts, as a cache key.
-
-    >>> shape({"role": "user", "content": "Hi"})
-    'user'
-    """
-    if "tool_calls" not in message:
-        return message["role"]
-    arguments = [_blank_value(call["function"]["arguments"]) for call in message["tool_calls"]]
-    return json.dumps([message["role"], bool(message["content"]), arguments])
-
-
 def check_written(message: Message, text: str) -> None:
     """Refuse a message with calls if its text, a name or a part of the arguments is missing in `text`, the turn as rendered."""
     functions = [call["function"] for call in message["tool_calls"]]

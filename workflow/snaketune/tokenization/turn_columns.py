@@ -112,8 +112,8 @@ def _tools(table: pa.Table) -> pa.StringArray:
 
 def _column(table: pa.Table, name: str) -> tuple[pa.StringArray, pa.StringArray, np.ndarray, np.ndarray]:
     """Return roles, contents and supervision (bool) of all turns of a column, and int64[n + 1], the offsets of the rows."""
-    kind = table.schema.field(name).type
-    column = pa.concat_arrays([pa.array([], kind), *table.column(name).chunks])
+    chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
+    column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     offsets = column.offsets.to_numpy().astype(np.int64)
     turns = column.flatten()
     fields = dict(zip((field.name for field in turns.type), turns.flatten()))
