@@ -12,11 +12,9 @@ class PlannedSegments:
     """K segments: ranges of sequences' tokens, each of which becomes one segment of a row. All arrays are int32[K].
 
     Attributes:
-        sequence: the number of the sequence within its split.
-        start, stop: the range of its tokens.
-        prefix: how many tokens the segment attends to besides its own.
-        prefix_segment: the segment whose sequence the prefix is of: the number of an earlier segment of the same unit or row;
-            the segment's own number if it has no prefix.
+        sequence, start, stop: the number of the sequence within its split, and the range of its tokens.
+        prefix, prefix_segment: how many tokens the segment attends to besides its own, at the beginning of the sequence of
+            which earlier segment of its unit or row; 0 and the segment's own number if it has no prefix.
         supervised: supervised tokens in the range.
     """
 

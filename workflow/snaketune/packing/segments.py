@@ -46,15 +46,16 @@ class SegmentLayout:
         starts [0, 4, 6]   prefix_segments [0, 0, 2]   segment_of [0, 0, 0, 0, 1, 1, 2, 2]   documents [0, 1]
         lengths [4, 2, 2]  prefix_lengths  [0, 2, 0]   positions  [0, 1, 2, 3, 2, 3, 0, 0]   parents [-1, 0, 1, 2, 1, 4, -1, 6]
 
+    All arrays are int64.
+
     Attributes:
-        starts, lengths: int64[S], the range of each segment's own tokens.
-        prefix_segments, prefix_lengths: int64[S], the prefix of each segment: so many leading tokens of that segment's sequence
+        starts, lengths: [S], the range of each segment's own tokens.
+        prefix_segments, prefix_lengths: [S], the prefix of each segment: so many leading tokens of that segment's sequence
             (the segment itself and 0 if it has none).
-        documents: int64[D], the segments that hold packed tokens; the others are padding.
-        segment_of: int64[T], the segment that each token belongs to.
-        positions: int64[T], position ids; 0 for padding.
-        parents: int64[T], the token that each token is predicted from, or -1.
-        completions: int64[C], of preferences, the segment that each completion ends with.
+        documents: [D], the segments that hold packed tokens; the others are padding.
+        segment_of, positions: [T], the segment of each token, and its position id; 0 for padding.
+        parents: [T], the token that each token is predicted from, or -1.
+        completions: [C], of preferences, the segment that each completion ends with.
     """
 
     starts: np.ndarray
@@ -93,7 +94,7 @@ class SegmentLayout:
 
     @cached_property
     def longest(self) -> int:
-        """The tokens of the longest document including its prefix; 0 if there is none."""
+        """The tokens of the longest document with its prefix; 0 if there is none."""
         return int(self.sequence_lengths[self.documents].max(initial=0))
 
     def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec
 from snaketune.tables import read_table
-from snaketune.tokenization.encoded_rows import offsets_of
+from snaketune.tokenization.encoded_rows import alternating, offsets_of
 from snaketune.tokenization.token_store import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024
@@ -205,8 +205,5 @@ class RowBuilder:
         """Return int32[R, L], the token id where loss is taken, else -100; segments start at `positions` in the rows."""
         # The first token of a segment without a prefix has no token to be predicted from.
         of, begin, end = self._runs.intersect(segments.sequence, segments.start + (segments.prefix == 0), segments.stop)
-        # The stretches between edges are unsupervised and supervised in turn.
         edges = (np.stack([begin, end], 1) + (positions - segments.start)[of][:, None]).reshape(-1)
-        lengths = np.diff(edges, prepend=0, append=ids_RL.size)
-        supervised = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-        return np.where(supervised.reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))
+        return np.where(alternating(edges, ids_RL.size).reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))

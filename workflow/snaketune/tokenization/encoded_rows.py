@@ -44,6 +44,16 @@ def first_in_rows(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
     return np.minimum(set_at[np.searchsorted(set_at, starts)] - starts, lengths)
 
 
+def alternating(edges: np.ndarray, size: int) -> np.ndarray:
+    """Return bool[size], the stretches from each first to each second of the edges, ascending.
+
+    >>> alternating(np.array([1, 3, 3, 4]), 5).astype(int)
+    array([0, 1, 1, 1, 0])
+    """
+    lengths = np.diff(edges, prepend=0, append=size)
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+
+
 @dataclass(frozen=True)
 class EncodedBatch:
     """n encoded conversations of t tokens in total, concatenated.

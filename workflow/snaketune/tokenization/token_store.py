@@ -8,8 +8,7 @@ concatenated:
 
     prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, supervised_runs [9 12 13 17]
 
-The concatenated parts are the corpus, so sequences are numbered through all parts. Writing and reading hold one record batch in
-memory; files are memory-mapped for reading.
+The concatenated parts are the corpus, so sequences are numbered through all parts. Files are memory-mapped for reading.
 """
 
 import mmap
@@ -101,8 +100,7 @@ class IdViews:
     """The memory-mapped ids of all sequences of a split; sequence `first[b] + i` is row i of batch b.
 
     Attributes:
-        values: int32[t] per batch.
-        offsets: int64[rows + 1] per batch, of the rows in its values.
+        values, offsets: per batch, int32[t], and int64[rows + 1], of the rows in them.
         first: int64[batches + 1], the number of sequences before each batch, and in total.
     """
 

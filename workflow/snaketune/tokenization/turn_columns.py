@@ -16,9 +16,7 @@ class Turns:
     """n conversations: turns `index[offsets[i] : offsets[i + 1]]` of `roles` and `contents` are conversation i.
 
     Attributes:
-        roles, contents: strings, of all turns.
-        index: int64, the turns of all conversations, concatenated.
-        offsets: int64[n + 1], of the conversations in `index`.
+        index, offsets: int64, the turns of all conversations, concatenated, and int64[n + 1].
         wanted: bool, shaped like `index`: which assistant turns are supervised; with `everything`, which turns of any role.
         everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
         tools: strings[n], null if a conversation has none.

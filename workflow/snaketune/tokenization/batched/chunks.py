@@ -33,8 +33,7 @@ class ChunkedTokens:
 
     Attributes:
         ids: int32[t].
-        cuts: int64[c + 1], the start of each chunk in bytes, and the end of the last one.
-        tokens: int32[c + 1], the number of tokens before each chunk, and in total.
+        cuts, tokens: int64[c + 1] and int32[c + 1], the bytes and the tokens before each chunk, and in total.
         which: int32[c], the index of each chunk among the distinct chunks.
         numbers: int64, the numbers of the distinct chunks in the encoder's tables; valid until the next batch is encoded.
         reserved: int64, the start in bytes of each chunk that contains a reserved string.

@@ -16,7 +16,7 @@ from snaketune.tokenization.batched.separable import SPACE, NotSeparable, Separa
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated, gather, offsets_of
+from snaketune.tokenization.encoded_rows import EncodedBatch, alternating, concatenated, gather, offsets_of
 from snaketune.tokenization.tool_calls import OPEN
 from snaketune.tokenization.turn_columns import Turns
 
@@ -113,10 +113,8 @@ class BatchedEncoder:
         last = before[closing] + ends[closing]
         # Frames have one supervised span per assistant turn, in order.
         wanted = turns.wanted[turns.assistants]
-        # The stretches between edges are unsupervised and supervised in turn.
         edges = np.stack([first[wanted], last[wanted]], 1).reshape(-1)
-        lengths = np.diff(edges, prepend=0, append=len(chunked.ids))
-        supervised = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+        supervised = alternating(edges, len(chunked.ids))
         everything = np.flatnonzero(turns.everything)
         if len(everything):
             supervised[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True
