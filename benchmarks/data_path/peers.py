@@ -27,9 +27,11 @@ from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
 from snaketune.packing import plan as planning
 from snaketune.packing import write as writing
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
-from snaketune.packing.conversation_overflow import DropCounts, PlannedSegments, fit_conversations
+from snaketune.packing.conversation_overflow import fit_conversations
+from snaketune.packing.planned_segments import PlannedSegments
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.sequences import RowBuilder
+from snaketune.packing.shard_writer import RowBuilder
+from snaketune.packing.truncation import DropCounts
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PlanSpec, WriteSpec
 from snaketune.tables import read_table
@@ -78,7 +80,7 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
 
     def ours() -> None:
         spec = PlanSpec(kind="sft", lengths=(CAPACITY,), strategy="best-fit-decreasing", overflow="drop")
-        found = fit_conversations(spec, CAPACITY, parts.index("train").to_batches(), DropCounts())
+        found = fit_conversations(spec, CAPACITY, parts.index("train"), DropCounts())
         plan = plan_best_fit_decreasing(found.tokens, [CAPACITY], found.supervised)
         planned = InMemory(found.take(plan.order), plan.offsets)
         source, made = RowBuilder(planned, parts, "train"), []

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments, fit_conversations
+from snaketune.packing.conversation_overflow import fit_conversations
 from snaketune.packing.pair_overflow import PlannedPairs, fit_pairs, whole_pairs
+from snaketune.packing.planned_segments import COLUMNS, PlannedSegments
+from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of, supervised_tokens
 
@@ -21,8 +23,8 @@ PAIR = {"length": 30, "prompt": 6, "chosen": 10, "supervised_runs": [6, 16, 16, 
 def cut(sequences: list[dict], overflow: str, length: int, **others) -> tuple[PlannedSegments, DropCounts]:
     spec = PlanSpec(kind="sft", lengths=(length,), overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
     drops = DropCounts()
-    batches = [index(sequences[:1]), index(sequences[1:])]
-    return fit_conversations(spec, length, iter(batches), drops), drops
+    table = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])])
+    return fit_conversations(spec, length, table, drops), drops
 
 
 def ranges(segments: PlannedSegments) -> list[tuple[int, int, int]]:

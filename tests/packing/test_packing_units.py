@@ -1,14 +1,16 @@
 """Units are packed into rows with their segments renumbered; and wrapped rows are full."""
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.packing.best_fit import PackingPlan
-from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments
-from snaketune.packing.packing_units import Completions, Units, pack_units, single_segment_units
-from snaketune.packing.wrap import wrap
-from tests.packing.made_index import index, supervised_tokens
+from snaketune.packing.conversation_overflow import wrap
+from snaketune.packing.packing_units import Units, pack_units
+from snaketune.packing.planned_segments import COLUMNS, PlannedSegments
+from snaketune.packing.truncation import DropCounts
+from tests.packing.made_index import index, runs_of, supervised_tokens
 
 
 def whole(sequences: list[dict]) -> PlannedSegments:
@@ -36,17 +38,14 @@ def test_trees_are_numbered_within_their_row():
             (3, 0, 6, 0, 0, 2), (3, 6, 8, 2, 0, 2),
         ),
         offsets=np.array([0, 3, 4, 6]),
-        completions=Completions(
-            sequence=np.array([0, 1, 2, 3], np.int32), ends=np.array([[0, 1], [2, 1], [0, 0], [0, 1]], np.int32)
-        ),
+        pairs=np.array([[0, 0, 1], [1, 2, 1], [2, 0, 0], [3, 0, 1]], np.int32),
         pair_offsets=np.array([0, 2, 3, 4]),
     )  # fmt: skip
     assert (units.tokens.tolist(), units.supervised.tolist()) == ([9, 4, 8], [6, 1, 4])
     rows = pack_units(units, plan([2, 0], [1]))
     assert rows.segments.sequence.tolist() == [3, 3, 0, 0, 1, 2]
     assert rows.segments.prefix_segment.tolist() == [0, 0, 2, 2, 3, 0]
-    assert rows.completions.sequence.tolist() == [3, 0, 1, 2]
-    assert rows.completions.ends.tolist() == [[0, 1], [2, 3], [4, 3], [0, 0]]
+    assert rows.pairs.tolist() == [[3, 0, 1], [0, 2, 3], [1, 4, 3], [2, 0, 0]]
     assert (rows.offsets.tolist(), rows.pair_offsets.tolist()) == ([0, 5, 6], [0, 3, 4])
     # A segment that two pairs end with counts for the first of them.
     assert rows.by_pair(rows.segments.tokens).tolist() == [8, 8, 1, 4]
@@ -54,9 +53,8 @@ def test_trees_are_numbered_within_their_row():
 
 
 def test_single_segments_are_units():
-    units = single_segment_units(
-        whole([{"length": 10, "supervised_runs": [4, 9]}, {"length": 6, "supervised_runs": [1, 2]}])
-    )
+    sequences = [{"length": 10, "supervised_runs": [4, 9]}, {"length": 6, "supervised_runs": [1, 2]}]
+    units = Units(segments=whole(sequences), offsets=np.arange(3))
     assert (units.tokens.tolist(), units.supervised.tolist()) == ([10, 6], [5, 1])
     rows = pack_units(units, plan([1], [0]))
     assert (rows.segments.sequence.tolist(), rows.offsets.tolist(), rows.documents) == ([1, 0], [0, 1, 2], 2)
@@ -66,8 +64,8 @@ def test_single_segments_are_units():
 def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_length):
     sequences = [{"length": n, "supervised_runs": [1, n] if n > 1 else []} for n in lengths]
     drops = DropCounts()
-    batches = [index(sequences[:3]), index(sequences[3:])]
-    segments, plan = wrap(whole(sequences), iter(batches), row_length, drops)
+    runs = runs_of(pa.Table.from_batches([index(sequences)]))
+    segments, plan = wrap(whole(sequences), runs, row_length, drops)
     assert segments.tokens.sum() == sum(lengths)
     per_row = [int(segments.tokens[a:b].sum()) for a, b in zip(plan.offsets, plan.offsets[1:])]
     assert per_row[:-1] == [row_length] * (len(per_row) - 1)

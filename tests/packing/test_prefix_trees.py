@@ -207,7 +207,7 @@ def test_pairs_without_a_prompt_are_read_back_too(tmp_path):
 
 
 def test_memory_is_released_while_trees_are_built(tmp_path, monkeypatch):
-    monkeypatch.setattr("snaketune.packing.completion_tokens.READ_BEFORE_RELEASE", 1)
+    monkeypatch.setattr("snaketune.packing.pair_overflow.READ_BEFORE_RELEASE", 1)
     pairs = [pair("AB" * n, "AC" * n, prompt) for prompt in PROMPTS for n in (1, 2, 3)]
     made = packed(tmp_path, pairs, 64)
     assert read_back(made) == {str(n): own.learned() for n, own in enumerate(pairs)}

@@ -9,9 +9,8 @@ import pytest
 
 from snaketune.config.packing import Packing
 from snaketune.packing import row_plan
-from snaketune.packing.conversation_overflow import DropCounts
 from snaketune.packing.pair_overflow import whole_pairs
-from snaketune.packing.truncation import STEP, lost_to_length, warning
+from snaketune.packing.truncation import STEP, DropCounts, lost_to_length, warning
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of
 
@@ -47,11 +46,11 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
 def test_the_advised_length_retains_99_percent_and_no_shorter_one_does(overflow, longest, each):
     sequences = [chat(turns, each) for turns in range(1, longest + 1) for _ in range(20)]
     loss, read, share_lost = lost(sequences, overflow, 256)
-    assert loss.tokens > 0.02 * read["tokens"]
-    assert loss.enough % STEP == 0
-    assert share_lost(loss.enough) <= 0.01 < share_lost(loss.enough - STEP)
-    message = warning("train", "conversations", 256, overflow, loss.as_json(), read)
-    assert f"packing.length {loss.enough}" in message and f"{loss.tokens / read['tokens']:.1%}" in message
+    assert loss["tokens"] > 0.02 * read["tokens"]
+    assert loss["enough"] % STEP == 0
+    assert share_lost(loss["enough"]) <= 0.01 < share_lost(loss["enough"] - STEP)
+    message = warning("train", "conversations", 256, overflow, loss, read)
+    assert f"packing.length {loss['enough']}" in message and f"{loss['tokens'] / read['tokens']:.1%}" in message
 
 
 def test_a_length_is_advised_for_pairs_too():
@@ -60,23 +59,23 @@ def test_a_length_is_advised_for_pairs_too():
         for n in range(100, 900)
     ]
     loss, _, share_lost = lost(pairs, "drop", 256, kind="preference")
-    assert share_lost(loss.enough) <= 0.01 < share_lost(loss.enough - STEP)
+    assert share_lost(loss["enough"]) <= 0.01 < share_lost(loss["enough"] - STEP)
 
 
 def test_more_than_two_percent_are_worth_a_warning():
     short = [chat(1, 50)] * 98
     for more, warned in (([chat(1, 150)] * 2, False), ([chat(1, 150)] * 3, True)):
         loss, read, *_ = lost(short + more, "truncate", 200)
-        assert bool(warning("train", "conversations", 200, "truncate", loss.as_json(), read)) is warned
-        assert (loss.enough is not None) is warned
+        assert bool(warning("train", "conversations", 200, "truncate", loss, read)) is warned
+        assert (loss["enough"] is not None) is warned
 
 
 def test_unsupervised_and_split_sequences_arent_lost_to_the_length():
     unsupervised = {"length": 90, "turn_ends": [90], "supervised_runs": []}
     loss, *_ = lost([chat(1, 50)] * 3 + [unsupervised] * 3, "truncate", 120)
-    assert (loss.rows, loss.tokens) == (0, 0)
+    assert (loss["rows"], loss["tokens"]) == (0, 0)
     loss, *_ = lost([chat(20, 50)] * 3, "split", 120)
-    assert (loss.rows, loss.tokens) == (0, 0)
+    assert (loss["rows"], loss["tokens"]) == (0, 0)
 
 
 def test_auto_is_truncate_for_conversations_drop_for_pairs_and_split_for_documents():
@@ -88,4 +87,4 @@ def test_auto_is_truncate_for_conversations_drop_for_pairs_and_split_for_documen
 
 def test_lost_is_plain_json():
     loss, *_ = lost([chat(20, 50)] * 3, "drop", 120)
-    assert json.loads(json.dumps(loss.as_json())) == {"rows": 3, "tokens": 6000, "enough": 2048}
+    assert json.loads(json.dumps(loss)) == {"rows": 3, "tokens": 6000, "enough": 2048}

@@ -41,7 +41,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.template import Refused
 
 if TYPE_CHECKING:
     from snaketune.evaluation.tasks import PreparedTasks

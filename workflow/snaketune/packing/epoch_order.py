@@ -36,9 +36,8 @@ def epoch_order(items: int, seed: int, epoch: int, *, weights: np.ndarray | None
         # The last, smaller batch takes items at equal distances in the ranking.
         at = ((np.arange(rest) + random.random()) * items / rest).astype(np.int64)
         last, ranked = ranked[at], np.delete(ranked, at)
-    steps_of_items = _deal(ranked.reshape(batch, steps), weights)
-    ordered = _balance_parts(steps_of_items[random.permutation(steps)], weights)
-    return np.concatenate([ordered.reshape(-1), _balance_parts(last[None], weights).reshape(-1)])
+    dealt = _deal(ranked.reshape(batch, steps), weights)[random.permutation(steps)]
+    return np.concatenate([_balance_parts(some, weights).reshape(-1) for some in (dealt, last[None])])
 
 
 def _deal(strata: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -47,8 +46,7 @@ def _deal(strata: np.ndarray, weights: np.ndarray) -> np.ndarray:
     total = np.zeros(strata.shape[1], np.int64)
     for items, taken in zip(strata, dealt):
         # The step with the least weight so far gets the heaviest item.
-        lightest = np.argsort(total, kind="stable")
-        taken[lightest] = items
+        taken[np.argsort(total, kind="stable")] = items
         total += weights[taken]
     return dealt.T
 
@@ -57,27 +55,16 @@ def _balance_parts(steps: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Order the items of each step, int64[n, batch], such that equal parts of it weigh nearly the same."""
     n, batch = steps.shape
     # Groups of items that stay together, int64[n, groups, size]; each iteration merges `factor` groups into one.
-    groups = steps[:, :, None]
-    for factor in _prime_factors(batch):
-        weight = weights[groups].sum(2)
-        groups = np.take_along_axis(groups, np.argsort(-weight, 1, kind="stable")[:, :, None], 1)
-        rounds = groups.reshape(n, factor, groups.shape[1] // factor, groups.shape[2])
+    groups, factor = steps[:, :, None], 2
+    while groups.shape[1] > 1:
+        _, count, size = groups.shape
+        # The prime factors of `batch`, ascending.
+        if count % factor:
+            factor += 1
+            continue
+        groups = np.take_along_axis(groups, np.argsort(-weights[groups].sum(2), 1, kind="stable")[:, :, None], 1)
+        rounds = groups.reshape(n, factor, count // factor, size)
         # Alternate the direction: the group that is first in one round is last in the next.
         rounds[:, 1::2] = rounds[:, 1::2, ::-1].copy()
-        groups = rounds.transpose(0, 2, 1, 3).reshape(n, rounds.shape[2], factor * groups.shape[2])
+        groups = rounds.transpose(0, 2, 1, 3).reshape(n, count // factor, factor * size)
     return groups.reshape(n, batch)
-
-
-def _prime_factors(number: int) -> list[int]:
-    """Return the prime factors of `number`, ascending.
-
-    >>> _prime_factors(12)
-    [2, 2, 3]
-    """
-    factors, factor = [], 2
-    while number > 1:
-        while number % factor == 0:
-            factors.append(factor)
-            number //= factor
-        factor += 1
-    return factors

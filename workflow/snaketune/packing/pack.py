@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
@@ -29,16 +28,12 @@ def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Arti
     from snaketune.packing.same_pairs import digest_pairs
 
     for path in [*(path for part in shards for path in part.files()), *plan.files("documents")]:
-        _link(path, work.payload / path.name)
+        try:
+            os.link(path, work.payload / path.name)
+        except OSError:
+            shutil.copyfile(path, work.payload / path.name)
     facts = json.loads(plan.file(FACTS).read_text(encoding="utf-8"))
     about = facts["about"]
     if about["kind"] != "sft":
         about["pairs"] = digest_pairs(sorted(work.payload.glob("*-*.arrow")), work.payload / "documents.arrow")
     return Outcome(counts=facts["counts"], about=about)
-
-
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)

@@ -5,83 +5,56 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from snaketune.packing.best_fit import PackingPlan
-from snaketune.packing.conversation_overflow import PlannedSegments
-from snaketune.tokenization.ragged import gather
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completions:
-    """P pairs of completions.
-
-    Attributes:
-        sequence: int32[P], the sequence whose id and source are the pair's.
-        ends: int32[P, 2], the last segment of the chosen and of the rejected completion, numbered as in
-            `PlannedSegments.prefix_segment`.
-    """
-
-    sequence: np.ndarray
-    ends: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.sequence)
-
-    def take(self, which: np.ndarray) -> "Completions":
-        return Completions(sequence=self.sequence[which], ends=self.ends[which])
+from snaketune.packing.planned_segments import PlannedSegments
+from snaketune.tokenization.encoded_rows import gather
 
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """U runs of segments, each of which goes into one row.
+    """U runs of segments, each of which goes into one row; segments are numbered within their unit.
 
     Attributes:
-        segments: all segments, unit after unit.
-        offsets: int64[U + 1], of the units in `segments`.
-        completions: of preferences, all pairs, unit after unit.
-        pair_offsets: int64[U + 1], of the units in `completions`.
+        segments, offsets: all segments, unit after unit, and int64[U + 1].
+        pairs, pair_offsets: of preferences, int32[P, 3], unit after unit, and int64[U + 1]: the sequence whose id and source
+            are the pair's, and the last segments of its chosen and of its rejected completion.
     """
 
     segments: PlannedSegments
     offsets: np.ndarray
-    completions: Completions | None = None
+    pairs: np.ndarray | None = None
     pair_offsets: np.ndarray | None = None
 
     @property
     def tokens(self) -> np.ndarray:
-        return _run_sums(self.segments.tokens, self.offsets)
+        return self._sums(self.segments.tokens)
 
     @property
     def supervised(self) -> np.ndarray:
-        return _run_sums(self.segments.supervised, self.offsets)
+        return self._sums(self.segments.supervised)
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """Return int32[U], the sums over the segments of each unit."""
+        if len(self.offsets) == len(values) + 1:
+            return values
+        return np.add.reduceat(values, self.offsets[:-1]).astype(np.int32)
 
     def take(self, order: np.ndarray) -> "Units":
         """Return the units numbered in `order`, in this order."""
-        if len(self.offsets) == len(self.segments) + 1 and self.completions is None:
+        if len(self.offsets) == len(self.segments) + 1 and self.pairs is None:
             return replace(self, segments=self.segments.take(order), offsets=np.arange(len(order) + 1))
         at, offsets = gather(self.offsets[order], np.diff(self.offsets)[order])
         taken = replace(self, segments=self.segments.take(at), offsets=offsets)
-        if self.completions is None:
+        if self.pairs is None:
             return taken
         at, offsets = gather(self.pair_offsets[order], np.diff(self.pair_offsets)[order])
-        return replace(taken, completions=self.completions.take(at), pair_offsets=offsets)
+        return replace(taken, pairs=self.pairs[at], pair_offsets=offsets)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedUnits:
-    """The contents of R rows; segments are numbered within their row.
-
-    Attributes:
-        capacities: int32[R], tokens that each row can hold.
-        segments: all segments, row after row.
-        offsets: int64[R + 1], of the rows in `segments`.
-        completions: all pairs, row after row; None for conversations.
-        pair_offsets: int64[R + 1], of the rows in `completions`; None for conversations.
-    """
+class PackedUnits(Units):
+    """The contents of R rows: units whose segments are numbered within their row, of `capacities` (int32[R]) tokens."""
 
     capacities: np.ndarray
-    segments: PlannedSegments
-    offsets: np.ndarray
-    completions: Completions | None = None
-    pair_offsets: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -89,41 +62,30 @@ class PackedUnits:
 
     @property
     def documents(self) -> int:
-        """The number of segments of conversations, or of pairs."""
-        return len(self.segments if self.completions is None else self.completions)
+        """The number of conversations (their segments) or pairs."""
+        return len(self.segments if self.pairs is None else self.pairs)
 
     def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
         """Return int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
         rows = np.repeat(self.offsets[:-1], np.diff(self.pair_offsets))
-        _, first = np.unique(self.completions.ends + rows[:, None], return_index=True)
-        return np.bincount(first // 2, of_segments, minlength=len(self.completions)).astype(np.int32)
-
-
-def single_segment_units(segments: PlannedSegments) -> Units:
-    """Return one unit per segment."""
-    return Units(segments=segments, offsets=np.arange(len(segments) + 1))
+        _, first = np.unique(self.pairs[:, 1:] + rows[:, None], return_index=True)
+        return np.bincount(first // 2, of_segments, minlength=len(self.pairs)).astype(np.int32)
 
 
 def pack_units(units: Units, plan: PackingPlan) -> PackedUnits:
     """Put units into rows as planned, and number their segments within the rows."""
     units = units.take(plan.order)
     rows = PackedUnits(capacities=plan.capacities, segments=units.segments, offsets=units.offsets[plan.offsets])
-    if units.completions is None:
+    if units.pairs is None:
         return rows
     # From numbers within the unit to numbers within the row.
     shift = (units.offsets[:-1] - np.repeat(rows.offsets[:-1], np.diff(plan.offsets))).astype(np.int32)
     segment = units.segments.prefix_segment + np.repeat(shift, np.diff(units.offsets))
-    ends = units.completions.ends + np.repeat(shift, np.diff(units.pair_offsets))[:, None]
+    pairs = units.pairs.copy()
+    pairs[:, 1:] += np.repeat(shift, np.diff(units.pair_offsets))[:, None]
     return replace(
         rows,
         segments=replace(units.segments, prefix_segment=segment),
-        completions=replace(units.completions, ends=ends),
+        pairs=pairs,
         pair_offsets=units.pair_offsets[plan.offsets],
     )
-
-
-def _run_sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return int32[U], the sums of runs of `values`, none of them empty."""
-    if len(offsets) == len(values) + 1:
-        return values
-    return np.add.reduceat(values, offsets[:-1]).astype(np.int32)

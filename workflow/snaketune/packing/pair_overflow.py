@@ -19,10 +19,49 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.completion_tokens import CompletionTokens, common_tokens
-from snaketune.packing.conversation_overflow import DropCounts
-from snaketune.packing.supervised_runs import SupervisedRuns
+from snaketune.packing.planned_segments import SupervisedRuns
+from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
+from snaketune.tokenization.token_store import TokenParts
+
+# Completions to read before mapped memory is released.
+READ_BEFORE_RELEASE = 65536
+
+
+class CompletionTokens:
+    """The memory-mapped tokens of a split's sequences."""
+
+    def __init__(self, parts: TokenParts, split: str):
+        self._parts, self.runs = parts, SupervisedRuns.read(parts, split)
+        views = parts.views(split)
+        self._values = views.values
+        self._batch, self._begin = views.locations()
+        self._read = 0
+
+    def ids(self, sequence: int, start: int, tokens: int) -> np.ndarray:
+        """Return int32[tokens], a view."""
+        begin = self._begin[sequence] + start
+        return self._values[self._batch[sequence]][begin : begin + tokens]
+
+    def key(self, sequence: int, start: int, tokens: int) -> bytes:
+        """Return four bytes per token, to compare completions by: its id and whether it is supervised."""
+        self._read += 1
+        if self._read > READ_BEFORE_RELEASE:
+            self._parts.release()
+            self._read = 0
+        key = self.ids(sequence, start, tokens) << 1
+        low, high = self.runs.offsets[sequence : sequence + 2]
+        edges = self.runs.values[low:high].tolist()
+        for begin, end in zip(edges[::2], edges[1::2]):
+            key[max(begin - start, 0) : max(end - start, 0)] |= 1
+        return key.tobytes()
+
+
+def common_tokens(a: bytes, b: bytes) -> int:
+    """Return the number of leading tokens that are equal in id and supervision, given two keys of `CompletionTokens`."""
+    least = min(len(a), len(b)) // 4
+    different = np.frombuffer(a, np.int32, least) != np.frombuffer(b, np.int32, least)
+    return int(np.append(different, True).argmax())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +106,8 @@ class PlannedPairs:
         return (self.common == self.first) & (self.common == self.second)
 
     def take(self, which: np.ndarray) -> "PlannedPairs":
-        return replace(self, **{name: getattr(self, name)[which] for name in ARRAYS})
+        names = [field.name for field in fields(self) if field.name != "mismatched"]
+        return replace(self, **{name: getattr(self, name)[which] for name in names})
 
     def supervised(self, runs: SupervisedRuns) -> np.ndarray:
         """bool[P]: whether both completions have a supervised token."""
@@ -76,17 +116,11 @@ class PlannedPairs:
         return (first > 0) & (second > 0)
 
 
-ARRAYS = tuple(field.name for field in fields(PlannedPairs) if field.name != "mismatched")
-
-
 def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> PlannedPairs:
-    """Return all pairs of a split whose completions both have a supervised token.
+    """Return all pairs of a split whose completions both have a supervised token, given its token index.
 
     Each completion ends with its last supervised token: the tokens after it (the line break that many templates put after a
     turn) predict nothing that is learned.
-
-    Args:
-        index: the token index that `tokenize` wrote.
     """
     length, prompt, chosen, common, prompt_hash = (
         index[name].to_numpy() for name in ("length", "prompt", "chosen", "common", "prompt_hash")
@@ -120,16 +154,13 @@ def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> Planned
 
 
 def _longest_prompt_run(prompt_hash: np.ndarray) -> int:
-    """Return the length of the longest run of rows with one prompt, where the last row precedes the first; 1 if there is only
-    one prompt.
+    """Return the length of the longest run of rows with one of several prompts, where the last row precedes the first, or 1.
 
     >>> [_longest_prompt_run(np.array(hashes)) for hashes in ([1, 2, 1, 3], [1, 2, 2, 1, 1], [1, 1], [])]
     [1, 3, 1, 1]
     """
     begins = np.flatnonzero(prompt_hash != np.roll(prompt_hash, 1))
-    if not len(begins):
-        return 1
-    return int(np.diff(begins, append=begins[0] + len(prompt_hash)).max())
+    return int(np.diff(begins, append=begins[0] + len(prompt_hash)).max()) if len(begins) else 1
 
 
 def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, distance: int) -> np.ndarray:
@@ -148,13 +179,11 @@ def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, di
 def fit_pairs(
     spec: PlanSpec, row_length: int, index: pa.Table, whole: PlannedPairs, runs: SupervisedRuns, drops: DropCounts
 ) -> PlannedPairs:
-    """Return the pairs of a split that fit into rows of `row_length` tokens.
+    """Return the pairs of a split that fit into rows of `row_length` tokens, and count in `drops` what isn't packed whole.
 
     Args:
-        row_length: tokens of the longest rows.
         index: the token index that `tokenize` wrote.
         whole: the pairs before any are cut.
-        drops: updated with what is dropped and truncated.
     Raises:
         SnaketuneError: a pair longer than a row, and `overflow` is `raise`.
     """
@@ -204,8 +233,7 @@ def _truncate_unpaired(pairs: PlannedPairs, row_length: int, runs: SupervisedRun
 
 def _truncate(pairs: PlannedPairs, row_length: int) -> PlannedPairs:
     """Cut both to the space beside prompt and common tokens; space that a short one doesn't need goes to the other."""
-    shared = pairs.prompt + pairs.common
-    space = np.maximum(row_length - shared, 0)
+    space = np.maximum(row_length - pairs.prompt - pairs.common, 0)
     first, second = pairs.first - pairs.common, pairs.second - pairs.common
     own_first = np.minimum(first, np.maximum(space // 2, space - second))
     own_second = np.minimum(second, space - own_first)

@@ -20,7 +20,6 @@ STAGE = Stage(
 
 
 def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
-    """Write the tables of the plan to `work.payload`; see `plan_rows`."""
     from snaketune.packing.row_plan import plan_rows
 
     return plan_rows(spec, work, tokens=tokens)

@@ -14,68 +14,57 @@ with several pairs cost a loop in Python.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import chain, pairwise
 
 import numpy as np
 
-from snaketune.packing.completion_tokens import CompletionTokens, common_tokens
-from snaketune.packing.conversation_overflow import PlannedSegments
-from snaketune.packing.packing_units import Completions, Units
-from snaketune.packing.pair_overflow import PlannedPairs
-from snaketune.tokenization.ragged import offsets_of
+from snaketune.packing.packing_units import Units
+from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, common_tokens
+from snaketune.packing.planned_segments import PlannedSegments
+from snaketune.tokenization.encoded_rows import offsets_of
 
 # The tokens of a completion: its sequence, its start there, and how many tokens it has.
 TokenRange = tuple[int, int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedTokens:
-    """Token counts that relate a corpus to its trees.
+def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, tuple[int, int, int]]:
+    """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row.
 
-    Attributes:
-        prompts: prompt tokens that aren't stored again.
-        answers: leading tokens of completions that aren't stored again.
-        mismatched: tokens of mismatched completions, which are stored in addition to the corpus.
+    Also returns how many tokens aren't stored again, of prompts and at the beginnings of completions, and the tokens of
+    mismatched completions, which are stored in addition to the corpus.
     """
-
-    prompts: int = 0
-    answers: int = 0
-    mismatched: int = 0
-
-
-def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, SharedTokens]:
-    """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row."""
     _, first, group, sizes = np.unique(pairs.prompt_hash, return_index=True, return_inverse=True, return_counts=True)
     # Pairs without a prompt have nothing in common that would make them one tree.
     several = (sizes[group] > 1) & (pairs.prompt > 0)
-    alone, together = np.flatnonzero(~several), np.flatnonzero(several)
+    together = np.flatnonzero(several)
     together = together[np.argsort(first[group[together]], kind="stable")]
-    ends = np.flatnonzero(np.append(np.diff(group[together]) != 0, True)[: len(together)]) + 1
     builder = _TreeBuilder(pairs, tokens, row_length)
-    for members in np.split(together, ends[:-1]) if len(together) else ():
+    for members in np.split(together, np.flatnonzero(np.diff(group[together])) + 1):
         builder.add(members)
-    segments, completions, counts, members = (
-        np.concatenate(both) for both in zip(_single_pair_trees(pairs, alone), builder.columns(), strict=True)
+    segments, ends, counts, members = (
+        np.concatenate(both) for both in zip(_single_pair_trees(pairs, ~several), builder.columns(), strict=True)
     )
-    sequence, start, stop = segments[:, :3].T
-    # The first token of a tree has no token before it to be predicted from.
-    supervised = tokens.runs.count(sequence, start + (segments[:, 3] == 0), stop)
+    sequence, start, stop, prefix, prefix_segment = segments.T
     units = Units(
         segments=PlannedSegments(
-            **dict(zip(("sequence", "start", "stop", "prefix", "prefix_segment"), segments.T)), supervised=supervised
+            sequence=sequence,
+            start=start,
+            stop=stop,
+            prefix=prefix,
+            prefix_segment=prefix_segment,
+            # The first token of a tree has no token before it to be predicted from.
+            supervised=tokens.runs.count(sequence, start + (prefix == 0), stop),
         ),
         offsets=offsets_of(counts[:, 0]),
-        completions=Completions(sequence=pairs.sequence[members], ends=completions),
+        pairs=np.column_stack([pairs.sequence[members], ends]),
         pair_offsets=offsets_of(counts[:, 1]),
     )
     first_pairs = members[units.pair_offsets[:-1]]
     prompts = int(pairs.prompt.sum(dtype=np.int64) - pairs.prompt[first_pairs].sum(dtype=np.int64))
     mismatched = int(pairs.second.sum(dtype=np.int64)) if pairs.mismatched else 0
     saved = int(pairs.corpus_tokens.sum(dtype=np.int64) - units.segments.tokens.sum(dtype=np.int64)) + mismatched
-    shared = SharedTokens(prompts=prompts, answers=saved - prompts, mismatched=mismatched)
-    return units.take(np.argsort(first_pairs, kind="stable")), shared
+    return units.take(np.argsort(first_pairs, kind="stable")), (prompts, saved - prompts, mismatched)
 
 
 # The columns of Units: int32[K, 5] segments (all columns but `supervised`), int32[P, 2] ends, int64[U, 2] segments and pairs of
@@ -84,27 +73,27 @@ Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _single_pair_trees(pairs: PlannedPairs, which: np.ndarray) -> Columns:
-    """Return a tree of one or two segments for each of the pairs `which`."""
+    """Return a tree of one or two segments for each of the pairs `which`, bool."""
     one = pairs.take(which)
     shared = one.prompt + one.common
-    ends = np.tile(np.array([0, 1], np.int32), (len(which), 1))
+    ends = np.tile(np.array([0, 1], np.int32), (len(one), 1))
     # A second completion that the first one continues comes first.
     swapped = (one.second == one.common) & ~one.equal
     ends[swapped] = [1, 0]
     ends[one.equal] = 0
-    zeros, last = np.zeros(len(which), np.int32), (shared == 0).astype(np.int32)
+    zeros = np.zeros(len(one), np.int32)
     first = [one.sequence, zeros, one.prompt + np.where(swapped, one.common, one.first), zeros, zeros]
     second = [
         np.where(swapped, one.sequence, one.second_sequence),
         np.where(swapped, shared, one.second_start + one.common),
         np.where(swapped, one.prompt + one.first, one.second_start + one.second),
         shared,
-        last,
+        shared == 0,
     ]
     both = np.stack([np.stack(first, 1), np.stack(second, 1)], 1).astype(np.int32)
-    present = np.stack([np.ones(len(which), bool), ~one.equal], 1)
-    counts = np.stack([present.sum(1), np.ones(len(which), np.int64)], 1)
-    return both[present], ends, counts, which
+    present = np.stack([np.ones(len(one), bool), ~one.equal], 1)
+    counts = np.stack([present.sum(1), np.ones(len(one), np.int64)], 1)
+    return both[present], ends, counts, np.flatnonzero(which)
 
 
 class _TreeBuilder:
@@ -127,61 +116,55 @@ class _TreeBuilder:
 
     def add(self, members: np.ndarray) -> None:
         """Add the pairs `members`, whose prompts have one hash: a tree per prompt, or several if a row can't hold it."""
-        by_prompt: dict[bytes, list[int]] = {}
-        for member, sequence, prompt in zip(members.tolist(), *self._lists(members, "sequence", "prompt")):
-            by_prompt.setdefault(self._tokens.ids(sequence, 0, prompt).tobytes(), []).append(member)
+        names = ("sequence", "prompt", "first", "second_sequence", "second_start", "second")
+        columns = (getattr(self._pairs, name)[members].tolist() for name in names)
+        by_prompt: dict[bytes, list[tuple[int, TokenRange, TokenRange]]] = {}
+        for member, *both in zip(members.tolist(), *columns):
+            prompt = self._tokens.ids(both[0], 0, both[1]).tobytes()
+            by_prompt.setdefault(prompt, []).append((member, tuple(both[:3]), tuple(both[3:])))
         for own in by_prompt.values():
-            self._add_prompt(np.array(own))
-
-    def _add_prompt(self, members: np.ndarray) -> None:
-        firsts = list(zip(*self._lists(members, "sequence", "prompt", "first")))
-        seconds = list(zip(*self._lists(members, "second_sequence", "second_start", "second")))
-        keys = [(self._tokens.key(*first), self._tokens.key(*second)) for first, second in zip(firsts, seconds)]
-        sources = {key: source for both, own in zip(keys, zip(firsts, seconds)) for key, source in zip(both, own)}
-        if not self._add_tree(members, keys, firsts, sources):
-            for tree in _split_tree(keys, self._row_length - firsts[0][1]):
-                self._add_tree(members[tree], [keys[pair] for pair in tree], [firsts[pair] for pair in tree], sources)
+            keys = [(self._tokens.key(*first), self._tokens.key(*second)) for _, first, second in own]
+            sources = {key: range for both, (_, *ranges) in zip(keys, own) for key, range in zip(both, ranges)}
+            if not self._add_tree(own, keys, sources):
+                _, (_, prompt, _), _ = own[0]
+                for tree in _split_tree(keys, self._row_length - prompt):
+                    self._add_tree([own[pair] for pair in tree], [keys[pair] for pair in tree], sources)
 
     def _add_tree(
         self,
-        members: np.ndarray,
+        own: list[tuple[int, TokenRange, TokenRange]],
         keys: list[tuple[bytes, bytes]],
-        firsts: list[TokenRange],
         sources: dict[bytes, TokenRange],
     ) -> bool:
         """Add one tree; return False, and add nothing, if a row can't hold it.
 
         Args:
-            keys: of each pair, its completions as keys of `CompletionTokens`.
-            firsts: of each pair, the tokens of its first completion.
+            own, keys: the number of each pair and the tokens of its completions, and the completions as keys.
             sources: the tokens to copy each completion from.
         """
-        sequence, prompt, _ = firsts[0]
-        order = _sorted({key for pair in keys for key in pair}, main=keys[0][0])
+        _, (sequence, prompt, _), _ = own[0]
+        order = _sorted(set(chain(*keys)), main=keys[0][0])
         # The first segment is the first pair's first completion or its beginning, so the prompt directly precedes it.
         segments = [(sequence, 0, prompt + len(order[0]) // 4, 0, 0)]
         for before, key in pairwise(order):
-            own, start, tokens = sources[key]
+            source, start, tokens = sources[key]
             shared = common_tokens(before, key)
             parent = len(segments) - 1
             # Climb to the segment that holds the last shared token.
             while prompt + shared <= segments[parent][3]:
                 parent = segments[parent][4]
-            segments.append((own, start + shared, start + tokens, prompt + shared, parent))
+            segments.append((source, start + shared, start + tokens, prompt + shared, parent))
         if sum(stop - start for _, start, stop, _, _ in segments) > self._row_length:
             return False
         number = {key: at for at, key in enumerate(order)}
         self._segments += segments
         self._ends += [(number[first], number[second]) for first, second in keys]
         self._counts.append((len(segments), len(keys)))
-        self._members += members.tolist()
+        self._members += [member for member, _, _ in own]
         return True
 
-    def _lists(self, members: np.ndarray, *names: str) -> list[list[int]]:
-        return [getattr(self._pairs, name)[members].tolist() for name in names]
 
-
-def _sorted(keys: Iterable[bytes], main: bytes) -> list[bytes]:
+def _sorted(keys: set[bytes], main: bytes) -> list[bytes]:
     """Sort completions by tokens, where at every position the token of `main` sorts before all others."""
     main_ids = np.frombuffer(main, np.int32)
 
@@ -196,13 +179,13 @@ def _sorted(keys: Iterable[bytes], main: bytes) -> list[bytes]:
 
 def _split_tree(pairs: list[tuple[bytes, bytes]], space: int) -> Iterator[list[int]]:
     """Split pairs into trees whose completions have at most `space` tokens; pairs that begin alike are neighbours."""
-    keys = sorted({key for pair in pairs for key in pair})
+    keys = sorted(set(chain(*pairs)))
     rank = {key: at for at, key in enumerate(keys)}
     ends = [(rank[first], rank[second]) for first, second in pairs]
     present: list[int] = []
     tree: list[int] = []
     used = 0
-    for pair in sorted(range(len(ends)), key=lambda pair: ends[pair]):
+    for pair in sorted(range(len(ends)), key=ends.__getitem__):
         added = sum(_insert(end, present, keys) for end in ends[pair])
         if tree and used + added > space:
             yield sorted(tree)
@@ -214,15 +197,10 @@ def _split_tree(pairs: list[tuple[bytes, bytes]], space: int) -> Iterator[list[i
 
 
 def _insert(end: int, present: list[int], keys: list[bytes]) -> int:
-    """Insert a completion into a tree, and return how many tokens it adds.
-
-    Args:
-        end: its number among `keys`, which are sorted.
-        present: the numbers of the tree's completions, ascending.
-    """
+    """Insert the completion `keys[end]` of sorted keys into a tree (`present`, ascending); return how many tokens it adds."""
     at = bisect_left(present, end)
-    if at < len(present) and present[at] == end:
+    if end in present[at : at + 1]:
         return 0
-    neighbours = [present[near] for near in (at - 1, at) if 0 <= near < len(present)]
+    neighbours = present[max(at - 1, 0) : at + 1]
     present.insert(at, end)
     return len(keys[end]) // 4 - max((common_tokens(keys[near], keys[end]) for near in neighbours), default=0)

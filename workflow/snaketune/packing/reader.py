@@ -3,12 +3,13 @@
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
     EqualTokens(rows)[3]                   rows of one length with as many tokens as one of the longest rows
 
-No torch is imported. `load_in_memory` reads the files once instead of mapping them, for file systems on which every page
-fault is a request to another machine.
+`load_in_memory` reads the files once instead of mapping them, for file systems on which every page fault is a request to
+another machine.
 """
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED
 from snaketune.tables import read_table
+from snaketune.tokenization.encoded_rows import offsets_of
 
 TOKENS = ("input_ids", "labels")
 SEGMENTS = ("segment_lengths", "prefix_lengths")
@@ -49,7 +51,7 @@ class PackedRows:
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
         self.batches = [views_of(batch, self.lists) for batch in batches]
-        self.offsets = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
+        self.offsets = offsets_of(np.array([len(batch) for batch in batches], np.int64))
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -61,13 +63,7 @@ class PackedRows:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         number = int(np.searchsorted(self.offsets, row, side="right")) - 1
-        at = row - int(self.offsets[number])
-        views = self.batches[number]
-        columns = {name: views[name][at] for name in TOKENS}
-        for name in self.lists:
-            offsets, values = views[name]
-            columns[name] = values[offsets[at] : offsets[at + 1]]
-        return columns
+        return row_of(self.batches[number], row - int(self.offsets[number]))
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
         """Return a row of padding, of `tokens` tokens or of the longest length."""
@@ -75,39 +71,38 @@ class PackedRows:
         ids, labels = np.zeros(length, np.int32), np.full(length, IGNORED, np.int32)
         return {"input_ids": ids, "labels": labels} | dict.fromkeys(self.lists, empty)
 
+    def values(self, name: str) -> np.ndarray:
+        """Return the values of a column of lists, of all rows."""
+        views = (views[name] for views in self.batches)
+        return np.concatenate([np.empty(0, np.int32), *(values[at[0] : at[-1]] for at, values in views)])
+
+    def counts(self, name: str) -> np.ndarray:
+        """Return the lengths of the lists of a column, by row."""
+        return np.concatenate([np.empty(0, np.int32), *(np.diff(views[name][0]) for views in self.batches)])
+
     @cached_property
     def tokens(self) -> int:
         """The number of tokens without padding."""
-        return sum(
-            int(values[offsets[0] : offsets[-1]].sum())
-            for offsets, values in (views["segment_lengths"] for views in self.batches)
-        )
+        return int(self.values("segment_lengths").sum(dtype=np.int64))
 
     @cached_property
     def longest(self) -> tuple[int, int]:
         """The tokens of the longest segment with its prefix, and its row; (0, -1) for an empty split."""
-        longest = (0, -1)
-        for start, views in zip(self.offsets[:-1].tolist(), self.batches):
-            (offsets, lengths), (_, prefixes) = (views[name] for name in SEGMENTS)
-            full = lengths[offsets[0] : offsets[-1]] + prefixes[offsets[0] : offsets[-1]]
-            if len(full) and full.max() > longest[0]:
-                row = int(np.searchsorted(offsets - offsets[0], full.argmax(), side="right")) - 1
-                longest = (int(full.max()), start + row)
-        return longest
+        if not len(self):
+            return 0, -1
+        full = self.values("segment_lengths") + self.values("prefix_lengths")
+        ends = np.cumsum(self.counts("segment_lengths"))
+        return int(full.max()), int(np.searchsorted(ends, full.argmax(), side="right"))
 
     @cached_property
     def fullest(self) -> int:
         """The row with the most segments; -1 for an empty split."""
-        counts = [np.diff(views["segment_lengths"][0]) for views in self.batches]
-        return int(np.concatenate(counts).argmax()) if counts else -1
+        return int(self.counts("segment_lengths").argmax()) if len(self) else -1
 
     @cached_property
     def has_prefixes(self) -> bool:
         """Whether any segment has a prefix, as pairs do."""
-        return any(
-            bool(values[offsets[0] : offsets[-1]].any())
-            for offsets, values in (views["prefix_lengths"] for views in self.batches)
-        )
+        return bool(self.values("prefix_lengths").any())
 
 
 class EqualTokens:
@@ -119,24 +114,19 @@ class EqualTokens:
 
     def __init__(self, rows: PackedRows):
         self.rows = rows
-        lengths = [views["input_ids"].shape[1] for views in rows.batches]
         self.groups: list[range] = []
-        start = 0
-        for number, length in enumerate(lengths):
-            stop = int(rows.offsets[number + 1])
-            if number + 1 < len(lengths) and lengths[number + 1] == length:
-                continue
-            per_item = rows.row_length // length
+        lengths = [views["input_ids"].shape[1] for views in rows.batches]
+        for length, own in groupby(range(len(lengths)), key=lengths.__getitem__):
+            batches, per_item = list(own), rows.row_length // length
+            start, stop = int(rows.offsets[batches[0]]), int(rows.offsets[batches[-1] + 1])
             self.groups += [range(at, min(at + per_item, stop)) for at in range(start, stop, per_item)]
-            start = stop
 
     @cached_property
     def pairs(self) -> np.ndarray | None:
         """int64[items]: the pairs of each item; None for conversations."""
         if "completions" not in self.rows.lists:
             return None
-        per_row = [np.diff(views["completions"][0]) // 2 for views in self.rows.batches]
-        before = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *per_row]))])
+        before = offsets_of(self.rows.counts("completions") // 2)
         return np.array([before[group.stop] - before[group.start] for group in self.groups], np.int64)
 
     def __len__(self) -> int:
@@ -188,7 +178,13 @@ def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
     views: dict[str, Any] = {
         name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1) for name in TOKENS
     }
-    for name in lists:
-        column = batch.column(name)
-        views[name] = (column.offsets.to_numpy(), column.values.to_numpy())
-    return views
+    return views | {
+        name: (batch.column(name).offsets.to_numpy(), batch.column(name).values.to_numpy()) for name in lists
+    }
+
+
+def row_of(views: dict[str, Any], row: int) -> dict[str, np.ndarray]:
+    """Return one row of a record batch, given the result of `views_of`."""
+    return {
+        name: view[row] if name in TOKENS else view[1][view[0][row] : view[0][row + 1]] for name, view in views.items()
+    }

@@ -19,17 +19,14 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import plan_best_fit_decreasing
-from snaketune.packing.completion_tokens import CompletionTokens
-from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments, fit_conversations
-from snaketune.packing.packing_metadata import packing_metadata
-from snaketune.packing.packing_units import PackedUnits, pack_units, single_segment_units
-from snaketune.packing.pair_overflow import PlannedPairs, fit_pairs, whole_pairs
-from snaketune.packing.prefix_trees import SharedTokens, build_trees
+from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
+from snaketune.packing.conversation_overflow import fit_conversations, wrap
+from snaketune.packing.packing_units import PackedUnits, Units, pack_units
+from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
+from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
+from snaketune.packing.prefix_trees import build_trees
 from snaketune.packing.shards import FORMAT_VERSIONS, PAIR_COLUMNS, RAW_FORMAT_VERSION, SPLITS, documents_schema
-from snaketune.packing.supervised_runs import SupervisedRuns
-from snaketune.packing.truncation import lost_to_length, warning
-from snaketune.packing.wrap import wrap
+from snaketune.packing.truncation import DropCounts, lost_to_length, warning
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
@@ -38,20 +35,18 @@ from snaketune.tokenization.token_store import TokenParts
 
 ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"
-ROWS = pa.schema([("length", pa.int32()), ("pieces", pa.int32()), ("pairs", pa.int32())])
-SEGMENTS = pa.schema([(name, pa.int32()) for name in COLUMNS])
-PAIRS = pa.schema([(name, pa.int32()) for name in ("sequence", "chosen", "rejected")])
+# Prompt tokens and leading tokens of completions that aren't stored again, and tokens stored in addition to the corpus.
+SHARED = ("shared_prompt_tokens", "shared_answer_tokens", "mismatched_tokens")
 
 
 def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
-    """Write the row plan to `work.payload`.
+    """Write the row plan of a tokenized corpus, given by its parts in order, to `work.payload`.
 
-    Args:
-        tokens: the parts of a tokenized corpus, in order.
     Raises:
         SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
     """
     parts = TokenParts(tokens)
+    raw = spec.strategy == "none"
     counts: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     with (
@@ -63,10 +58,9 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
             print(f"planning {split}: {read['rows']} sequences", flush=True)
             rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read)
             _write(work, split, rows)
-            if spec.strategy != "none":
+            if not raw:
                 for batch in _documents(spec.kind, split, rows, parts):
                     documents.write_batch(batch)
-    raw = spec.strategy == "none"
     facts = {
         "format_version": RAW_FORMAT_VERSION if raw else FORMAT_VERSIONS[spec.kind],
         "kind": spec.kind,
@@ -83,15 +77,13 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
 def _plan_split(
     spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int]
 ) -> tuple[PackedUnits, dict[str, Any], dict[str, Any]]:
-    """Return the rows of a split, its counts and its packing metadata.
-
-    Args:
-        read: rows and tokens of the split.
-    """
-    longest, drops, shared, index = spec.lengths[-1], DropCounts(), SharedTokens(), parts.index(split)
+    """Return the rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
+    longest, drops, index = spec.lengths[-1], DropCounts(), parts.index(split)
+    shared = dict.fromkeys(SHARED, 0)
     tokens = whole = None
-    if spec.kind != "sft":
-        tokens = CompletionTokens(parts, split, SupervisedRuns.read(parts, split))
+    # A split without rows is planned as conversations, and has no table of pairs.
+    if spec.kind != "sft" and len(index):
+        tokens = CompletionTokens(parts, split)
         whole = whole_pairs(spec.kind, index, tokens)
     fit_to = partial(fit, spec, index, tokens and tokens.runs, whole)
     fitted = fit_to(longest, drops)
@@ -103,14 +95,21 @@ def _plan_split(
         )
     loss = lost_to_length(spec, longest, index, drops, read, fit_to)
     unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
-    if message := warning(split, unit, longest, spec.overflow, loss.as_json(), read):
+    if message := warning(split, unit, longest, spec.overflow, loss, read):
         print(f"warning: {message}", flush=True)
-    if isinstance(fitted, PlannedPairs) and tokens:
-        units, shared = build_trees(fitted, tokens, longest)
-        rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
+    if spec.strategy == "wrapped":
+        segments, plan = wrap(fitted, SupervisedRuns.read(parts, split), longest, drops)
+        rows = PackedUnits(capacities=plan.capacities, segments=segments, offsets=plan.offsets)
+    elif spec.strategy == "none":
+        capacities = np.full(len(fitted), longest, np.int32)
+        rows = PackedUnits(capacities=capacities, segments=fitted, offsets=np.arange(len(fitted) + 1))
     else:
-        rows = _pack_conversations(spec, fitted, index, drops)
-    metadata = packing_metadata(spec, rows, drops) | {"lost_to_length": loss.as_json()}
+        units = Units(segments=fitted, offsets=np.arange(len(fitted) + 1))
+        if tokens is not None:
+            units, shared_tokens = build_trees(fitted, tokens, longest)
+            shared = dict(zip(SHARED, shared_tokens, strict=True))
+        rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
+    metadata = _packing_metadata(spec, rows, drops) | {"lost_to_length": loss}
     return rows, _counts(read, rows, drops, shared), metadata
 
 
@@ -122,28 +121,13 @@ def fit(
     row_length: int,
     drops: DropCounts,
 ) -> PlannedSegments | PlannedPairs:
-    """Fit a split's sequences to rows of `row_length` tokens.
-
-    Args:
-        runs, whole: of pairs; None for conversations.
-    """
-    if runs and whole:
+    """Fit a split's sequences to rows of `row_length` tokens; `runs` and `whole` are of pairs, None for conversations."""
+    if whole is not None:
         return fit_pairs(spec, row_length, index, whole, runs, drops)
-    return fit_conversations(spec, row_length, index.to_batches(), drops)
+    return fit_conversations(spec, row_length, index, drops)
 
 
-def _pack_conversations(spec: PlanSpec, segments: PlannedSegments, index: pa.Table, drops: DropCounts) -> PackedUnits:
-    if spec.strategy == "wrapped":
-        segments, plan = wrap(segments, index.to_batches(), spec.lengths[-1], drops)
-        return PackedUnits(capacities=plan.capacities, segments=segments, offsets=plan.offsets)
-    if spec.strategy == "none":
-        capacities = np.full(len(segments), spec.lengths[-1], np.int32)
-        return PackedUnits(capacities=capacities, segments=segments, offsets=np.arange(len(segments) + 1))
-    plan = plan_best_fit_decreasing(segments.tokens, spec.lengths, segments.supervised)
-    return pack_units(single_segment_units(segments), plan)
-
-
-def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: SharedTokens) -> dict[str, Any]:
+def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: dict[str, int]) -> dict[str, Any]:
     """Return the counts of a split; for tokens, read + mismatched = tokens + dropped + truncated + shared."""
     return {
         "read": read["rows"],
@@ -154,24 +138,61 @@ def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: 
         "supervised_tokens": int(rows.segments.supervised.sum(dtype=np.int64)),
         "dropped": {reason: n for reason, n in sorted(drops.dropped_rows.items()) if n},
         "dropped_tokens": {reason: n for reason, n in sorted(drops.dropped_tokens.items()) if n},
-        "truncated": {"rows": drops.truncated_rows, "tokens": drops.truncated_tokens},
-        "split": {"rows": drops.split_rows, "pieces": drops.split_pieces},
-        "shared_prompt_tokens": shared.prompts,
-        "shared_answer_tokens": shared.answers,
-        "mismatched_tokens": shared.mismatched,
+        **drops.cut(),
+        **shared,
     }
+
+
+def _packing_metadata(spec: PlanSpec, rows: PackedUnits, drops: DropCounts) -> dict[str, Any]:
+    """Return the `packing_metadata` of a split.
+
+    `packing_efficiency` is the share of the rows' tokens that aren't padding, in percent; `compression_ratio` is how many rows
+    one conversation or pair per row would take, per packed row; `lower_bound_rows` is the least number of rows of the longest
+    length that could hold the tokens, which for rows of one length also counts conversations over half a row.
+    """
+    if spec.strategy == "none":
+        return {"enabled": False, "strategy": spec.strategy}
+    tokens = rows.segments.tokens
+    total, row_tokens = int(tokens.sum(dtype=np.int64)), int(rows.capacities.sum(dtype=np.int64))
+    bound = -(-total // spec.lengths[-1])
+    if len(spec.lengths) == 1 and spec.strategy != "wrapped" and rows.pairs is None:
+        bound = lower_bound_rows(tokens, spec.lengths[-1])
+    per_row = round(rows.documents / rows.rows, 3) if rows.rows else None
+    metadata = {
+        "enabled": True,
+        "strategy": spec.strategy,
+        "rows": rows.rows,
+        "row_tokens": row_tokens,
+        "lower_bound_rows": bound,
+        "packing_efficiency": round(100 * total / row_tokens, 3) if row_tokens else 100.0,
+        "avg_conversations_per_sequence": per_row or 0.0,
+        "compression_ratio": per_row or 1.0,
+        "supervised_per_row": _spread(rows.supervised if rows.rows else np.zeros(1, np.int32)),
+        "dropped": {"rows": drops.dropped_rows.total(), "tokens": drops.dropped_tokens.total()},
+        **drops.cut(),
+    }
+    if len(spec.lengths) > 1:
+        lengths, counts = np.unique(rows.capacities, return_counts=True)
+        metadata["rows_by_length"] = {str(length): int(n) for length, n in zip(lengths, counts, strict=True)}
+    if rows.pair_offsets is not None:
+        metadata["pairs_per_row"] = _spread(np.diff(rows.pair_offsets) if rows.rows else np.zeros(1, np.int32))
+    return metadata
+
+
+def _spread(values: np.ndarray) -> dict[str, int]:
+    return {"min": int(values.min()), "median": int(np.median(values)), "max": int(values.max())}
 
 
 def _write(work: WorkFolder, split: str, rows: PackedUnits) -> None:
     pairs = np.zeros(rows.rows, np.int32) if rows.pair_offsets is None else np.diff(rows.pair_offsets)
-    columns = {
-        "rows": (ROWS, [rows.capacities, np.diff(rows.offsets), pairs]),
-        "pieces": (SEGMENTS, [getattr(rows.segments, name) for name in COLUMNS]),
+    tables = {
+        "rows": {"length": rows.capacities, "pieces": np.diff(rows.offsets), "pairs": pairs},
+        "pieces": {name: getattr(rows.segments, name) for name in COLUMNS},
     }
-    if rows.completions is not None:
-        columns["pairs"] = (PAIRS, [rows.completions.sequence, *rows.completions.ends.T])
-    for name, (schema, arrays) in columns.items():
-        table = pa.table([pa.array(array, pa.int32()) for array in arrays], schema=schema)
+    if rows.pairs is not None:
+        tables["pairs"] = dict(zip(("sequence", "chosen", "rejected"), rows.pairs.T))
+    for name, columns in tables.items():
+        table = pa.table({column: pa.array(values, pa.int32()) for column, values in columns.items()})
         write_table(work.payload / f"{split}-{name}.arrow", table, ROWS_PER_BATCH)
 
 
@@ -182,8 +203,8 @@ def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> I
     from_index = {name: index[name].combine_chunks() for name in schema.names if name in ("id", *PAIR_COLUMNS)}
     sequence, offsets = rows.segments.sequence, rows.offsets
     tokens, supervised = rows.segments.tokens, rows.segments.supervised
-    if rows.completions is not None:
-        sequence, offsets = rows.completions.sequence, rows.pair_offsets
+    if rows.pairs is not None:
+        sequence, offsets = rows.pairs[:, 0], rows.pair_offsets
         tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
     row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(offsets))
     for start in range(0, len(sequence), ROWS_PER_BATCH):
@@ -194,6 +215,6 @@ def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> I
             "row": row_of[some],
             "tokens": tokens[some],
             "supervised": supervised[some],
+            **{name: column.take(of) for name, column in from_index.items()},
         }
-        columns |= {name: column.take(of) for name, column in from_index.items()}
         yield pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)

@@ -21,9 +21,7 @@ completions CDE, CDF, CG and CDE again of the prompt ab, the segments are [abCDE
                 ` - G
 
 The padding at a row's end is a segment of its own, so that shapes stay the same and no other token attends to it; its positions
-are all 0, since some models scale positions by the largest one in the batch. All arrays here are numpy; the cost is a few
-microseconds per segment. Kernels take the layout as a mask (`mask`) or as keys with cumulative lengths (`varlen_keys`); the
-kernel for CPUs takes the layout itself.
+are all 0, since some models scale positions by the largest one in the batch. The cost is a few microseconds per segment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,15 +46,16 @@ class SegmentLayout:
         starts [0, 4, 6]   prefix_segments [0, 0, 2]   segment_of [0, 0, 0, 0, 1, 1, 2, 2]   documents [0, 1]
         lengths [4, 2, 2]  prefix_lengths  [0, 2, 0]   positions  [0, 1, 2, 3, 2, 3, 0, 0]   parents [-1, 0, 1, 2, 1, 4, -1, 6]
 
+    All arrays are int64.
+
     Attributes:
-        starts, lengths: int64[S], the range of each segment's own tokens.
-        prefix_segments, prefix_lengths: int64[S], the prefix of each segment: so many leading tokens of that segment's sequence
+        starts, lengths: [S], the range of each segment's own tokens.
+        prefix_segments, prefix_lengths: [S], the prefix of each segment: so many leading tokens of that segment's sequence
             (the segment itself and 0 if it has none).
-        documents: int64[D], the segments that hold packed tokens; the others are padding.
-        segment_of: int64[T], the segment that each token belongs to.
-        positions: int64[T], position ids; 0 for padding.
-        parents: int64[T], the token that each token is predicted from, or -1.
-        completions: int64[C], of preferences, the segment that each completion ends with.
+        documents: [D], the segments that hold packed tokens; the others are padding.
+        segment_of, positions: [T], the segment of each token, and its position id; 0 for padding.
+        parents: [T], the token that each token is predicted from, or -1.
+        completions: [C], of preferences, the segment that each completion ends with.
     """
 
     starts: np.ndarray
@@ -75,19 +74,17 @@ class SegmentLayout:
 
     @property
     def document_tokens(self) -> int:
-        """The number of tokens without padding."""
         return int(self.lengths[self.documents].sum())
 
     @property
     def document_of(self) -> np.ndarray:
-        """int64[T]: the number of the document that each token belongs to, -1 for padding."""
+        """int64[T]: the number of each token's document, -1 for padding."""
         number_S = np.full(len(self.starts), -1)
         number_S[self.documents] = np.arange(len(self.documents))
         return number_S[self.segment_of]
 
     @property
     def prefixed(self) -> bool:
-        """Whether any segment has a prefix."""
         return bool(self.prefix_lengths.any())
 
     @cached_property
@@ -97,7 +94,7 @@ class SegmentLayout:
 
     @cached_property
     def longest(self) -> int:
-        """The tokens of the longest document including its prefix; 0 if there is none."""
+        """The tokens of the longest document with its prefix; 0 if there is none."""
         return int(self.sequence_lengths[self.documents].max(initial=0))
 
     def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -121,21 +118,15 @@ class SegmentLayout:
         >>> layout([[4, 2]], [[0, 2]], row_lengths=[8]).sequences()
         [(array([0, 1, 2, 3]), 0), (array([0, 1, 4, 5]), 2)]
         """
-        return [
-            (self.sequence_tokens(one, np.arange(self.sequence_lengths[one])), int(self.prefix_lengths[one]))
-            for one in self.documents
-        ]
+        tokens = (self.sequence_tokens(one, np.arange(self.sequence_lengths[one])) for one in self.documents)
+        return list(zip(tokens, self.prefix_lengths[self.documents].tolist()))
 
 
 def layout_of(rows: Sequence[Mapping[str, Any]]) -> SegmentLayout:
     """Return the layout of rows as `packing.reader` returns them."""
-    return layout(
-        [row["segment_lengths"] for row in rows],
-        [row["prefix_lengths"] for row in rows],
-        row_lengths=[len(row["input_ids"]) for row in rows],
-        prefix_segments=[row["prefix_segments"] for row in rows] if "prefix_segments" in rows[0] else None,
-        completions=[row["completions"] for row in rows] if "completions" in rows[0] else None,
-    )
+    names = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
+    columns = {name: [row[name] for row in rows] for name in names if name in rows[0]}
+    return layout(**columns, row_lengths=[len(row["input_ids"]) for row in rows])
 
 
 def layout(
@@ -150,7 +141,7 @@ def layout(
     Args:
         segment_lengths, prefix_lengths, prefix_segments, completions: for each row, the columns of the shard; if
             prefix_segments is None, a prefix is of the row's last segment without a prefix.
-        row_lengths: tokens of each row including padding.
+        row_lengths: tokens of each row, with padding.
     Raises:
         SnaketuneError: segments longer than the row, or a prefix with nothing before it or longer than that.
 
@@ -160,55 +151,52 @@ def layout(
     >>> pair.parents.tolist()
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
-    starts, lengths, prefix_of, prefixes, padding, ends_with = [], [], [], [], [], []
+    # Start, length, prefix segment and prefix length of each segment.
+    segments: list[tuple[int, int, int, int]] = []
+    documents: list[int] = []
+    ends_with: list[int] = []
     end = 0
-    for row, (row_segments, row_prefixes, row_length) in enumerate(
-        zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
-    ):
-        at, end, first, base = end, end + row_length, len(starts), len(starts)
-        for own, (length, prefix) in enumerate(zip(row_segments, row_prefixes, strict=True)):
+    rows = zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
+    for row, (own_lengths, own_prefixes, row_length) in enumerate(rows):
+        start, end, first, base = end, end + row_length, len(segments), len(segments)
+        for number, (length, prefix) in enumerate(zip(own_lengths, own_prefixes, strict=True), first):
             if not prefix:
-                base = first + own
-            parent = base if prefix_segments is None or not prefix else first + int(prefix_segments[row][own])
-            available = prefixes[parent] + lengths[parent] if first <= parent < first + own else 0
+                base = number
+            parent = (
+                base if prefix_segments is None or not prefix else first + int(prefix_segments[row][number - first])
+            )
+            available = segments[parent][1] + segments[parent][3] if first <= parent < number else 0
             if length < 1 or prefix > available:
                 raise SnaketuneError(
                     f"row {row} of the batch: a segment of {length} tokens with a prefix of {prefix} tokens, but the sequence "
                     f"that the prefix is of has {available}"
                 )
-            starts.append(at)
-            lengths.append(length)
-            prefix_of.append(parent if prefix else first + own)
-            prefixes.append(prefix)
-            padding.append(False)
-            at += length
-        if at > end:
+            documents.append(number)
+            segments.append((start, length, parent, prefix))
+            start += length
+        if start > end:
             raise SnaketuneError(
-                f"row {row} of the batch: its segments have {at - end + row_length} tokens, in a row of {row_length}"
+                f"row {row} of the batch: its segments have {start - end + row_length} tokens, in a row of {row_length}"
             )
+        if start < end:
+            segments.append((start, end - start, len(segments), 0))
         if completions is not None:
             ends_with += [first + int(own) for own in completions[row]]
-        if at < end:
-            starts.append(at)
-            lengths.append(end - at)
-            prefix_of.append(len(prefix_of))
-            prefixes.append(0)
-            padding.append(True)
-    start_S, length_S = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
-    prefix_S, padding_S = np.array(prefixes, dtype=np.int64), np.array(padding, dtype=bool)
+    start_S, length_S, parent_S, prefix_S = np.array(segments, np.int64).reshape(-1, 4).T.copy()
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
-    positions_T = np.where(padding_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
+    is_document_S = np.zeros(len(start_S), bool)
+    is_document_S[documents] = True
     batch = SegmentLayout(
         starts=start_S,
         lengths=length_S,
-        prefix_segments=np.array(prefix_of, dtype=np.int64),
+        prefix_segments=parent_S,
         prefix_lengths=prefix_S,
-        documents=np.flatnonzero(~padding_S),
+        documents=np.array(documents, np.int64),
         segment_of=segment_of_T,
-        positions=positions_T,
+        positions=(index_T - (start_S - prefix_S)[segment_of_T]) * is_document_S[segment_of_T],
         parents=index_T - 1,
-        completions=np.array(ends_with, dtype=np.int64),
+        completions=np.array(ends_with, np.int64),
     )
     prefixed = np.flatnonzero(prefix_S)
     batch.parents[start_S] = -1
@@ -218,8 +206,7 @@ def layout(
 
 def mask(rows: SegmentLayout) -> np.ndarray:
     """Return bool[T, T], True if the query (first axis) attends to the key: the slow reference for every kernel."""
-    index = np.arange(rows.tokens)
-    visible = (rows.segment_of[:, None] == rows.segment_of) & (index[:, None] >= index)
+    visible = np.tril(rows.segment_of[:, None] == rows.segment_of)
     for segment in np.flatnonzero(rows.prefix_lengths):
         start, prefix = rows.starts[segment], rows.sequence_tokens(segment, np.arange(rows.prefix_lengths[segment]))
         visible[start : start + rows.lengths[segment], prefix] = True
@@ -227,19 +214,15 @@ def mask(rows: SegmentLayout) -> np.ndarray:
 
 
 def varlen_keys(rows: SegmentLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the keys and cumulative lengths for kernels that take sequences of various lengths.
+    """Return the keys and the cumulative lengths of queries and keys for kernels that take sequences of various lengths.
 
-    Queries are the T tokens in order; keys are those of every segment with its prefix (U in all, prefixes repeated). A kernel
+    Queries are the T tokens in order; keys are those of every segment with its prefix (int64[U], prefixes repeated). A kernel
     aligns the last query of a segment with its last key (bottom-right):
 
         queries   a b C D   E F          cu_q  [0, 4, 6]
         keys      a b C D   a b E F      cu_k  [0, 4, 8]
 
-    Padding, which nothing reads, is cut into segments of at most PADDING_SEGMENT tokens.
-
-    Returns:
-        int64[U], the token of each key; cumulative lengths of the segments' queries and keys, int32[S' + 1] each, where S'
-            counts the segments that padding is cut into.
+    Padding, which nothing reads, is cut into S' segments of at most PADDING_SEGMENT tokens; lengths are int32[S' + 1].
 
     >>> keys, cu_q, cu_k = varlen_keys(layout([[4, 2]], [[0, 2]], row_lengths=[6]))
     >>> keys.tolist(), cu_q.tolist(), cu_k.tolist()

@@ -1,6 +1,8 @@
 """Writing of the shards of one part of a plan, for the `write` stage.
 
-One batch of rows is in memory at a time. Shards that a killed attempt had finished are reused.
+The tokens of a row are spread over the parts of the tokenized corpus. They are copied out of the mapped files, and the mapped
+pages are released after every SLICES_BEFORE_RELEASE slices, so that memory stays below a gigabyte whatever the size of the
+corpus. One batch of rows is in memory at a time. Shards that a killed attempt had finished are reused.
 """
 
 from collections.abc import Iterator
@@ -13,50 +15,44 @@ import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.packing.sequences import PlannedRows, RowBuilder
+from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.shards import (
+    IGNORED,
     RAW_FORMAT_VERSION,
     SPLITS,
     TOKENS_PER_BATCH,
     TOKENS_PER_SHARD,
+    row_batch,
     schema,
-    shard_name,
 )
 from snaketune.stages.cache.work_folders import WorkFolder, sync
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec
 from snaketune.tables import read_table
+from snaketune.tokenization.encoded_rows import alternating, offsets_of
 from snaketune.tokenization.token_store import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024
+# Files of up to this size may stay in memory as a whole. Of larger ones a slice maps some 64 kB: half a gigabyte at most.
+MAPPED_BYTES = 2**30
+SLICES_BEFORE_RELEASE = 8192
 
 
 class Shard(NamedTuple):
     """Rows `first` to `last` (excluded) of a split, all of `length` tokens."""
 
+    name: str
     split: str
-    number: int
     length: int
     first: int
     last: int
-
-    @property
-    def name(self) -> str:
-        return shard_name(self.split, self.number)
 
 
 def write_shards(
     spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
 ) -> Outcome:
-    """Write this part's shards to `work.payload`.
-
-    Args:
-        tokens: the parts of the tokenized corpus, in order.
-        corpus: the corpus itself for raw rows; else empty.
-    Raises:
-        SnaketuneError: a damaged input.
-    """
+    """Write this part's shards to `work.payload`; `tokens` are in order, `corpus` is only given for raw rows."""
     plan, *inputs = (artifact.for_part(spec.part) for artifact in (plan, *tokens, *corpus))
     tokens, corpus = inputs[: len(tokens)], inputs[len(tokens) :]
     shards = list(_shards(plan))
@@ -83,11 +79,11 @@ def _shards(plan: Artifact) -> Iterator[Shard]:
     for split in SPLITS:
         lengths = read_table(plan.file(f"{split}-rows.arrow"))["length"].to_numpy()
         number = 0
-        for length, first, rows in zip(*np.unique(lengths, return_index=True, return_counts=True), strict=True):
-            length, first, last = int(length), int(first), int(first + rows)
+        columns = np.unique(lengths, return_index=True, return_counts=True)
+        for length, first, rows in zip(*(column.tolist() for column in columns)):
             step = max(1, TOKENS_PER_SHARD // length)
-            for start in range(first, last, step):
-                yield Shard(split, number, length, start, min(start + step, last))
+            for start in range(first, first + rows, step):
+                yield Shard(f"{split}-{number:05d}.arrow", split, length, start, min(start + step, first + rows))
                 number += 1
 
 
@@ -96,20 +92,17 @@ class _PackedShards:
 
     def __init__(self, plan: Artifact, parts: TokenParts):
         self.plan, self.parts = plan, parts
-        self.pad_id = plan.manifest["padding_id"]
-        self.completions = plan.manifest["kind"] != "sft"
         self.builders: dict[str, RowBuilder] = {}
 
     def write(self, shard: Shard, path: Path) -> None:
         if shard.split not in self.builders:
             self.builders = {shard.split: RowBuilder(PlannedRows(self.plan, shard.split), self.parts, shard.split)}
-        builder = self.builders[shard.split]
         step = max(1, TOKENS_PER_BATCH // shard.length)
-        columns = schema(shard.length, self.completions)
+        columns = schema(shard.length, completions=self.plan.manifest["kind"] != "sft")
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns) as writer:
             for first in range(shard.first, shard.last, step):
-                last = min(first + step, shard.last)
-                writer.write_batch(builder.batch(first, last, shard.length, self.pad_id))
+                last, pad_id = min(first + step, shard.last), self.plan.manifest["padding_id"]
+                writer.write_batch(self.builders[shard.split].batch(first, last, shard.length, pad_id))
 
 
 class _RawShards:
@@ -120,20 +113,97 @@ class _RawShards:
 
     def write(self, shard: Shard, path: Path) -> None:
         table = read_table(self.corpus.file(f"{shard.split}.arrow"))
-        _check_weights(table)
+        for chunk in table.column("messages").chunks:
+            weighted = chunk.type.value_type.get_field_index("supervised") >= 0
+            if weighted and not pc.all(chunk.flatten().field("supervised")).as_py():
+                raise SnaketuneError(
+                    "packing.strategy: none: some turns have weight 0, and TRL's trainer would learn them nevertheless; "
+                    "set packing.strategy to best-fit-decreasing, or remove the weights from the source"
+                )
         segments, _ = PlannedRows(self.plan, shard.split).segments(shard.first, shard.last)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             for start in range(0, len(segments), RAW_ROWS_PER_BATCH):
                 writer.write_table(table.take(segments.sequence[start : start + RAW_ROWS_PER_BATCH]))
 
 
-def _check_weights(table: pa.Table) -> None:
-    for chunk in table.column("messages").chunks:
-        if (
-            chunk.type.value_type.get_field_index("supervised") >= 0
-            and not pc.all(chunk.flatten().field("supervised")).as_py()
-        ):
-            raise SnaketuneError(
-                "packing.strategy: none: some turns have weight 0, and TRL's trainer would learn them nevertheless; "
-                "set packing.strategy to best-fit-decreasing, or remove the weights from the source"
-            )
+class PlannedRows:
+    """The plan of a split, as the `plan` stage wrote it."""
+
+    def __init__(self, plan: Artifact, split: str):
+        rows = read_table(plan.file(f"{split}-rows.arrow"))
+        names = ("pieces",) if plan.manifest["kind"] == "sft" else ("pieces", "pairs")
+        self._tables = {name: read_table(plan.file(f"{split}-{name}.arrow")) for name in names}
+        self._offsets = {name: offsets_of(rows[name].to_numpy()) for name in names}
+
+    def _slice(self, name: str, first: int, last: int) -> tuple[pa.Table, np.ndarray]:
+        offsets = self._offsets[name][first : last + 1]
+        return self._tables[name].slice(int(offsets[0]), int(offsets[-1] - offsets[0])), offsets - offsets[0]
+
+    def segments(self, first: int, last: int) -> tuple[PlannedSegments, np.ndarray]:
+        """Return the segments of rows `first` to `last` (excluded), and the offsets of these rows in them."""
+        table, offsets = self._slice("pieces", first, last)
+        return PlannedSegments(**{name: table[name].to_numpy() for name in COLUMNS}), offsets
+
+    def completions(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the segments that the rows' completions end with, and the offsets of the rows; None for conversations."""
+        if "pairs" not in self._tables:
+            return None
+        table, offsets = self._slice("pairs", first, last)
+        return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], 1).reshape(-1), 2 * offsets
+
+
+class RowBuilder:
+    """Builds the planned rows of a split from its tokenized sequences. Shapes: R rows of L tokens, K segments."""
+
+    def __init__(self, plan: PlannedRows, parts: TokenParts, split: str):
+        self._plan, self._parts = plan, parts
+        views = parts.views(split)
+        self._values = views.values
+        self._batch, self._begin = views.locations()
+        self._runs = SupervisedRuns.read(parts, split)
+        self._large = sum(values.nbytes for values in self._values) > MAPPED_BYTES
+        self._touched = 0
+
+    def batch(self, first: int, last: int, length: int, pad_id: int) -> pa.RecordBatch:
+        """Return rows `first` to `last` (excluded) of the plan with the columns of a shard."""
+        segments, offsets = self._plan.segments(first, last)
+        row_of = np.repeat(np.arange(last - first), np.diff(offsets))
+        tokens = segments.tokens.astype(np.int64)
+        ends = np.cumsum(tokens)
+        fill = np.diff(np.concatenate([[0], ends])[offsets])
+        # The padding before each row in the block of rows.
+        padding = np.cumsum(length - fill) - (length - fill)
+        ids = self.ids(segments, row_of, fill, length, pad_id)
+        labels = self._labels(segments, ends - tokens + padding[row_of], ids)
+        completions = self._plan.completions(first, last)
+        tree = completions and (segments.prefix_segment, *completions)
+        return row_batch(ids, labels, fill, offsets, segments.tokens, segments.prefix, tree)
+
+    def ids(
+        self, segments: PlannedSegments, row_of: np.ndarray, fill: np.ndarray, length: int, pad_id: int
+    ) -> np.ndarray:
+        """Return int32[R, L], the tokens of the segments and padding at the end of each row, given each segment's row (int[K],
+        ascending), and the tokens of each row without padding (int64[R]).
+        """
+        rows = len(fill)
+        begin = self._begin[segments.sequence]
+        slices = [self._batch[segments.sequence], begin + segments.start, begin + segments.stop, row_of]
+        # The padding of each row is one more slice.
+        pads = [np.full(rows, len(self._values)), np.zeros(rows, np.int64), length - fill, np.arange(rows)]
+        *columns, row = (np.concatenate(both) for both in zip(slices, pads, strict=True))
+        order = np.argsort(row, kind="stable")
+        blocks = [*self._values, np.full(length, pad_id, np.int32)]
+        out = np.empty(rows * length, np.int32)
+        np.concatenate([blocks[b][s:e] for b, s, e in zip(*(column[order].tolist() for column in columns))], out=out)
+        self._touched += len(order)
+        if self._large and self._touched > SLICES_BEFORE_RELEASE:
+            self._parts.release()
+            self._touched = 0
+        return out.reshape(rows, length)
+
+    def _labels(self, segments: PlannedSegments, positions: np.ndarray, ids_RL: np.ndarray) -> np.ndarray:
+        """Return int32[R, L], the token id where loss is taken, else -100; segments start at `positions` in the rows."""
+        # The first token of a segment without a prefix has no token to be predicted from.
+        of, begin, end = self._runs.intersect(segments.sequence, segments.start + (segments.prefix == 0), segments.stop)
+        edges = (np.stack([begin, end], 1) + (positions - segments.start)[of][:, None]).reshape(-1)
+        return np.where(alternating(edges, ids_RL.size).reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))

@@ -44,41 +44,29 @@ SPLITS = ("train", "held_out")
 TOKENS_PER_SHARD = 2**25
 TOKENS_PER_BATCH = 2**19
 
-DOCUMENTS = pa.schema(
-    [
-        ("split", pa.string()),
-        ("row", pa.int32()),
-        ("id", pa.string()),
-        ("tokens", pa.int32()),
-        ("supervised", pa.int32()),
-    ]
-)
-# Additional columns of pairs, and of completions with a label.
-PAIR_COLUMNS = {"source": pa.field("source", pa.int16()), "label": pa.field("label", pa.bool_())}
+# Columns of `documents.arrow`, with those that only pairs and completions with a label have.
+DOCUMENTS = {
+    "split": pa.string(),
+    "row": pa.int32(),
+    "id": pa.string(),
+    "tokens": pa.int32(),
+    "supervised": pa.int32(),
+}
+PAIR_COLUMNS = {"source": pa.int16(), "label": pa.bool_()}
 
 
 def documents_schema(kind: str) -> pa.Schema:
     """Return the schema of `documents.arrow`."""
     names = {"sft": (), "preference": ("source",), "unpaired": ("source", "label")}[kind]
-    return pa.schema([*DOCUMENTS, *(PAIR_COLUMNS[name] for name in names)])
+    return pa.schema(DOCUMENTS | {name: PAIR_COLUMNS[name] for name in names})
 
 
 def schema(row_length: int, completions: bool = False) -> pa.Schema:
     """Return the schema of a shard of rows of `row_length` tokens, with or without completions."""
+    tokens = {"input_ids": pa.int32(), "labels": pa.int32(), "attention_mask": pa.int8()}
     lists = ("segment_lengths", "prefix_lengths", *(("prefix_segments", "completions") if completions else ()))
-    return pa.schema(
-        [
-            ("input_ids", pa.list_(pa.int32(), row_length)),
-            ("labels", pa.list_(pa.int32(), row_length)),
-            ("attention_mask", pa.list_(pa.int8(), row_length)),
-            *((name, pa.list_(pa.int32())) for name in lists),
-        ]
-    )
-
-
-def shard_name(split: str, number: int) -> str:
-    """Return the name of a shard's file, for example `train-00000.arrow`."""
-    return f"{split}-{number:05d}.arrow"
+    columns = {name: pa.list_(kind, row_length) for name, kind in tokens.items()}
+    return pa.schema(columns | dict.fromkeys(lists, pa.list_(pa.int32())))
 
 
 def row_batch(

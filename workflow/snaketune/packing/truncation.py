@@ -1,13 +1,14 @@
 """Sequences and tokens that are lost because rows are too short, and the row length that would avoid it."""
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from snaketune.packing.conversation_overflow import DropCounts
 from snaketune.stages.specs import PlanSpec
 
 # Reasons to drop that long enough rows avoid.
@@ -16,45 +17,82 @@ WORTH_A_WARNING = 0.02
 # The share of the tokens that the advised row length retains.
 RETAINED = 0.99
 STEP = 64
-# Fits all sequences of a split to rows of so many tokens, and updates the counts.
-Fit = Callable[[int, DropCounts], object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LengthLoss:
-    """Sequences dropped or cut, and tokens lost, in one split.
+@dataclass
+class DropCounts:
+    """Counts of what was dropped (by reason), truncated and split, in sequences and in tokens."""
 
-    Attributes:
-        enough: the shortest row length, in multiples of STEP, that retains RETAINED of the tokens; computed only if the loss is
-            worth a warning.
-    """
+    dropped_rows: Counter[str] = field(default_factory=Counter)
+    dropped_tokens: Counter[str] = field(default_factory=Counter)
+    truncated_rows: int = 0
+    truncated_tokens: int = 0
+    split_rows: int = 0
+    split_pieces: int = 0
 
-    rows: int
-    tokens: int
-    enough: int | None = None
+    def drop(self, reason: str, rows: int, tokens: int) -> None:
+        """Count dropped sequences and tokens; `rows` is 0 if only a part of a sequence is dropped."""
+        if rows or tokens:
+            self.dropped_rows[reason] += rows
+            self.dropped_tokens[reason] += tokens
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def too_long(self) -> dict[str, int]:
+        """The sequences dropped or cut, and the tokens lost, because rows are too short."""
+        return {
+            "rows": sum(self.dropped_rows[reason] for reason in TOO_SHORT) + self.truncated_rows,
+            "tokens": sum(self.dropped_tokens[reason] for reason in TOO_SHORT) + self.truncated_tokens,
+        }
+
+    def cut(self) -> dict[str, dict[str, int]]:
+        """Return what is truncated and split, for the manifest."""
+        return {
+            "truncated": {"rows": self.truncated_rows, "tokens": self.truncated_tokens},
+            "split": {"rows": self.split_rows, "pieces": self.split_pieces},
+        }
 
 
 def lost_to_length(
-    spec: PlanSpec, row_length: int, index: pa.Table, drops: DropCounts, read: dict[str, int], fit: Fit
-) -> LengthLoss:
-    """Return what is lost in rows of `row_length` tokens.
+    spec: PlanSpec,
+    row_length: int,
+    index: pa.Table,
+    drops: DropCounts,
+    read: dict[str, int],
+    fit: Callable[[int, DropCounts], object],
+) -> dict[str, int | None]:
+    """Return what is lost in rows of `row_length` tokens: rows, tokens, and `enough`, the shortest row length, in multiples of
+    STEP, that retains RETAINED of the tokens; None if the loss isn't worth a warning.
 
     Args:
         index: the split's token index.
         drops: the counts of fitting it to this length.
         read: rows and tokens of the split.
+        fit: fits all sequences of the split to rows of so many tokens, and updates the counts.
     """
-    loss = _loss(drops)
-    if not is_worth_a_warning(loss.rows, loss.tokens, read["rows"], read["tokens"]):
-        return loss
-    return LengthLoss(rows=loss.rows, tokens=loss.tokens, enough=_enough(spec, row_length, index, fit))
+    lost = drops.too_long
+    if not is_worth_a_warning(lost["rows"], lost["tokens"], read["rows"], read["tokens"]):
+        return lost | {"enough": None}
+    lengths = (index["length"].to_numpy() - index["common"].to_numpy()).astype(np.int64)
+    lengths = np.sort(lengths[index["supervised"].to_numpy() > 0])
+    total = int(lengths.sum())
+    # An upper bound: the row length at which the sequences that fit whole are enough.
+    whole = np.searchsorted(np.cumsum(lengths), RETAINED * total)
+    low = row_length // STEP + 1
+    high = max(-(-int(lengths[min(whole, len(lengths) - 1)]) // STEP), low)
+
+    def is_enough(steps: int) -> bool:
+        own = DropCounts()
+        fit(steps * STEP, own)
+        return own.too_long["tokens"] <= (1 - RETAINED) * total
+
+    # If long sequences are dropped whole, the upper bound is the answer.
+    if spec.overflow != "drop":
+        high = low + bisect_left(range(low, high), True, key=is_enough)
+    return lost | {"enough": high * STEP}
 
 
 def is_worth_a_warning(rows: int, tokens: int, all_rows: int, all_tokens: int) -> bool:
-    """Return True if more than WORTH_A_WARNING of the rows or of the tokens are lost."""
+    """Whether more than WORTH_A_WARNING of the rows or of the tokens are lost."""
     return rows > WORTH_A_WARNING * all_rows or tokens > WORTH_A_WARNING * all_tokens
 
 
@@ -62,7 +100,7 @@ def warning(split: str, unit: str, row_length: int, overflow: str, lost: dict[st
     """Return the warning about lost tokens, or "" if the loss isn't worth one.
 
     Args:
-        lost: a `LengthLoss` as JSON.
+        lost: the result of `lost_to_length`.
         read: rows and tokens of the split.
 
     >>> lost = {"rows": 3, "tokens": 900, "enough": 1024}
@@ -76,31 +114,3 @@ def warning(split: str, unit: str, row_length: int, overflow: str, lost: dict[st
         f"of the tokens don't fit into rows of {row_length} tokens (overflow: {overflow}); packing.length {lost['enough']} "
         f"would keep {RETAINED:.0%} of the tokens"
     )
-
-
-def _loss(drops: DropCounts) -> LengthLoss:
-    return LengthLoss(
-        rows=sum(drops.dropped_rows[reason] for reason in TOO_SHORT) + drops.truncated_rows,
-        tokens=sum(drops.dropped_tokens[reason] for reason in TOO_SHORT) + drops.truncated_tokens,
-    )
-
-
-def _enough(spec: PlanSpec, row_length: int, index: pa.Table, fit: Fit) -> int:
-    lengths = (index["length"].to_numpy() - index["common"].to_numpy()).astype(np.int64)
-    lengths = np.sort(lengths[index["supervised"].to_numpy() > 0])
-    total = int(lengths.sum())
-    # An upper bound: the row length at which the sequences that fit whole are enough.
-    whole = np.searchsorted(np.cumsum(lengths), RETAINED * total)
-    high = max(-(-int(lengths[min(whole, len(lengths) - 1)]) // STEP), row_length // STEP + 1)
-    low = row_length // STEP + 1
-
-    def is_enough(steps: int) -> bool:
-        drops = DropCounts()
-        fit(steps * STEP, drops)
-        return _loss(drops).tokens <= (1 - RETAINED) * total
-
-    # If long sequences are dropped whole, the upper bound is the answer.
-    while low < high and spec.overflow != "drop":
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
-    return high * STEP

@@ -25,7 +25,6 @@ STAGE = Stage(
 def build(
     spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
 ) -> Outcome:
-    """Write this part's shards to `work.payload`; see `write_shards`."""
     from snaketune.packing.shard_writer import write_shards
 
     return write_shards(spec, work, plan=plan, tokens=tokens, corpus=corpus)

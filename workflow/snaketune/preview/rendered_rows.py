@@ -21,8 +21,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.creation.check import check
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
-from snaketune.tokenization.template import SHIPPED
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.template import SHIPPED, Refused
 from snaketune.tokenization.token_rows import completion_rows, conversation_rows, pair_rows
 from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 

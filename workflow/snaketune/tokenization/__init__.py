@@ -1,10 +1,6 @@
 """Tokenizer training and adoption, chat templates, token and loss masks.
 
-    tokenizer   the stage, with vocabulary and creation/: train or adopt a tokenizer, and check it before use
-    tokenize    the stage, with corpus_part: encode a corpus in parts to token files (token_store), which packing reads
-
 The reference path encodes row by row: turns of the corpus (turn_columns) → text by the chat template (template, or
-assistant_spans if the template marks nothing as generated) → ids and assistant spans (chat, token_spans; control if a message
-contains the string of a control token) → loss masks (encode_rows) → stored rows (token_rows). batched/ computes the same for
-whole batches.
+assistant_spans if the template marks nothing as generated) → ids and assistant spans (chat; control if a message contains the
+string of a control token) → loss masks (encode_rows) → stored rows (token_rows). batched/ computes the same for whole batches.
 """

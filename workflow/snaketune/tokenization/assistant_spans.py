@@ -1,4 +1,4 @@
-"""Spans of assistant turns for templates that don't mark them.
+"""Spans of assistant turns: in characters for templates that don't mark them, and from characters to tokens for all.
 
 Most models' own templates have no {% generation %} markers. For these, the conversation is rendered a second time with brackets
 (a character that occurs in no text) around the content of each assistant turn; without the brackets, the text must be the same.
@@ -14,14 +14,15 @@ instead of them: the turn starts where the two differ, and ends with its last co
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from tokenizers import Encoding
+
 from snaketune.tokenization.control import any_of, unused_characters
-from snaketune.tokenization.template import Message, Span, render
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.template import Message, Refused, Span, Tools, render
 from snaketune.tokenization.tool_calls import check_written
-from snaketune.tokenization.tools_argument import Tools
 
 
 def render_unmarked(
@@ -39,27 +40,25 @@ def render_unmarked(
     Raises:
         SnaketuneError: the template refuses a conversation, or doesn't write each assistant content unchanged and once.
     """
-
-    def rendered(messages: list[Message], own_tools: Tools) -> str:
-        ((text,), _) = render(template, [messages], variables, False, own_tools)
-        return text
-
     texts, _ = render(template, conversations, variables, add_generation_prompt, tools)
     (bracket,) = unused_characters(texts, 1)
     bracketed = [_add_brackets(messages, bracket, inside=False) for messages in conversations]
     marked, _ = render(template, bracketed, variables, add_generation_prompt, tools)
     ends = re.compile(f" *(?:{any_of(control)})")
     spans = []
-    for number, (messages, text, candidate) in enumerate(zip(conversations, texts, marked, strict=True)):
-        own_tools = tools[number : number + 1]
+    for messages, text, candidate, own_tools in zip(conversations, texts, marked, tools or [None] * len(texts)):
+
+        def rendered(some: list[Message], prompt: bool = False, own_tools: str | None = own_tools) -> str:
+            ((text,), _) = render(template, [some], variables, prompt, [own_tools])
+            return text
+
         if candidate.replace(bracket, "") != text:
             # With brackets inside the outer whitespace, a template that trims removes the same as before.
-            inside = _add_brackets(messages, bracket, inside=True)
-            ((candidate,), _) = render(template, [inside], variables, add_generation_prompt, own_tools)
-        parts = [len(message.get("tool_calls", [0])) for message in messages if message["role"] == "assistant"]
-        if candidate.replace(bracket, "") != text or candidate.count(bracket) != 2 * sum(parts):
+            candidate = rendered(_add_brackets(messages, bracket, inside=True), add_generation_prompt)
+        parts = sum(len(message.get("tool_calls", [0])) for message in messages if message["role"] == "assistant")
+        if candidate.replace(bracket, "") != text or candidate.count(bracket) != 2 * parts:
             raise _text_changed(text)
-        spans.append(_spans(messages, candidate, text, bracket, ends, partial(rendered, own_tools=own_tools)))
+        spans.append(_spans(messages, candidate, text, bracket, ends, rendered))
     return texts, spans
 
 
@@ -80,19 +79,15 @@ def _spans(
     ends: re.Pattern[str],
     rendered: Callable[[list[Message]], str],
 ) -> list[Span]:
-    positions, position = [], 0
-    for part in bracketed.split(bracket)[:-1]:
-        position += len(part)
-        positions.append(position)
-    remaining = iter(positions)
+    """Return the span of each assistant turn in `text`, which is `bracketed` without brackets."""
+    positions = accumulate(map(len, bracketed.split(bracket)[:-1]))
     spans = []
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        start, end = next(remaining), next(remaining)
+        # All brackets of the turn: two for each call, or two.
+        start, end, *_ = [next(positions) for _ in range(2 * len(message.get("tool_calls", [0])))]
         if "tool_calls" in message:
-            for _ in message["tool_calls"][1:]:
-                next(remaining), next(remaining)
             before, turn = _turn_with_calls(messages[: number + 1], bracket, ends, rendered)
             check_written(message, turn)
             start -= before
@@ -147,3 +142,39 @@ def _add_brackets(messages: list[Message], bracket: str, inside: bool) -> list[M
         return {**message, "tool_calls": calls}
 
     return [changed(message) for message in messages]
+
+
+def token_spans(encoding: Encoding, spans: list[Span], is_control: np.ndarray) -> list[Span]:
+    """Return, for each span, the tokens (first, last + 1) that contain any of its characters; (0, 0) if none does.
+
+        characters   0-12           12-21      21-22  22-24  24-27  27-37
+        tokens       <|im_start|>   assistant  \\n     He     llo    <|im_end|>
+
+    Here the characters (22, 37) are the tokens (3, 6). transformers' mask differs in three cases: it is empty if the
+    span starts with whitespace and the tokenizer's post-processor trims offsets; it lacks the last tokens of a character that
+    is encoded as several tokens at the span's end; and it includes the control token before the span if that token strips
+    whitespace after it and the span starts with whitespace.
+
+    Args:
+        encoding: the encoding of the text, n tokens.
+        is_control: bool[n], which of the tokens are control tokens.
+    """
+    converted = []
+    for start, end in spans:
+        first = _first_token(encoding, range(start, end))
+        last = _first_token(encoding, range(end - 1, start - 1, -1))
+        if first is None or last is None:
+            converted.append((0, 0))
+            continue
+        # `char_to_token` returns the first token of a character that is encoded as several.
+        while last + 1 < len(is_control) and encoding.token_to_chars(last + 1)[0] < end:
+            last += 1
+        if is_control[first] and encoding.token_to_chars(first)[0] < start:
+            first += 1
+        converted.append((first, max(first, last + 1)))
+    return converted
+
+
+def _first_token(encoding: Encoding, characters: range) -> int | None:
+    """Return the token of the first of `characters` that is in any token; None if none is."""
+    return next((token for at in characters if (token := encoding.char_to_token(at)) is not None), None)

@@ -4,18 +4,17 @@
          3        90   5   71       2     5       3          91     5    72   9       2      5     ids
          0         0   0    0       0     0       0           0     0     1   1       1      0     supervised
 
-A whole batch is rendered (about 50 microseconds per conversation) and goes through `tokenizers` in one call (about 4 MB/s
-per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. The supervised
-tokens follow from the characters that the template marks as generated or, if it marks nothing, from the roles (see
-`assistant_spans`). If a message contains the string of a control token, the row is encoded so that it stays text (see
-`control`). No torch is imported.
-
-This is the reference path. Corpora are encoded batch by batch (see `batched`) where that is proved to give the same result.
+A whole batch is rendered and goes through `tokenizers` in one call, together 3 MB/s on one core. The supervised tokens follow
+from the characters that the template marks as generated or, if it marks nothing, from the roles (see `assistant_spans`). If a
+message contains the string of a control token, the row is encoded so that it stays text (see `control`). This is the reference
+path; corpora are encoded batch by batch (see `batched`) where that is proved to give the same result.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,10 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.assistant_spans import render_unmarked
-from snaketune.tokenization.control import ControlTokens, unused_characters
-from snaketune.tokenization.encoded_rows import Encoded
-from snaketune.tokenization.template import Message, Span, marks_generation, render
-from snaketune.tokenization.template_control import OmittedTurn, TemplateControl
-from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.token_spans import token_spans
-from snaketune.tokenization.tool_calls import PLACEHOLDER, check_marked_calls, message_texts, reads_calls, with_calls
-from snaketune.tokenization.tools_argument import Tools, texts_in, with_texts
+from snaketune.tokenization import tool_calls
+from snaketune.tokenization.assistant_spans import render_unmarked, token_spans
+from snaketune.tokenization.control import ControlTokens, OmittedTurn, TemplateControl, unused_characters
+from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render
 
 # Variables of templates, as transformers passes them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -39,15 +33,39 @@ VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "c
 DOCUMENT = "{{ opening }}{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """An encoded conversation of n tokens.
+
+    Attributes:
+        ids: int32[n].
+        spans: for each assistant turn, its supervised tokens [start, end), including the end of turn.
+    """
+
+    ids: np.ndarray
+    spans: list[Span]
+
+    @property
+    def supervised(self) -> np.ndarray:
+        return self.mask(self.spans)
+
+    def mask(self, spans: list[Span]) -> np.ndarray:
+        """Return bool[n], the tokens of the given spans."""
+        mask = np.zeros(len(self.ids), bool)
+        for start, end in spans:
+            mask[start:end] = True
+        return mask
+
+
 class ChatTokenizer:
     """A tokenizer with its chat template.
 
     Attributes:
-        pad_id: id of the padding token.
-        eos_id: id of the end-of-sequence token.
+        pad_id, eos_id: ids of the padding and of the end-of-sequence token.
         vocab_size: the smallest number of embeddings with a row for every id, added tokens included.
         template: the chat template.
         marked: whether the template marks what is generated; if not, the assistant's turns are located by role.
+        reads_calls: whether the template has a form of its own for tool calls.
         description: `tokenizer.json`, parsed, without post-processor, truncation and padding.
         added: the string of each added token, by id.
         control: the tokens that only the template may write: those marked special, and those that the tokenizer's
@@ -55,46 +73,28 @@ class ChatTokenizer:
     """
 
     def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str):
-        """Build from parsed files.
-
-        Args:
-            description: `tokenizer.json`, parsed.
-            config: `tokenizer_config.json`, parsed.
-        """
+        """Build from `tokenizer.json` and `tokenizer_config.json`, parsed."""
+        self._original = description, config
         # Without the post-processor, which would only trim whitespace from the offsets: the template writes every special
         # token itself.
-        original = description
-        description = {**description, "post_processor": None, "truncation": None, "padding": None}
-        self._tokenizer = Tokenizer.from_str(json.dumps(description))
-        self.description = description
-        self.added = {token["id"]: token["content"] for token in description["added_tokens"]}
-        self.template = template
-        self.marked = marks_generation(template)
+        self.description = {**description, "post_processor": None, "truncation": None, "padding": None}
+        self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
+        self.template, self.marked = template, marks_generation(template)
         self._variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
-        named = set(config.get("chat_control_tokens") or ())
-        self.control = ControlTokens(
-            self._tokenizer,
-            description,
-            [
-                token["content"]
-                for token in description["added_tokens"]
-                if token["special"] or token["content"] in named
-            ],
-        )
+        added, named = description["added_tokens"], config.get("chat_control_tokens") or ()
+        self.added = {token["id"]: token["content"] for token in added}
+        control = [token["content"] for token in added if token["special"] or token["content"] in named]
+        self.control = ControlTokens(self._tokenizer, self.description, control)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
-        self.pad_id = self._special_id("pad_token")
-        self.eos_id = self._special_id("eos_token")
+        self.pad_id, self.eos_id = self._special_id("pad_token"), self._special_id("eos_token")
         self._is_control = np.zeros(self.vocab_size, bool)
         self._is_control[list(self.control.ids.values())] = True
         # Unknown characters of any text become unk.
         self._template_only = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
             self._template_only[vocab[unk]] = False
-        self._template_control = TemplateControl(
-            template, self._variables, self.render, self.encode_text, self._template_only
-        )
-        self._original = original, config
+        self._template_control = TemplateControl(template, self.render, self.encode_text, self._template_only)
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -111,10 +111,7 @@ class ChatTokenizer:
         return cls(description, config, template)
 
     def for_documents(self) -> "ChatTokenizer":
-        """Return this tokenizer for documents, each a conversation of one turn.
-
-        A document is what the tokenizer itself puts before a text (bos or nothing), the text, and eos.
-        """
+        """Return this tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
         description, config = self._original
         bos = self._variables.get("bos_token")
         first = Tokenizer.from_str(json.dumps(description)).encode("").ids[:1]
@@ -125,16 +122,16 @@ class ChatTokenizer:
 
     @cached_property
     def reads_calls(self) -> bool:
-        """Whether the template has a form of its own for tool calls."""
-        return reads_calls(self.template)
+        return tool_calls.reads_calls(self.template)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a turn: eos, and the control token with which the template ends assistant turns."""
         if not self.template:
             return (self.eos_id,)
-        probe = [{"role": "user", "content": PLACEHOLDER}, {"role": "assistant", "content": PLACEHOLDER}]
-        encoded = self.encode([probe])[0]
+        (encoded,) = self.encode(
+            [[{"role": role, "content": tool_calls.PLACEHOLDER} for role in ("user", "assistant")]]
+        )
         ends = {int(encoded.ids[end - 1]) for start, end in encoded.spans if end > start}
         return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
 
@@ -147,21 +144,21 @@ class ChatTokenizer:
         return self._template_only[ids]
 
     def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
-        """Return int64[m], the ends of turns: the number of tokens up to and including each.
+        """Return int64[m], the ends of the turns in `ids`: the number of tokens up to and including each.
 
         A turn ends with the first control token after its content; a turn without one (Mistral's system prompt) has no end of
         its own.
 
             <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
-
-        Args:
-            ids: int32[n], the encoded messages.
-            tools: the tools of the row, as JSON.
         """
-        turns = self._template_control.turns(self._with_calls(messages, tools), tools)
+        frame = self._template_control.frame(self._with_calls(messages, tools), tools, False)
         control = np.flatnonzero(self._template_only[ids])
         # The counts differ only if the template writes other control tokens around other contents.
-        return control[turns.ends] + 1 if len(control) == turns.count else np.zeros(0, np.int64)
+        return control[frame.ends] + 1 if len(control) == len(frame.ids) else np.zeros(0, np.int64)
+
+    def omitted_turns(self, messages: list[Message], tools: str | None) -> list[int]:
+        """Return the numbers of the turns that the template doesn't write."""
+        return self._template_control.frame(self._with_calls(messages, tools), tools, False).omitted
 
     def encode_text(self, text: str) -> Encoding:
         """Encode rendered text; every string of a control token becomes one."""
@@ -176,14 +173,13 @@ class ChatTokenizer:
                 "the tokenizer has no chat template, so conversations can't be rendered; name one under "
                 "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
             )
-        if self.marked:
-            texts, spans = render(self.template, conversations, self._variables, add_generation_prompt, tools)
-            for messages, text, own in zip(conversations, texts, spans, strict=True):
-                check_marked_calls(messages, text, own)
-            return texts, spans
-        return render_unmarked(
-            self.template, conversations, self._variables, add_generation_prompt, list(self.control.ids), tools
-        )
+        if not self.marked:
+            control = list(self.control.ids)
+            return render_unmarked(self.template, conversations, self._variables, add_generation_prompt, control, tools)
+        texts, spans = render(self.template, conversations, self._variables, add_generation_prompt, tools)
+        for messages, text, own in zip(conversations, texts, spans, strict=True):
+            tool_calls.check_marked_calls(messages, text, own)
+        return texts, spans
 
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
         """Return int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
@@ -214,77 +210,58 @@ class ChatTokenizer:
     ) -> list[Encoded]:
         """Render and encode conversations.
 
-        Args:
-            tools: the tools of each row, as JSON; empty if no row has any.
         Raises:
             OmittedTurn: the template omits turns.
             SnaketuneError: the template refuses a conversation, or omits its tools.
         """
         if not conversations:
             return []
-        tools = tools if any(tools) else ()
-        conversations = [
-            self._with_calls(messages, own_tools)
-            for messages, own_tools in zip(conversations, tools or [None] * len(conversations), strict=True)
-        ]
+        tools = list(tools) or [None] * len(conversations)
+        conversations = [self._with_calls(*row) for row in zip(conversations, tools, strict=True)]
         texts, spans = self.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        encoded: list[Encoded | None] = []
-        for messages, own_tools, encoding, own in zip(
-            conversations, tools or [None] * len(texts), encodings, spans, strict=True
-        ):
+        frames = [self._template_control.frame(*row, add_generation_prompt) for row in zip(conversations, tools)]
+        encoded: list[Encoded] = []
+        to_guard = []
+        for number, (frame, encoding, own_spans) in enumerate(zip(frames, encodings, spans, strict=True)):
             ids = np.array(encoding.ids, np.int32)
-            ordinary = self._control_tokens_match(messages, own_tools, ids, add_generation_prompt)
-            encoded.append(Encoded(ids, token_spans(encoding, own, self._is_control[ids])) if ordinary else None)
-        to_guard = [number for number, done in enumerate(encoded) if done is None]
-        if to_guard:
-            guarded = self._guarded(
-                [conversations[number] for number in to_guard],
-                [texts[number] for number in to_guard],
-                add_generation_prompt,
-                [tools[number] if tools else None for number in to_guard],
+            encoded.append(Encoded(ids, token_spans(encoding, own_spans, self._is_control[ids])))
+            texts_of_row = chain(
+                *map(tool_calls.message_texts, conversations[number]), tool_calls.texts_in(tools[number])
             )
-            for number, done in zip(to_guard, guarded, strict=True):
-                encoded[number] = done
-        for messages, own_tools in zip(conversations, tools or [None] * len(texts)):
-            if numbers := self.omitted_turns(messages, own_tools, add_generation_prompt):
-                raise OmittedTurn(messages[numbers[0]])
+            if any(map(self.control.written_in, texts_of_row)) or not np.array_equal(
+                ids[self._template_only[ids]], frame.ids
+            ):
+                to_guard.append(number)
+        guarded = self._guarded(
+            *([column[number] for number in to_guard] for column in (conversations, texts)),
+            add_generation_prompt,
+            [tools[number] for number in to_guard],
+        )
+        for number, done in zip(to_guard, guarded, strict=True):
+            encoded[number] = done
+        for messages, frame in zip(conversations, frames):
+            if frame.omitted:
+                raise OmittedTurn(messages[frame.omitted[0]])
         return encoded
-
-    def omitted_turns(
-        self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False
-    ) -> list[int]:
-        """Return the numbers of the turns that the template doesn't write."""
-        return self._template_control.turns(self._with_calls(messages, tools), tools, add_generation_prompt).omitted
 
     def _with_calls(self, messages: list[Message], tools: str | None) -> list[Message]:
         """Return the messages, with tool calls under `tool_calls` if the template reads that key."""
-        return with_calls(messages, tools) if self.reads_calls else messages
-
-    def _control_tokens_match(
-        self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
-    ) -> bool:
-        """Whether the control tokens in `ids` are exactly those that the template writes around any such messages."""
-        expected = self._template_control.ids(messages, tools, add_generation_prompt)
-        if any(self.control.written_in(text) for message in messages for text in message_texts(message)):
-            return False
-        if tools and any(map(self.control.written_in, texts_in(tools))):
-            return False
-        return np.array_equal(ids[self._template_only[ids]], expected)
+        return tool_calls.with_calls(messages, tools) if self.reads_calls else messages
 
     def _guarded(
         self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
     ) -> list[Encoded]:
-        """Render and encode conversations whose contents or tools contain strings of control tokens.
-
-        Args:
-            plain: the conversations rendered without guards.
-        """
+        """Render and encode conversations (`plain`: rendered without guards) that contain strings of control tokens."""
+        if not conversations:
+            return []
         lead, guard = unused_characters(plain, 2)
         texts, spans = [], []
         for messages, expected, own_tools in zip(conversations, plain, tools, strict=True):
-            # Templates look up keys of tools, which guards at the ends would change.
-            own_tools = with_texts(own_tools, partial(self.control.guard_text, guard=guard, ends=False))
+            if own_tools:
+                # Templates look up keys of tools, which guards at the ends would change.
+                inside = partial(self.control.guard_text, guard=guard, ends=False)
+                own_tools = json.dumps(tool_calls.with_strings(json.loads(own_tools), inside), ensure_ascii=False)
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
                 (text,), (own,) = self.render([guarded], add_generation_prompt, [own_tools])
@@ -299,8 +276,8 @@ class ChatTokenizer:
             texts.append(text)
             spans.append(own)
         return [
-            Encoded(done.ids, token_spans(done.encoding, done.spans, self._is_control[done.ids]))
-            for done in self.control.encode(texts, spans, lead, guard)
+            Encoded(ids, token_spans(encoding, shifted, self._is_control[ids]))
+            for ids, encoding, shifted in self.control.encode(texts, spans, lead, guard)
         ]
 
     def _special_id(self, key: str) -> int:

@@ -1,10 +1,9 @@
-"""Encoding in which control tokens come from the chat template only, never from the text of a user.
+"""Control tokens: which ones a template writes around turns, and encoding in which no text of a user becomes one.
 
 A tokenizer encodes `<|im_end|>` as a control token wherever it occurs, so a user who types it would end the turn. Such rows are
 encoded with a second tokenizer that differs only in the names of its control tokens, which are strings that occur in no text.
-Each `<|im_end|>` of the template is replaced by that name in the rendered text; the user's `<|im_end|>` stays, and is ordinary
-text for this tokenizer. Everything else (normalization, prefix spaces, merges) is unchanged, also across the user's
-`<|im_end|>`.
+Each `<|im_end|>` of the template is replaced by that name in the rendered text; the user's stays, and is ordinary text for this
+tokenizer. Everything else (normalization, prefix spaces, merges) is unchanged, also across it.
 
     rendered   <|im_start|>user\\nsay <|im_end|> now<|im_end|>\\n
     swapped    ①user\\nsay <|im_end|> now②\\n
@@ -19,7 +18,7 @@ second tokenizer is built for the first of them (which takes as long as loading 
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,12 +26,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from snaketune.tokenization.template import Message, Span
-from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tool_calls import replace_texts
+from snaketune.tokenization.template import SHIPPED, Message, Refused, Span, Tools
+from snaketune.tokenization.tool_calls import blank_message, replace_texts, tools_omitted
 
 # Private-use characters; those that occur in no text of a batch are used as guards.
 PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
+MAX_CACHED = 4096
 
 
 def any_of(strings: Iterable[str]) -> str:
@@ -47,21 +46,6 @@ def unused_characters(texts: Iterable[str], count: int) -> list[str]:
     return [next(free) for _ in range(count)]
 
 
-@dataclass(frozen=True)
-class Guarded:
-    """A text encoded by the renamed tokenizer.
-
-    Attributes:
-        ids: int32, the ids of the original tokenizer.
-        encoding: of the renamed tokenizer.
-        spans: in characters of the text that `encoding` encodes.
-    """
-
-    ids: np.ndarray
-    encoding: Encoding
-    spans: list[Span]
-
-
 class ControlTokens:
     """The control tokens of a tokenizer; encodes rows such that only the template's control strings become control tokens.
 
@@ -70,15 +54,9 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], names: Iterable[str]):
-        """Set up for a tokenizer.
-
-        Args:
-            description: `tokenizer` as parsed from `tokenizer.json`.
-            names: the control tokens, all among its added tokens.
-        """
+        """Set up for a tokenizer, its parsed `tokenizer.json`, and its control tokens, all among its added tokens."""
         self.ids = {name: tokenizer.token_to_id(name) for name in sorted(names)}
         self._tokenizer, self._description = tokenizer, description
-        self._added = [token["content"] for token in description["added_tokens"]]
         self._any = re.compile(any_of(self.ids))
         # A lookahead consumes nothing, so overlapping strings all match.
         self._overlapping = re.compile(f"(?=({any_of(self.ids)}))")
@@ -118,13 +96,13 @@ class ControlTokens:
             cursor = position
         return "".join([*parts, text[cursor:]])
 
-    def encode(self, texts: list[str], spans: list[list[Span]], lead: str, guard: str) -> Iterator[Guarded]:
-        """Encode texts rendered from guarded messages.
+    def encode(
+        self, texts: list[str], spans: list[list[Span]], lead: str, guard: str
+    ) -> Iterator[tuple[np.ndarray, Encoding, list[Span]]]:
+        """Encode texts with character spans, rendered from messages with `guard`; `lead` doesn't occur in them.
 
-        Args:
-            spans: per text, character spans in it.
-            lead: a character that doesn't occur in the texts.
-            guard: the character that their messages are guarded with.
+        Yields:
+            The ids of the original tokenizer (int32), the encoding by the renamed one, and the spans in its text.
         Raises:
             SnaketuneError: the tokenizer doesn't encode a control token that its template writes as one.
         """
@@ -132,7 +110,8 @@ class ControlTokens:
             self._renamed = {lead: _Renamed(self._tokenizer, self._description, self.ids, lead)}
         renamed = self._renamed[lead]
         single = any_of(name for name in self.ids if len(name) == 1)
-        pattern = re.compile(f"(?P<own>{guard}{guard}(?:{single}))|{guard}|(?P<added>{any_of(self._added)})")
+        added = any_of(token["content"] for token in self._description["added_tokens"])
+        pattern = re.compile(f"(?P<own>{guard}{guard}(?:{single}))|{guard}|(?P<added>{added})")
 
         def swapped(match: re.Match[str]) -> str:
             if match["own"]:
@@ -142,45 +121,47 @@ class ControlTokens:
         changed = [_substitute(pattern, swapped, text, own) for text, own in zip(texts, spans, strict=True)]
         encodings = renamed.tokenizer.encode_batch([text for text, _ in changed], add_special_tokens=False)
         for (text, shifted), encoding in zip(changed, encodings, strict=True):
-            renamed_ids = np.array(encoding.ids, np.int64)
+            ids = np.array(encoding.ids, np.int64)
             # Each name contains `lead` twice.
-            if 2 * int(np.isin(renamed_ids, renamed.template_ids).sum()) != text.count(lead) - 2 * renamed.count_unk(
-                text
-            ):
+            written = text.count(lead) // 2 - (text.count(renamed.unk) if renamed.unk else 0)
+            if np.isin(ids, renamed.template_ids).sum() != written:
                 raise Refused(
                     "control_text",
                     f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so text that "
                     "looks like one can't be distinguished; drop such rows from the corpus or use another tokenizer",
                 )
-            yield Guarded(renamed.original_ids[renamed_ids].astype(np.int32), encoding, shifted)
+            yield renamed.original_ids[ids].astype(np.int32), encoding, shifted
 
 
 class _Renamed:
     """The tokenizer with other names for its control tokens: `lead` + number + `lead`.
 
     Attributes:
-        names: the new name by the old name.
-        tokenizer: the renamed tokenizer.
+        names: the new name by the old name; `unk` is that of the unknown token, None if it is no control token.
         original_ids: the id in the original tokenizer, by the id in the renamed one.
         template_ids: the renamed ids of the control tokens except unk, which unknown characters become too.
     """
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], control: dict[str, int], lead: str):
         self.names = {name: f"{lead}{number}{lead}" for number, name in enumerate(control)}
+
+        def new(name: str) -> str:
+            return self.names.get(name, name)
+
         model = dict(description["model"])
         if isinstance(model["vocab"], dict):
-            model["vocab"] = {self._new(piece): id for piece, id in model["vocab"].items()}
-            self._unk = model.get("unk_token")
-            model["unk_token"] = self._new(self._unk)
+            model["vocab"] = {new(piece): id for piece, id in model["vocab"].items()}
+            unk = model.get("unk_token")
+            model["unk_token"] = None if unk is None else new(unk)
         else:
-            self._unk = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else None
-            model["vocab"] = [[self._new(piece), *score] for piece, *score in model["vocab"]]
-        if "unk_token" in model and self._unk is None:
-            model["unk_token"] = None
+            unk = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else None
+            model["vocab"] = [[new(piece), *score] for piece, *score in model["vocab"]]
+        self.unk = self.names.get(unk)
         if "merges" in model:
             # Text must not become a control token by merging.
-            model["merges"] = [merge for merge in model["merges"] if self.names.keys().isdisjoint(_merge_parts(merge))]
-        added = [{**token, "content": self._new(token["content"])} for token in description["added_tokens"]]
+            pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+            model["merges"] = [pair for pair in pairs if self.names.keys().isdisjoint([*pair, "".join(pair)])]
+        added = [{**token, "content": new(token["content"])} for token in description["added_tokens"]]
         self.tokenizer = Tokenizer.from_str(json.dumps({**description, "model": model, "added_tokens": added}))
 
         old = {new: name for name, new in self.names.items()}
@@ -189,19 +170,7 @@ class _Renamed:
         self.original_ids = np.zeros(max(vocab.values()) + 1, np.int64)
         for piece, id in vocab.items():
             self.original_ids[id] = original_vocab[old.get(piece, piece)]
-        self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != self._unk], np.int64)
-
-    def _new(self, name: str | None) -> str | None:
-        return self.names.get(name, name)
-
-    def count_unk(self, text: str) -> int:
-        """Return how often the template wrote unk."""
-        return text.count(self.names[self._unk]) if self._unk in self.names else 0
-
-
-def _merge_parts(merge: str | list[str]) -> tuple[str, str, str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return left, right, left + right
+        self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != unk], np.int64)
 
 
 def _substitute(
@@ -211,18 +180,101 @@ def _substitute(
 
     Replacing `bb` by `x` in `a bb ccc` shifts the span (5, 8) of `ccc` to (4, 7).
     """
-    parts, cursor, shift = [], 0, 0
     ends, shifts = [0], [0]
-    for match in pattern.finditer(text):
+
+    def recorded(match: re.Match[str]) -> str:
         new = swapped(match)
-        parts += [text[cursor : match.start()], new]
-        cursor = match.end()
-        shift += len(new) - (match.end() - match.start())
-        ends.append(cursor)
-        shifts.append(shift)
-    parts.append(text[cursor:])
+        ends.append(match.end())
+        shifts.append(shifts[-1] + len(new) - len(match[0]))
+        return new
+
+    changed = pattern.sub(recorded, text)
 
     def shifted(position: int) -> int:
         return position + shifts[bisect_right(ends, position) - 1]
 
-    return "".join(parts), [(shifted(start), shifted(end)) for start, end in spans]
+    return changed, [(shifted(start), shifted(end)) for start, end in spans]
+
+
+@dataclass(frozen=True)
+class ControlFrame:
+    """The control tokens that a template writes around conversations of one shape, whatever their contents.
+
+    <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      ends [1, 3]
+
+    Attributes:
+        ids: int32, its control tokens.
+        ends: the indices of the control tokens that end a turn.
+        omitted: the indices of the turns that the template doesn't write.
+    """
+
+    ids: np.ndarray
+    ends: list[int]
+    omitted: list[int]
+
+
+class OmittedTurn(Refused):
+    """A turn that a template doesn't write."""
+
+    def __init__(self, turn: Message, template: str = "the chat template", rows: str = "a row"):
+        self.turn = turn
+        super().__init__(
+            "turn_left_out",
+            f"{template} omits the {turn['role']} turn of {rows} (first: {turn['content'][:80]!r}), so the model "
+            f"would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has some), "
+            "or remove such turns from the corpus",
+        )
+
+
+class TemplateControl:
+    """Determines the control tokens of a template by rendering contents without any, and caches them by shape."""
+
+    def __init__(
+        self,
+        template: str,
+        render: Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]],
+        encode: Callable[[str], Encoding],
+        template_only: np.ndarray,
+    ):
+        """Set up with functions that render and encode, and bool by id: which tokens only a template can write."""
+        self._template, self._render, self._encode, self._template_only = template, render, encode, template_only
+        self._frames: dict[tuple, ControlFrame] = {}
+
+    def frame(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
+        """Return the frame of messages of this shape; SnaketuneError if the template omits the tools."""
+        shape = (json.dumps(blank_message(one)) if "tool_calls" in one else one["role"] for one in messages)
+        key = (add_generation_prompt, tools, *shape)
+        if key not in self._frames:
+            # The cache has no natural bound, for example if every row has other tools.
+            if len(self._frames) >= MAX_CACHED:
+                self._frames.clear()
+            self._frames[key] = self._find(messages, tools, add_generation_prompt)
+        return self._frames[key]
+
+    def _find(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
+        left, right = unused_characters([self._template, tools or ""], 2)
+        marks = [f"{left}{number}{right}" for number in range(len(messages))]
+        marked = [blank_message(message, mark) for message, mark in zip(messages, marks)]
+        (text,), (spans,) = self._render([marked], add_generation_prompt, [tools])
+        if tools and text == self._render([marked], add_generation_prompt, [None])[0][0]:
+            raise tools_omitted([message["role"] for message in messages], tools)
+        encoding = self._encode(text)
+        control = [
+            (id, span) for id, span in zip(encoding.ids, encoding.offsets, strict=True) if self._template_only[id]
+        ]
+        starts = [*(text.find(mark) for mark in marks), len(text)]
+        speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        span_of = dict(zip(speaking, spans)) if len(spans) == len(speaking) else {}
+        ends, omitted = [], []
+        for number, (message, mark, start, following) in enumerate(zip(messages, marks, starts, starts[1:])):
+            if start < 0:
+                omitted.append(number)
+            elif "tool_calls" in message:
+                # There may be control tokens between the parts of a call, too.
+                ends += [
+                    at for at, (_, (_, end)) in enumerate(control) if number in span_of and end == span_of[number][1]
+                ]
+            else:
+                after = [at for at, (_, (begin, _)) in enumerate(control) if start + len(mark) <= begin < following]
+                ends += after[:1]
+        return ControlFrame(np.array([id for id, _ in control], np.int32), ends, omitted)

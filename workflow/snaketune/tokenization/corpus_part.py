@@ -11,6 +11,7 @@ Measured on one core, including writing and comparing: 35 MB/s of text over 212 
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -30,12 +31,10 @@ from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.control import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch
-from snaketune.tokenization.row_groups import groups_of, part_of
-from snaketune.tokenization.template import TEXT
-from snaketune.tokenization.template_control import OmittedTurn
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.template import TEXT, Refused
 from snaketune.tokenization.token_rows import (
     TokenRows,
     completion_rows,
@@ -46,6 +45,8 @@ from snaketune.tokenization.token_rows import (
 from snaketune.tokenization.token_store import SPLITS, TokenWriter
 from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 
+# Rows are encoded in groups, large enough for numpy to be efficient, small enough for the CPU's cache.
+GROUP_BYTES, GROUP_ROWS = 4_000_000, 4096
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
 COUNTED = ("rows", "refused", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
@@ -53,6 +54,8 @@ QUARANTINE = "quarantine.jsonl"
 # In samples too long to be shown whole: the tokens shown on both sides of the ends of supervised spans.
 AROUND = 32
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# A row as (text, is supervised).
+Sample = list[tuple[str, bool]]
 
 
 def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
@@ -69,8 +72,14 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
         chat = chat.for_documents()
     corpus = corpus.for_part(spec.part)
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
+    encoder = _Encoder(spec, chat)
     try:
-        encoder, counts, samples = _encode(spec, work, tables, chat)
+        try:
+            counts, samples = _write(spec, work, tables, encoder)
+        except _Mismatch as mismatch:
+            print(f"batched encoding differs, so all rows are encoded again row by row: {mismatch}", flush=True)
+            encoder = _Encoder(spec, chat, unbatched_because=str(mismatch))
+            counts, samples = _write(spec, work, tables, encoder)
     except Refused as first:
         if isinstance(first, OmittedTurn):
             template = f"the chat template {tokenizer.folder}/chat_template.jinja"
@@ -80,7 +89,9 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
         ) from None
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
-        print("sample, with supervised text in brackets: " + CONTROL_CHARACTER.sub(_escaped, shown), flush=True)
+        # A terminal might interpret control characters.
+        shown = CONTROL_CHARACTER.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)
+        print(f"sample, with supervised text in brackets: {shown}", flush=True)
     return Outcome(
         counts=counts,
         about={
@@ -97,82 +108,83 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
     )
 
 
-def _encode(
-    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], chat: ChatTokenizer
-) -> tuple["_Encoder", dict[str, Any], list[list[tuple[str, bool]]]]:
-    """Encode and write all rows; return the encoder, counts by split, and samples."""
-    encoder = _Encoder(spec, chat)
-    try:
-        return encoder, *_write(spec, work, tables, encoder)
-    except _Mismatch as mismatch:
-        print(f"batched encoding differs, so all rows are encoded again row by row: {mismatch}", flush=True)
-        encoder = _Encoder(spec, chat, unbatched_because=str(mismatch))
-        return encoder, *_write(spec, work, tables, encoder)
-
-
 def _write(
     spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder"
-) -> tuple[dict[str, Any], list[list[tuple[str, bool]]]]:
+) -> tuple[dict[str, Any], list[Sample]]:
     """Encode and write all rows; return counts by split, and samples."""
-    if spec.most_refused is None:
-        return _write_splits(spec, work, tables, encoder, None)
-    with (work.payload / QUARANTINE).open("w", encoding="utf-8") as file:
-        quarantine = Quarantine(file)
-        counts, samples = _write_splits(spec, work, tables, encoder, quarantine)
-    rows = sum(own["rows"] for own in counts.values())
-    quarantine.check_limit(rows, rows, spec.most_refused, work.folder / QUARANTINE)
-    return counts, samples
-
-
-def _write_splits(
-    spec: TokenizeSpec,
-    work: WorkFolder,
-    tables: dict[str, pa.Table],
-    encoder: "_Encoder",
-    quarantine: Quarantine | None,
-) -> tuple[dict[str, Any], list[list[tuple[str, bool]]]]:
     counts: dict[str, Any] = {}
-    samples: list[list[tuple[str, bool]]] = []
-    for split in SPLITS:
-        own = Counter(dict.fromkeys(COUNTED, 0))
-        batches = tables[split].to_batches()
-        earlier = sum(len(batch) for part in range(1, spec.part) for batch in part_of(batches, part, spec.parts))
-        groups = list(groups_of(part_of(batches, spec.part, spec.parts), tables[split].schema))
-        with TokenWriter(work.payload, split) as writer:
-            for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
-                if quarantine is None:
-                    rows, refused = encoder.encode(group, number), []
-                else:
-                    rows, refused = encoder.encode_or_refuse(group, number)
-                for at, error in refused:
-                    raw = RawRow("row", earlier + own["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
-                    quarantine.add(split, raw, Malformed(error.reason, str(error)))
-                own["refused"] += len(refused)
-                writer.write(rows)
-                supervised = rows.supervised_tokens
-                own["rows"] += len(group)
-                own["tokens"] += len(rows.sequences.ids)
-                own["supervised_tokens"] += int(supervised.sum())
-                own["control_text"] += int(rows.control_text.sum())
-                own["nothing_supervised"] += int((supervised == 0).sum()) - len(refused)
-                if split == "train" and spec.part == 1 and len(samples) < SAMPLES:
-                    samples += encoder.samples(rows, SAMPLES - len(samples))
-        counts[split] = dict(own)
+    samples: list[Sample] = []
+    quarantines = spec.most_refused is not None
+    with (work.payload / QUARANTINE).open("w", encoding="utf-8") if quarantines else nullcontext() as file:
+        quarantine = Quarantine(file)
+        for split in SPLITS:
+            own = Counter(dict.fromkeys(COUNTED, 0))
+            batches = tables[split].to_batches()
+            earlier = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
+            groups = list(_groups(spec, tables[split]))
+            with TokenWriter(work.payload, split) as writer:
+                for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
+                    rows, refused = encoder.encode(group, number, refuses=quarantines)
+                    for at, error in refused:
+                        raw = RawRow("row", earlier + own["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
+                        quarantine.add(split, raw, Malformed(error.reason, str(error)))
+                    writer.write(rows)
+                    supervised = rows.supervised_tokens
+                    own["rows"] += len(group)
+                    own["refused"] += len(refused)
+                    own["tokens"] += len(rows.sequences.ids)
+                    own["supervised_tokens"] += int(supervised.sum())
+                    own["control_text"] += int(rows.control_text.sum())
+                    own["nothing_supervised"] += int((supervised == 0).sum()) - len(refused)
+                    if split == "train" and spec.part == 1 and len(samples) < SAMPLES:
+                        samples += encoder.samples(rows, SAMPLES - len(samples))
+            counts[split] = dict(own)
+    if quarantines:
+        rows = sum(own["rows"] for own in counts.values())
+        quarantine.check_limit(rows, rows, spec.most_refused, work.folder / QUARANTINE)
     return counts, samples
+
+
+def _part_of(batches: list[pa.RecordBatch], part: int, parts: int) -> list[pa.RecordBatch]:
+    """Return the record batches that start in the `part`-th (from 1) of `parts` equal byte ranges."""
+    sizes = np.array([batch.nbytes for batch in batches], np.int64)
+    belongs = (np.cumsum(sizes) - sizes) * parts // max(int(sizes.sum()), 1) == part - 1
+    return [batch for batch, own in zip(batches, belongs) if own]
+
+
+def _groups(spec: TokenizeSpec, table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of the part as tables of about GROUP_BYTES, each of at least one row."""
+    pending: list[pa.RecordBatch] = []
+    size = rows = 0
+    for batch in _part_of(table.to_batches(), spec.part, spec.parts):
+        if pending and (size + batch.nbytes > GROUP_BYTES or rows + len(batch) > GROUP_ROWS):
+            yield from _halved(pa.Table.from_batches(pending))
+            pending, size, rows = [], 0, 0
+        if len(batch):
+            pending.append(batch)
+            size, rows = size + batch.nbytes, rows + len(batch)
+    if pending:
+        yield from _halved(pa.Table.from_batches(pending))
+
+
+def _halved(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the table, halved recursively until no part is far above GROUP_BYTES."""
+    if len(table) > 1 and table.nbytes > 2 * GROUP_BYTES:
+        half = len(table) // 2
+        yield from _halved(table.slice(0, half))
+        yield from _halved(table.slice(half))
+    else:
+        yield table
 
 
 def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTokenizer) -> str:
     """Return how many rows of this part have a turn that the template omits, as "m of n rows"."""
-    count = rows = 0
-    for table in tables.values():
-        for group in groups_of(part_of(table.to_batches(), spec.part, spec.parts), table.schema):
-            turns = _turns(spec, group)
-            omitted = [
-                bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist(), strict=True)
-            ]
-            count += int(np.array(omitted).reshape(len(group), -1).any(1).sum())
-            rows += len(group)
-    return f"{count} of {rows} rows"
+    omitted: list[bool] = []
+    for group in (group for table in tables.values() for group in _groups(spec, table)):
+        turns = _turns(spec, group)
+        own = [bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist())]
+        omitted += np.array(own).reshape(len(group), -1).any(1).tolist()
+    return f"{sum(omitted)} of {len(omitted)} rows"
 
 
 def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
@@ -180,9 +192,8 @@ def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
     return by_kind[spec.kind](table) if spec.kind in by_kind else conversation_turns(table, spec.train_on)
 
 
-def _escaped(match: re.Match[str]) -> str:
-    """Return the escape sequence of a character that a terminal might interpret."""
-    return match[0].encode("unicode_escape").decode()
+def _names(table: pa.Table) -> pa.StringArray:
+    return pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
 
 
 class _Mismatch(Exception):
@@ -193,10 +204,8 @@ class _Encoder:
     """Encodes tables to rows of tokens.
 
     Attributes:
-        batched: the batched encoder, or None if it isn't proved for this tokenizer and template.
-        reason: why `batched` is None.
-        compared: conversations that were encoded on both paths.
-        fallback_rows: conversations that `batched` passed to the reference path.
+        batched, reason: the batched encoder, or None and why it isn't proved for this tokenizer and template.
+        compared, fallback_rows: conversations that were encoded on both paths, and that `batched` passed to the reference path.
     """
 
     def __init__(self, spec: TokenizeSpec, chat: ChatTokenizer, unbatched_because: str = ""):
@@ -206,17 +215,27 @@ class _Encoder:
         if self.batched is None:
             print(f"encoded row by row: {self.reason}", flush=True)
 
-    def encode(self, table: pa.Table, number: int) -> TokenRows:
-        """Encode a table.
+    def encode(self, table: pa.Table, number: int, refuses: bool) -> tuple[TokenRows, list[tuple[int, Refused]]]:
+        """Encode the `number`-th table of a split.
 
-        Args:
-            number: the index of the table in its split.
-        Raises:
-            _Mismatch: the batched and the reference path differ on a sample.
+        If `refuses`, a row that the template refuses becomes a sequence without tokens, and is returned with its error.
         """
-        kind = self._spec.kind
-        turns = _turns(self._spec, table)
-        control = np.zeros(len(turns), bool)
+        try:
+            return self._encoded(table, number), []
+        except Refused:
+            if not refuses:
+                raise
+        refused = []
+        for at in range(len(table)):
+            try:
+                encode_turns(self._chat, _turns(self._spec, table.slice(at, 1)))
+            except Refused as error:
+                refused.append((at, error))
+        accepted = np.delete(np.arange(len(table)), [at for at, _ in refused])
+        return insert_empty_rows(self._encoded(table.take(accepted), number), accepted, _names(table)), refused
+
+    def _encoded(self, table: pa.Table, number: int) -> TokenRows:
+        kind, names, turns = self._spec.kind, _names(table), _turns(self._spec, table)
         if self.batched is None:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
         else:
@@ -224,45 +243,29 @@ class _Encoder:
             self.fallback_rows += len(one_by_one)
             self._compare(turns, encoded, number)
         # Rows with the string of a control token are always encoded on the reference path.
+        control = np.zeros(len(turns), bool)
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
-        names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
-        if kind not in ("preference", "unpaired"):
-            return conversation_rows(names, encoded, control)
         if kind == "preference":
             rows = pair_rows(names, encoded, control.reshape(-1, 2).any(1))
-        else:
+        elif kind == "unpaired":
             rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
+        else:
+            return conversation_rows(names, encoded, control)
         return replace(rows, source=table["source"].combine_chunks())
 
-    def encode_or_refuse(self, table: pa.Table, number: int) -> tuple[TokenRows, list[tuple[int, Refused]]]:
-        """Encode a table; a row that the template refuses becomes a sequence without tokens, and is returned with its error."""
-        try:
-            return self.encode(table, number), []
-        except Refused:
-            refused = list(self._refused(table))
-        accepted = np.delete(np.arange(len(table)), [at for at, _ in refused])
-        names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
-        return insert_empty_rows(self.encode(table.take(accepted), number), accepted, names), refused
-
-    def _refused(self, table: pa.Table) -> Iterator[tuple[int, Refused]]:
-        for at in range(len(table)):
-            try:
-                encode_turns(self._chat, _turns(self._spec, table.slice(at, 1)))
-            except Refused as error:
-                yield at, error
-
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
+        """Compare the first conversations of the split with the reference path; in later groups a sample."""
         if number % COMPARED_EVERY:
             return
         count = min(COMPARED if number else COMPARED_FIRST, len(turns))
-        # The first conversations of the split; in later groups a sample.
         rows = np.linspace(0, len(turns) - 1, count).astype(np.int64) if number else np.arange(count)
         expected, batched = encode_turns(self._chat, turns.rows(rows)), encoded.rows(rows)
         self.compared += count
-        for at, row in enumerate(rows.tolist()):
-            (a, b), (c, d) = expected.offsets[at : at + 2], batched.offsets[at : at + 2]
+        for at, row in enumerate(rows):
             for what in ("ids", "supervised", "ends_turn"):
-                right, ours = getattr(expected, what)[a:b], getattr(batched, what)[c:d]
+                right, ours = (
+                    getattr(some, what)[some.offsets[at] : some.offsets[at + 1]] for some in (expected, batched)
+                )
                 if not np.array_equal(right, ours):
                     least = min(len(right), len(ours))
                     token = int(np.append(right[:least] != ours[:least], True).argmax())
@@ -272,8 +275,8 @@ class _Encoder:
                         f"{ours[token : token + 5].tolist()} instead of {right[token : token + 5].tolist()}"
                     )
 
-    def samples(self, rows: TokenRows, count: int) -> list[list[tuple[str, bool]]]:
-        """Return up to `count` rows as (text, is supervised): short rows first, then excerpts of long rows."""
+    def samples(self, rows: TokenRows, count: int) -> list[Sample]:
+        """Return up to `count` rows: short rows first, then excerpts of long rows."""
         sequences = rows.sequences
         samples = []
         order = np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")
@@ -281,12 +284,11 @@ class _Encoder:
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
             shown = _shown(supervised)
-            edges = np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1
+            edges = [0, *(np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1).tolist(), len(ids)]
             samples.append(
                 [
                     (self._chat.text(ids[a:b]) if shown[a] else f"[… {b - a} tokens …]", bool(supervised[a]))
-                    for a, b in pairwise([0, *edges.tolist(), len(ids)])
-                    if a < b
+                    for a, b in pairwise(edges)
                 ]
             )
         return samples

@@ -11,11 +11,10 @@ turns are wanted (see `turn_columns`):
 
 import numpy as np
 
-from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encoded_rows import Encoded, EncodedBatch, concatenated
-from snaketune.tokenization.template import Message
-from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tools_argument import texts_in
+from snaketune.tokenization.chat import ChatTokenizer, Encoded
+from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
+from snaketune.tokenization.template import Message, Refused
+from snaketune.tokenization.tool_calls import texts_in
 from snaketune.tokenization.turn_columns import Turns
 
 
@@ -28,14 +27,13 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
     """
     parts = []
     messages, tools = turns.messages(), turns.tools.to_pylist()
-    bounds = turns.offsets.tolist()
+    wanted = np.split(turns.wanted, turns.offsets[1:-1])
     for number, (own, encoded) in enumerate(zip(messages, chat.encode(messages, tools=tools), strict=True)):
         turn_ends = chat.turn_ends(own, encoded.ids, tools[number])
-        wanted = turns.wanted[bounds[number] : bounds[number + 1]]
         if turns.everything[number]:
-            supervised = _all_turns_mask(own, wanted, encoded, turn_ends)
+            supervised = _all_turns_mask(wanted[number], encoded, turn_ends)
         else:
-            supervised = _assistant_mask(own, wanted, encoded)
+            supervised = _assistant_mask(own, wanted[number], encoded)
         ends_turn = np.zeros(len(encoded.ids), bool)
         ends_turn[turn_ends - 1] = True
         parts.append(EncodedBatch(encoded.ids, np.array([0, len(encoded.ids)]), supervised, ends_turn))
@@ -44,14 +42,9 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
 
 def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
     """Return bool[n], whether a content or the tools of a row contain the string of a control token."""
-    written = chat.control.written_in
-    return np.array(
-        [
-            any(written(turn["content"]) for turn in own) or any(map(written, texts_in(tools)))
-            for own, tools in zip(turns.messages(), turns.tools.to_pylist())
-        ],
-        bool,
-    )
+    rows = zip(turns.messages(), turns.tools.to_pylist())
+    texts = ([*(turn["content"] for turn in own), *texts_in(tools)] for own, tools in rows)
+    return np.array([any(map(chat.control.written_in, own)) for own in texts], bool)
 
 
 def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
@@ -68,12 +61,12 @@ def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encode
     return encoded.mask([span for span, is_wanted in zip(encoded.spans, own) if is_wanted])
 
 
-def _all_turns_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
+def _all_turns_mask(wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
     """Return bool, all tokens except those of unwanted turns, which reach from the end of the turn before to their own end."""
     supervised = np.ones(len(encoded.ids), bool)
     if wanted.all():
         return supervised
-    if len(turn_ends) != len(messages):
+    if len(turn_ends) != len(wanted):
         raise Refused(
             "turns_without_ends",
             "some turns of a row have weight 0, and the chat template doesn't end every turn with a control token, so with "

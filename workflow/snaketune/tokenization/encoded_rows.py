@@ -1,35 +1,57 @@
-"""Encoded conversations: a single one with its assistant spans, and a batch with its loss mask."""
+"""Rows of different lengths, concatenated: row i of `values` is `values[offsets[i] : offsets[i + 1]]`; and a batch of them.
+
+    values    [3 90 5 71 2 3 91 2]
+    offsets   [0 5 8]                two rows, [3 90 5 71 2] and [3 91 2]
+
+`gather` costs about 4 ns per element.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from snaketune.tokenization.ragged import gather, offsets_of
 
+def gather(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the elements of the given rows, concatenated, and int64[n + 1], the offsets of the rows in them.
 
-@dataclass(frozen=True)
-class Encoded:
-    """An encoded conversation of n tokens.
-
-    Attributes:
-        ids: int32[n].
-        spans: for each assistant turn, its supervised tokens [start, end), including the end of turn.
+    >>> gather(np.array([5, 0]), np.array([3, 2]))
+    (array([5, 6, 7, 0, 1]), array([0, 3, 5]))
     """
+    offsets = offsets_of(lengths)
+    at = np.repeat(starts - offsets[:-1], lengths)
+    at += np.arange(offsets[-1])
+    return at, offsets
 
-    ids: np.ndarray
-    spans: list[tuple[int, int]]
 
-    @property
-    def supervised(self) -> np.ndarray:
-        """bool[n]: the tokens of all spans."""
-        return self.mask(self.spans)
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Return int64[n + 1], the offsets of concatenated rows of n lengths.
 
-    def mask(self, spans: list[tuple[int, int]]) -> np.ndarray:
-        """Return bool[n], the tokens of the given spans."""
-        mask = np.zeros(len(self.ids), bool)
-        for start, end in spans:
-            mask[start:end] = True
-        return mask
+    >>> offsets_of(np.array([5, 3]))
+    array([0, 5, 8])
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def first_in_rows(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return int64[n], the index within each row of the first flag that is set, or the row's length if none is.
+
+    >>> first_in_rows(np.array([0, 0, 1, 0, 1, 1], bool), np.array([0, 3, 3]), np.array([2, 3, 0]))
+    array([2, 1, 0])
+    """
+    set_at = np.append(np.flatnonzero(flags), len(flags))
+    return np.minimum(set_at[np.searchsorted(set_at, starts)] - starts, lengths)
+
+
+def alternating(edges: np.ndarray, size: int) -> np.ndarray:
+    """Return bool[size], the stretches from each first to each second of the edges, ascending.
+
+    >>> alternating(np.array([1, 3, 3, 4]), 5).astype(int)
+    array([0, 1, 1, 1, 0])
+    """
+    lengths = np.diff(edges, prepend=0, append=size)
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
 
 
 @dataclass(frozen=True)
@@ -50,12 +72,10 @@ class EncodedBatch:
 
     @property
     def starts(self) -> np.ndarray:
-        """int64[n], the start of each conversation."""
         return self.offsets[:-1]
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[n], the tokens of each conversation."""
         return np.diff(self.offsets)
 
     def rows(self, rows: np.ndarray) -> "EncodedBatch":

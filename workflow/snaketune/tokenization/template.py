@@ -5,20 +5,23 @@ those blocks. transformers' own renderer is used (about 30 microseconds per conv
 torch), so templates behave as everywhere else that the tokenizer is used.
 """
 
+import json
 import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tools_argument import Tools, group_by_tools, parse
 
 Message = dict[str, Any]
 Span = tuple[int, int]
+# The tools of each conversation as JSON, None if it has none; empty if no conversation has any.
+Tools = Sequence[str | None]
 # The role of the only turn of a document.
 TEXT = "text"
 
@@ -26,6 +29,14 @@ GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SHIPPED = "resources/chat_templates"
 # The limit of CPU time for one call of `render`; a thousand conversations take a twentieth of a second.
 SECONDS = 60.0
+
+
+class Refused(SnaketuneError):
+    """A chat template can't render a row; other rows may be fine. `reason` is a short, stable name, for counts and lists."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
 
 
 def shipped_templates() -> str:
@@ -44,8 +55,8 @@ def marks_generation(template: str) -> bool:
     return GENERATION_MARKER.search(template) is not None
 
 
-class TemplateTimeout(Exception):
-    """A template takes longer than the limit; it may never end."""
+class TemplateTimeout(BaseException):
+    """A template takes longer than the limit; it may never end. No Exception, so that nothing on the way handles it."""
 
 
 @contextmanager
@@ -84,15 +95,44 @@ def render(
 
     Args:
         variables: the variables of the template besides the messages: `bos_token`, `eos_token` and so on.
-        tools: the tools of each conversation, as JSON; empty if none has any.
     Returns:
         The text of each conversation, and its generation spans (start, end) in characters.
     Raises:
-        SnaketuneError: the template refuses a conversation, or takes longer than SECONDS.
+        SnaketuneError: the template refuses a conversation (Refused), or takes longer than SECONDS.
     """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    marked = marks_generation(template)
+    rows = list(zip(conversations, tools or [None] * len(conversations), strict=True))
+
+    def rendered(rows: list[tuple[list[Message], str | None]]) -> tuple[list[str], list[list[Span]]]:
+        texts, spans = [], []
+        # Runs of conversations with the same tools are rendered in one call.
+        for own_tools, run in groupby(rows, key=itemgetter(1)):
+            own_texts, own_spans = render_jinja_template(
+                conversations=[conversation for conversation, _ in run],
+                tools=json.loads(own_tools) if own_tools else None,
+                chat_template=template,
+                return_assistant_tokens_mask=marked,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+            texts += own_texts
+            spans += own_spans if marked else [[] for _ in own_texts]
+        return texts, spans
+
     try:
         with _time_limit():
-            return _rendered(template, conversations, variables, add_generation_prompt, tools)
+            # A template is a program, so any exception can occur.
+            try:
+                return rendered(rows)
+            except Exception as error:
+                for row in rows:
+                    try:
+                        rendered([row])
+                    except Exception as own:
+                        raise _refused(row[0], own) from None
+                raise SnaketuneError(f"the chat template fails: {error}") from None
     except TemplateTimeout:
         raise SnaketuneError(
             f"the chat template takes more than {SECONDS:.0f} s for {len(conversations)} conversations, and may never end; "
@@ -100,47 +140,11 @@ def render(
         ) from None
 
 
-def _rendered(
-    template: str,
-    conversations: Sequence[list[Message]],
-    variables: dict[str, Any],
-    add_generation_prompt: bool,
-    tools: Tools,
-) -> tuple[list[str], list[list[Span]]]:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    def rendered(some: Sequence[list[Message]], own_tools: str | None) -> tuple[list[str], list[list[Span]]]:
-        texts, spans = render_jinja_template(
-            conversations=some,
-            tools=parse(own_tools),
-            chat_template=template,
-            return_assistant_tokens_mask=marked,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
-        )
-        return texts, spans if marked else [[] for _ in texts]
-
-    marked = marks_generation(template)
-
-    # A template is a program, so any exception can occur.
-    try:
-        parts = [rendered(*run) for run in group_by_tools(conversations, tools)]
-        return [text for texts, _ in parts for text in texts], [own for _, spans in parts for own in spans]
-    except TemplateTimeout:
-        raise
-    except Exception as error:
-        for conversation, own_tools in zip(conversations, tools or [None] * len(conversations)):
-            try:
-                rendered([conversation], own_tools)
-            except TemplateTimeout:
-                raise
-            except Exception as own:
-                roles = ", ".join(str(message.get("role")) for message in conversation)
-                start = str(conversation[0].get("content"))[:80] if conversation else ""
-                raise Refused(
-                    "template_error",
-                    f"the chat template refuses a conversation: {own}. Its roles are [{roles}], it starts with "
-                    f"{start!r}; drop such rows from the corpus, or name another template under `chat_template` "
-                    f"({SHIPPED} has some)",
-                ) from None
-        raise SnaketuneError(f"the chat template fails: {error}") from None
+def _refused(conversation: list[Message], error: Exception) -> Refused:
+    roles = ", ".join(str(message.get("role")) for message in conversation)
+    start = str(conversation[0].get("content"))[:80] if conversation else ""
+    return Refused(
+        "template_error",
+        f"the chat template refuses a conversation: {error}. Its roles are [{roles}], it starts with {start!r}; drop such "
+        f"rows from the corpus, or name another template under `chat_template` ({SHIPPED} has some)",
+    )

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.tokenization.encoded_rows import EncodedBatch
-from snaketune.tokenization.ragged import first_in_rows, gather, offsets_of
+from snaketune.tokenization.encoded_rows import EncodedBatch, first_in_rows, gather, offsets_of
 
 
 @dataclass(frozen=True)
@@ -16,13 +15,10 @@ class TokenRows:
     """n sequences in the form in which they are stored; `token_store.INDEX` describes the columns.
 
     Attributes:
-        names: strings, the ids of the corpus rows.
+        names: the ids of the corpus rows.
         sequences: the encoded sequences, whose first tokens aren't supervised.
-        prompt, chosen, common: int64[n].
-        prompt_hash: uint64[n].
-        label: bools, null without a label.
-        control_text: bool[n].
-        source: int16s, the numbers of the sources; None for conversations.
+        prompt, chosen, common, prompt_hash, control_text: int64, uint64 and bool [n].
+        source: None for conversations.
     """
 
     names: pa.StringArray
@@ -69,7 +65,9 @@ def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_te
     """Return the rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     zeros = np.zeros(len(names), np.int64)
-    return TokenRows(names, sequences, zeros, zeros, zeros, zeros.astype(np.uint64), _no_labels(names), control_text)
+    return TokenRows(
+        names, sequences, zeros, zeros, zeros, zeros.astype(np.uint64), pa.nulls(len(names), pa.bool_()), control_text
+    )
 
 
 def completion_rows(
@@ -93,13 +91,14 @@ def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarra
 
     Args:
         both: the encoded prompt + chosen and prompt + rejected of each pair in turn; only completions are supervised.
-        control_text: bool[n].
     """
     starts, lengths = both.starts.reshape(-1, 2), both.lengths.reshape(-1, 2)
-    shortest = lengths.min(1)
-    prompt = np.minimum(shortest, first_in_rows(both.supervised, both.starts, both.lengths).reshape(-1, 2).min(1))
-    shared = _common_start(both, starts, shortest)
-    prompt = np.minimum(prompt, shared)
+    # The leading tokens that both sequences of a pair share in id and supervision.
+    at, offsets = gather(starts[:, 0], lengths.min(1))
+    other = at + np.repeat(starts[:, 1] - starts[:, 0], lengths.min(1))
+    different = (both.ids[at] != both.ids[other]) | (both.supervised[at] != both.supervised[other])
+    shared = first_in_rows(different, offsets[:-1], lengths.min(1))
+    prompt = np.minimum(shared, first_in_rows(both.supervised, both.starts, both.lengths).reshape(-1, 2).min(1))
     # The whole chosen conversation, then the rejected one without the prompt.
     parts = both.slices(
         np.stack([starts[:, 0], starts[:, 1] + prompt], 1).reshape(-1),
@@ -110,74 +109,43 @@ def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarra
     _unsupervise_first(parts, parts.starts[1::2][alone], parts.lengths[1::2][alone])
     supervised = np.diff(offsets_of(parts.supervised)[parts.offsets]).reshape(-1, 2).min(1) > 0
     offsets = np.ascontiguousarray(parts.offsets[::2])
-    sequences = EncodedBatch(
-        parts.ids,
-        offsets,
-        parts.supervised & np.repeat(supervised, np.diff(offsets)),
-        np.zeros(len(parts.ids), bool),
-    )
+    supervised = parts.supervised & np.repeat(supervised, np.diff(offsets))
+    sequences = EncodedBatch(parts.ids, offsets, supervised, np.zeros(len(parts.ids), bool))
     hashes, chosen = _prompt_hashes(sequences, prompt), lengths[:, 0] - prompt
-    return TokenRows(names, sequences, prompt, chosen, shared - prompt, hashes, _no_labels(names), control_text)
+    return TokenRows(
+        names, sequences, prompt, chosen, shared - prompt, hashes, pa.nulls(len(names), pa.bool_()), control_text
+    )
 
 
 def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArray) -> TokenRows:
-    """Return rows for a whole table: `rows` at their indices, and sequences without tokens elsewhere.
-
-    Args:
-        indices: int64[n], the index of each row in the table, ascending.
-        names: ids of all rows of the table.
-    """
+    """Return rows for a table with the ids `names`: `rows` at `indices`, ascending, and sequences without tokens elsewhere."""
+    number = np.full(len(names), -1)
+    number[indices] = np.arange(len(indices))
+    taken = pa.array(number, mask=number < 0)
 
     def expand(values: np.ndarray) -> np.ndarray:
-        expanded = np.zeros(len(names), values.dtype)
-        expanded[indices] = values
-        return expanded
+        return np.append(values, np.zeros(1, values.dtype))[number]
 
-    inverse = np.zeros(len(names), np.int64)
-    inverse[indices] = np.arange(len(indices))
-    empty = np.ones(len(names), bool)
-    empty[indices] = False
-    taken = pa.array(inverse, mask=empty)
-    return TokenRows(
-        names,
-        replace(rows.sequences, offsets=offsets_of(expand(rows.sequences.lengths))),
-        expand(rows.prompt),
-        expand(rows.chosen),
-        expand(rows.common),
-        expand(rows.prompt_hash),
-        rows.label.take(taken),
-        expand(rows.control_text),
-        rows.source and rows.source.take(taken),
+    columns = {
+        name: expand(getattr(rows, name)) for name in ("prompt", "chosen", "common", "prompt_hash", "control_text")
+    }
+    return replace(
+        rows,
+        names=names,
+        sequences=replace(rows.sequences, offsets=offsets_of(expand(rows.sequences.lengths))),
+        label=rows.label.take(taken),
+        source=rows.source and rows.source.take(taken),
+        **columns,
     )
-
-
-def _no_labels(names: pa.StringArray) -> pa.BooleanArray:
-    return pa.nulls(len(names), pa.bool_())
 
 
 def _prompt_hashes(sequences: EncodedBatch, prompt: np.ndarray) -> np.ndarray:
     """Return uint64[n], hashes of the first `prompt` ids of each sequence."""
     data = memoryview(np.ascontiguousarray(sequences.ids)).cast("B")
-    hashes = [
-        xxhash.xxh3_64_intdigest(data[4 * start : 4 * end])
-        for start, end in zip(sequences.starts.tolist(), (sequences.starts + prompt).tolist())
-    ]
-    return np.array(hashes, np.uint64)
+    ranges = zip((4 * sequences.starts).tolist(), (4 * (sequences.starts + prompt)).tolist())
+    return np.array([xxhash.xxh3_64_intdigest(data[start:end]) for start, end in ranges], np.uint64)
 
 
 def _unsupervise_first(sequences: EncodedBatch, starts: np.ndarray, lengths: np.ndarray) -> None:
     """Unmark the first token of each sequence, in place: it has no token to be predicted from."""
     sequences.supervised[starts[lengths > 0]] = False
-
-
-def _common_start(both: EncodedBatch, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return int64[n], the leading tokens that both sequences of each pair share in id and supervision.
-
-    Args:
-        starts: int64[n, 2], of the sequences.
-        lengths: int64[n], the shorter length of each pair.
-    """
-    at, offsets = gather(starts[:, 0], lengths)
-    other = at + np.repeat(starts[:, 1] - starts[:, 0], lengths)
-    different = (both.ids[at] != both.ids[other]) | (both.supervised[at] != both.supervised[other])
-    return first_in_rows(different, offsets[:-1], lengths)

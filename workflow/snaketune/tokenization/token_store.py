@@ -8,8 +8,7 @@ concatenated:
 
     prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, supervised_runs [9 12 13 17]
 
-The concatenated parts are the corpus, so sequences are numbered through all parts. Writing and reading hold one record batch in
-memory; files are memory-mapped for reading.
+The concatenated parts are the corpus, so sequences are numbered through all parts. Files are memory-mapped for reading.
 """
 
 import mmap
@@ -21,7 +20,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.ragged import offsets_of
+from snaketune.tokenization.encoded_rows import offsets_of
 from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")
@@ -35,27 +34,27 @@ ROWS_PER_BATCH = 4096
 # source: the number of a pair's or completion's source in its corpus; null for conversations.
 # control_text: whether the row contains the string of a control token.
 INDEX = pa.schema(
-    [
-        ("id", pa.string()),
-        ("length", pa.int32()),
-        ("supervised", pa.int32()),
-        ("supervised_runs", pa.list_(pa.int32())),
-        ("turn_ends", pa.list_(pa.int32())),
-        ("prompt", pa.int32()),
-        ("chosen", pa.int32()),
-        ("common", pa.int32()),
-        ("prompt_hash", pa.uint64()),
-        ("label", pa.bool_()),
-        ("source", pa.int16()),
-        ("control_text", pa.bool_()),
-    ]
+    {
+        "id": pa.string(),
+        "length": pa.int32(),
+        "supervised": pa.int32(),
+        "supervised_runs": pa.list_(pa.int32()),
+        "turn_ends": pa.list_(pa.int32()),
+        "prompt": pa.int32(),
+        "chosen": pa.int32(),
+        "common": pa.int32(),
+        "prompt_hash": pa.uint64(),
+        "label": pa.bool_(),
+        "source": pa.int16(),
+        "control_text": pa.bool_(),
+    }
 )
 # 64-bit offsets: a record batch may have more than 2**31 tokens.
 IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
 class TokenWriter:
-    """Writes one split of a part, batch by batch; a context manager."""
+    """Writes one split of a part, batch by batch."""
 
     def __init__(self, folder: Path, split: str):
         self._sinks = [pa.OSFile(str(folder / f"{split}-{part}.arrow"), "wb") for part in ("index", "ids")]
@@ -66,19 +65,19 @@ class TokenWriter:
         sequences = rows.sequences
         columns = {
             "id": rows.names,
-            "length": pa.array(sequences.lengths.astype(np.int32)),
-            "supervised": pa.array(rows.supervised_tokens.astype(np.int32)),
+            "length": sequences.lengths.astype(np.int32),
+            "supervised": rows.supervised_tokens.astype(np.int32),
             "supervised_runs": _list_array(*rows.supervised_runs),
             "turn_ends": _list_array(*rows.turn_ends),
-            "prompt": pa.array(rows.prompt.astype(np.int32)),
-            "chosen": pa.array(rows.chosen.astype(np.int32)),
-            "common": pa.array(rows.common.astype(np.int32)),
-            "prompt_hash": pa.array(rows.prompt_hash),
+            "prompt": rows.prompt.astype(np.int32),
+            "chosen": rows.chosen.astype(np.int32),
+            "common": rows.common.astype(np.int32),
+            "prompt_hash": rows.prompt_hash,
             "label": rows.label,
             "source": pa.nulls(len(rows.names), pa.int16()) if rows.source is None else rows.source,
-            "control_text": pa.array(rows.control_text),
+            "control_text": rows.control_text,
         }
-        index = pa.record_batch([columns[name] for name in INDEX.names], schema=INDEX)
+        index = pa.record_batch(columns, schema=INDEX)
         ids = pa.LargeListArray.from_arrays(pa.array(sequences.offsets), pa.array(sequences.ids))
         for start in range(0, len(index), ROWS_PER_BATCH):
             self._index.write_batch(index.slice(start, ROWS_PER_BATCH))
@@ -101,8 +100,7 @@ class IdViews:
     """The memory-mapped ids of all sequences of a split; sequence `first[b] + i` is row i of batch b.
 
     Attributes:
-        values: int32[t] per batch.
-        offsets: int64[rows + 1] per batch, of the rows in its values.
+        values, offsets: per batch, int32[t], and int64[rows + 1], of the rows in them.
         first: int64[batches + 1], the number of sequences before each batch, and in total.
     """
 
@@ -138,22 +136,16 @@ class TokenParts:
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return a column of lists as int32 values, concatenated, and int64[n + 1] offsets."""
         chunks = self.index(split, [name]).column(0).chunks
-        values = [chunk.flatten().to_numpy() for chunk in chunks]
-        lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
-        return (
-            np.concatenate([np.zeros(0, np.int32), *values]),
-            offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths])),
-        )
+        values = [np.zeros(0, np.int32), *(chunk.flatten().to_numpy() for chunk in chunks)]
+        lengths = [np.zeros(0, np.int64), *(np.diff(chunk.offsets.to_numpy()) for chunk in chunks)]
+        return np.concatenate(values), offsets_of(np.concatenate(lengths))
 
     def views(self, split: str) -> IdViews:
         """Return views of the ids of a split."""
-        values, offsets = [], []
-        for file in self._open(f"{split}-ids.arrow"):
-            for batch in _batches(file):
-                column = batch.column(0)
-                values.append(column.values.to_numpy())
-                offsets.append(column.offsets.to_numpy())
-        return IdViews(values, offsets, offsets_of(np.array([len(some) - 1 for some in offsets], np.int64)))
+        columns = [batch.column(0) for file in self._open(f"{split}-ids.arrow") for batch in _batches(file)]
+        offsets = [column.offsets.to_numpy() for column in columns]
+        first = offsets_of(np.array([len(column) for column in columns], np.int64))
+        return IdViews([column.values.to_numpy() for column in columns], offsets, first)
 
     def release(self) -> None:
         """Release the memory of mapped pages; views stay valid and read the pages again."""

@@ -22,7 +22,6 @@ STAGE = Stage(
 
 
 def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
-    """Write the token files to the payload; see `tokenize_part`."""
     from snaketune.tokenization.corpus_part import tokenize_part
 
     return tokenize_part(spec, work, corpus=corpus, tokenizer=tokenizer)

@@ -1,5 +1,4 @@
-"""The `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its chat template
-(`tokenization.vocabulary`)."""
+"""The `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its template (`tokenization.vocabulary`)."""
 
 from pathlib import Path
 
@@ -26,7 +25,6 @@ STAGE = Stage(
 def build(
     spec: TokenizerSpec, work: WorkFolder, *, corpora: list[Artifact], chat_template: list[Path], base: list[Path]
 ) -> Outcome:
-    """Write a folder for AutoTokenizer to the payload; see `make_tokenizer`."""
     from snaketune.tokenization.vocabulary import make_tokenizer
 
     return make_tokenizer(spec, work, corpora=corpora, chat_template=chat_template, base=base)

@@ -1,4 +1,7 @@
-"""Tool calls of assistants in the form that chat templates expect.
+"""Tools of rows, and tool calls of assistants, in the form that chat templates expect.
+
+A row stores its tools as JSON text (see `corpus.layouts.tools`). A template writes them into the prompt, so their strings are
+untrusted text like a user's message.
 
 In a row, a call is part of the assistant's text. A template that reads `tool_calls` writes calls in a form of its own, which
 its prompt requests of the model; such a template gets the calls apart from the text:
@@ -19,8 +22,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tools_argument import strings_in, with_strings
+from snaketune.tokenization.template import Message, Refused, Span
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OPENING, CLOSING = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}\s*")
@@ -40,12 +42,14 @@ def reads_calls(template: str) -> bool:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     tree = _compile_jinja_template(template).environment.parse(template)
-    return any(node.attr == "tool_calls" for node in tree.find_all(nodes.Getattr)) or any(
-        node.value == "tool_calls" for node in tree.find_all(nodes.Const)
+    names = (
+        node.attr if isinstance(node, nodes.Getattr) else node.value
+        for node in tree.find_all((nodes.Getattr, nodes.Const))
     )
+    return "tool_calls" in names
 
 
-def with_calls(messages: list[dict[str, Any]], tools: str | None) -> list[dict[str, Any]]:
+def with_calls(messages: list[Message], tools: str | None) -> list[Message]:
     """Move the calls of assistants to `tool_calls`, and give each result the id and the name of its call.
 
     Ids are numbered through the conversation and have nine letters and digits, as Mistral's templates require.
@@ -53,11 +57,10 @@ def with_calls(messages: list[dict[str, Any]], tools: str | None) -> list[dict[s
     Raises:
         SnaketuneError: the row has tools, and a turn has a call that can't be extracted from its text.
     """
-    if not any(OPEN in message["content"] for message in messages if message["role"] == "assistant"):
+    roles = {message["role"] for message in messages if OPEN in message["content"]}
+    if "assistant" not in roles or (not tools and roles & {"system", "user"}):
         return messages
-    if not tools and any(OPEN in message["content"] for message in messages if message["role"] in ("system", "user")):
-        return messages
-    changed: list[dict[str, Any]] = []
+    changed: list[Message] = []
     pending: list[dict[str, Any]] = []
     count = 0
     for number, message in enumerate(messages, start=1):
@@ -66,8 +69,8 @@ def with_calls(messages: list[dict[str, Any]], tools: str | None) -> list[dict[s
             if tools and not functions and OPEN in text and CLOSE in text:
                 raise _not_extracted(number, text)
             pending = [
-                {"id": f"call{count + nth:05d}", "type": "function", "function": function}
-                for nth, function in enumerate(functions, start=1)
+                {"id": f"call{nth:05d}", "type": "function", "function": function}
+                for nth, function in enumerate(functions, start=count + 1)
             ]
             count += len(functions)
             message = {**message, "content": text, "tool_calls": list(pending)} if functions else message
@@ -85,8 +88,7 @@ def _parts(content: str) -> tuple[str, list[dict[str, Any]]]:
     ('Wait.', [{'name': 'now', 'arguments': {}}])
     """
     for opening in OPENING.finditer(content):
-        functions = _calls_from(content, opening.start())
-        if functions:
+        if functions := _calls_from(content, opening.start()):
             text = content[: opening.start()]
             # The line break between text and calls belongs to neither; line breaks after reasoning belong to it.
             return text if text.endswith("</think>\n\n") else text.removesuffix("\n"), functions
@@ -102,11 +104,11 @@ def _calls_from(content: str, at: int) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             return []
         closing = CLOSING.match(content, end)
-        if not closing or not isinstance(function, dict) or function.keys() != {"name", "arguments"}:
-            return []
-        if not isinstance(function["name"], str) or not isinstance(function["arguments"], dict):
-            return []
-        functions.append(function)
+        match function:
+            case {"name": str(), "arguments": dict()} if closing and len(function) == 2:
+                functions.append(function)
+            case _:
+                return []
         at = closing.end()
     return functions if at == len(content) else []
 
@@ -122,25 +124,56 @@ def _not_extracted(number: int, text: str) -> Refused:
     )
 
 
-def message_texts(message: dict[str, Any]) -> Iterator[str]:
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield all keys and values in a JSON value that aren't objects or lists themselves."""
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case dict() as some:
+                pending += [*some, *some.values()]
+            case list() as some:
+                pending += some
+            case leaf:
+                yield leaf
+
+
+def with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with all strings changed by `change`, keys included."""
+    match value:
+        case str():
+            return change(value)
+        case dict():
+            return {change(key): with_strings(part, change) for key, part in value.items()}
+        case list():
+            return [with_strings(part, change) for part in value]
+    return value
+
+
+def texts_in(tools: str | None) -> Iterator[str]:
+    """Yield all strings in the tools of a row, keys included."""
+    return (leaf for leaf in _leaves(json.loads(tools) if tools else None) if isinstance(leaf, str))
+
+
+def message_texts(message: Message) -> Iterator[str]:
     """Yield all texts of a message: its content, the strings of its calls, the name of the function whose result it is."""
     yield message["content"]
-    yield from strings_in([message.get("name"), [call["function"] for call in message.get("tool_calls", ())]])
+    others = [message.get("name"), [call["function"] for call in message.get("tool_calls", ())]]
+    yield from (leaf for leaf in _leaves(others) if isinstance(leaf, str))
 
 
-def replace_texts(message: dict[str, Any], content: str, change: Callable[[str], str]) -> dict[str, Any]:
+def replace_texts(message: Message, content: str, change: Callable[[str], str]) -> Message:
     """Return the message with another content, and with all its other texts changed by `change`."""
-    changed = {key: change(message[key]) for key in ("name",) if key in message}
+    changed: Message = {"name": change(message["name"])} if "name" in message else {}
     if "tool_calls" in message:
         calls = [{**call, "function": with_strings(call["function"], change)} for call in message["tool_calls"]]
         changed["tool_calls"] = calls
     return {**message, **changed, "content": content}
 
 
-def blank_message(message: dict[str, Any], text: str = PLACEHOLDER) -> dict[str, Any]:
+def blank_message(message: Message, text: str = PLACEHOLDER) -> Message:
     """Return a message of the same shape whose content and function names are `text`, with arguments of the same types."""
     calls = message.get("tool_calls", ())
-    changed: dict[str, Any] = {"name": PLACEHOLDER} if "name" in message else {}
+    changed: Message = {"name": PLACEHOLDER} if "name" in message else {}
     if calls:
         changed["tool_calls"] = [
             {**call, "function": {"name": text, "arguments": _blank_value(call["function"]["arguments"])}}
@@ -162,32 +195,14 @@ def _blank_value(value: Any) -> Any:
     return 0
 
 
-def shape(message: dict[str, Any]) -> str:
-    """Return what a template can see of a message besides its texts, as a cache key.
-
-    >>> shape({"role": "user", "content": "Hi"})
-    'user'
-    """
-    if "tool_calls" not in message:
-        return message["role"]
-    blank = blank_message(message)
-    return json.dumps(
-        [blank["role"], blank["content"], [call["function"]["arguments"] for call in blank["tool_calls"]]]
-    )
-
-
-def check_written(message: dict[str, Any], text: str) -> None:
-    """Check that the template writes a turn with calls completely.
-
-    Args:
-        text: the turn as rendered.
-    Raises:
-        SnaketuneError: the text beside the calls, a name, or a part of the arguments is missing.
-    """
+def check_written(message: Message, text: str) -> None:
+    """Refuse a message with calls if its text, a name or a part of the arguments is missing in `text`, the turn as rendered."""
     functions = [call["function"] for call in message["tool_calls"]]
     if (content := message["content"].strip()) and content not in text:
         raise _omitted(f"the text beside tool calls, {content[:80]!r}", functions)
-    for (value, _), count in Counter(_leaves(functions)).items():
+    values = [[function["name"], function["arguments"]] for function in functions]
+    # Values are counted by type, since 1 equals True.
+    for (value, _), count in Counter((leaf, type(leaf)) for leaf in _leaves(values)).items():
         forms = {str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)}
         if isinstance(value, str):
             forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
@@ -195,12 +210,8 @@ def check_written(message: dict[str, Any], text: str) -> None:
             raise _omitted(f"{value!r} of a tool call"[:120], functions)
 
 
-def check_marked_calls(messages: list[dict[str, Any]], text: str, spans: list[tuple[int, int]]) -> None:
-    """Check that a template with {% generation %} markers writes turns with calls completely, and inside markers.
-
-    Args:
-        text, spans: the rendered conversation, and its marked spans.
-    """
+def check_marked_calls(messages: list[Message], text: str, spans: list[Span]) -> None:
+    """Refuse rendered messages, with marked spans, whose turns with calls aren't written completely and inside markers."""
     if not any("tool_calls" in message for message in messages):
         return
     speaking = [message for message in messages if message["role"] == "assistant"]
@@ -215,19 +226,6 @@ def check_marked_calls(messages: list[dict[str, Any]], text: str, spans: list[tu
             check_written(message, text[start:end])
 
 
-def _leaves(functions: list[dict[str, Any]]) -> Iterator[tuple[Any, type]]:
-    """Yield all values in calls (names, keys and values of arguments), each with its type, since 1 equals True."""
-    pending: list[Any] = [part for function in functions for part in (function["name"], function["arguments"])]
-    while pending:
-        match pending.pop():
-            case dict() as some:
-                pending += [*some, *some.values()]
-            case list() as some:
-                pending += some
-            case leaf:
-                yield leaf, type(leaf)
-
-
 def _omitted(what: str, functions: list[dict[str, Any]]) -> Refused:
     names = ", ".join(function["name"] for function in functions)
     return Refused(
@@ -235,4 +233,16 @@ def _omitted(what: str, functions: list[dict[str, Any]]) -> Refused:
         f"the chat template doesn't write {what}, in a turn that calls {names[:80]}, so the model would never learn it; "
         "drop such rows from the corpus, or name a template that writes all of it under tokenizers.NAME.chat_template "
         "(resources/chat_templates/chatml.jinja does)",
+    )
+
+
+def tools_omitted(roles: list[str], tools: str) -> Refused:
+    """Return the error for a template that omits the tools."""
+    names = ", ".join(tool["function"]["name"] for tool in json.loads(tools))
+    return Refused(
+        "tools_left_out",
+        f"a row offers tools ({names[:80]}), and the chat template doesn't write them, so the model would never see them; "
+        f"its roles are [{', '.join(roles)}]. Name a template that writes `tools` under tokenizers.NAME.chat_template "
+        "(resources/chat_templates/chatml.jinja does; or add them to a copy of the model's own), or take the column `tools` "
+        "out of the source",
     )

@@ -19,18 +19,17 @@ from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control import any_of
-from snaketune.tokenization.creation.adopt import adopt
 from snaketune.tokenization.creation.check import PROBES, check, check_mistral_frame
-from snaketune.tokenization.creation.from_sentencepiece import convert, save
-from snaketune.tokenization.creation.parity import compare
+from snaketune.tokenization.creation.fast_tokenizer import compare, convert, save
 from snaketune.tokenization.creation.train import CONTROL, PAD, TURN_END, UNK, Texts, train
-from snaketune.tokenization.template import TEXT, Message, render, shipped_templates
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.template import TEXT, Message, Refused, render, shipped_templates
 
 SAMPLES = 3
 # The most characters of a conversation that is shown as a sample.
 SHORT = 1000
 ROWS_PER_BATCH = 1000
+COLUMNS = ("messages", "prompt", "chosen", "rejected", "completion", "tools")
+VARIABLES = {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK}
 
 
 def make_tokenizer(
@@ -41,10 +40,7 @@ def make_tokenizer(
     Args:
         corpora: the corpora to train on; only their train splits are read.
         chat_template: the template's file; empty for an adopted tokenizer's own template.
-        base: the files of an adopted local folder. The folder is read through `spec.adopt`; its files are inputs so that
-            changes are detected.
-    Raises:
-        SnaketuneError: see `train`, `adopt` and `check`.
+        base: the files of an adopted local folder, which is read through `spec.adopt`; inputs so that changes are detected.
     """
     template = _read_template(chat_template)
     if spec.adopt is not None:
@@ -66,7 +62,12 @@ def make_tokenizer(
         save(tokenizer, template, work.payload)
         about = {"parity": {"texts": parity}}
         counts = {"texts": texts.count, "bytes": texts.bytes, "reserved_characters_left_out": texts.reserved}
-        samples = list(islice(_short_conversations(tables), SAMPLES)) or list(PROBES)
+        short = (
+            messages
+            for messages in map(_conversation, _rows(tables))
+            if messages[0]["role"] != TEXT and sum(len(message["content"]) for message in messages) <= SHORT
+        )
+        samples = list(islice(short, SAMPLES)) or list(PROBES)
 
     chat = ChatTokenizer.load(work.payload)
     if template is not None:
@@ -83,6 +84,62 @@ def make_tokenizer(
     return Outcome(counts=counts, about=about)
 
 
+def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, str | None]:
+    """Write the tokenizer of `spec.adopt`, a base model's, with `template` or its own, to `folder`.
+
+    AutoTokenizer loads it, which is the only import of torch (about 2 s) in the data stages.
+
+    Returns:
+        The source of the chat template, the pad token, and the base's own pad token if it was replaced.
+    Raises:
+        SnaketuneError: it can't be loaded, or has no fast version or no eos token.
+    """
+    from transformers import AutoTokenizer
+
+    name = f"tokenizers.adopt: {spec.adopt}"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            spec.adopt, revision=spec.revision or "main", trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise SnaketuneError(
+            f"{name} can't be loaded as a tokenizer: {reason}; give a folder with tokenizer.json, or a Hub id and revision"
+        ) from None
+    if not tokenizer.is_fast:
+        raise SnaketuneError(
+            f"{name} has only a slow tokenizer ({type(tokenizer).__name__}); masks need the character offsets of a fast "
+            "one: convert it to tokenizer.json, or adopt another"
+        )
+    if tokenizer.eos_token is None:
+        raise SnaketuneError(f"{name} has no eos token, so nothing can end a turn; adopt another tokenizer")
+
+    own = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get("default")
+    if template is None and own is None:
+        # Documents need none; conversations are refused by the `tokenize` stage.
+        print(
+            f"{name} has no chat template, so only corpora of kind text can be tokenized. For conversations and pairs, name "
+            f"one under `chat_template`: {shipped_templates()}",
+            flush=True,
+        )
+    tokenizer.chat_template = template or own
+
+    own_pad = tokenizer.pad_token
+    if own_pad in (None, tokenizer.eos_token):
+        # If eos also pads, masking padding by its id would exclude the end of turn from the loss.
+        if tokenizer.unk_token not in (None, tokenizer.eos_token):
+            tokenizer.pad_token = tokenizer.unk_token
+        else:
+            tokenizer.add_special_tokens({"pad_token": PAD})
+    tokenizer.padding_side = "right"
+    tokenizer.save_pretrained(folder)
+    source = "given" if template else "the model's own" if own else "none"
+    replaced = {"own_pad_token": own_pad} if own_pad and own_pad != tokenizer.pad_token else {}
+    return {"chat_template": source, "pad_token": tokenizer.pad_token, **replaced}
+
+
 def _read_template(files: list[Path]) -> str | None:
     if not files:
         return None
@@ -93,22 +150,21 @@ def _read_template(files: list[Path]) -> str | None:
             f"tokenizers.chat_template: {files[0]} can't be read: {error}; there are {shipped_templates()}"
         ) from None
     try:
-        render(template, [PROBES[0]], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK, "bos_token": ""})
+        render(template, [PROBES[0]], VARIABLES | {"bos_token": ""})
     except SnaketuneError as error:
         raise SnaketuneError(f"tokenizers.chat_template: {files[0]}: {error}") from None
     return template
 
 
-def _rows(tables: list[Path]) -> Iterator[dict[str, list[Message]]]:
-    for path in tables:
-        table = read_table(path)
-        columns = [
-            name
-            for name in ("messages", "prompt", "chosen", "rejected", "completion", "tools")
-            if name in table.column_names
-        ]
+def _rows(tables: list[Path]) -> Iterator[dict[str, Any]]:
+    for table in map(read_table, tables):
+        columns = [name for name in COLUMNS if name in table.column_names]
         for batch in table.select(columns).to_batches(max_chunksize=ROWS_PER_BATCH):
             yield from batch.to_pylist()
+
+
+def _conversation(row: dict[str, list[Message]]) -> list[Message]:
+    return row["messages"] if "messages" in row else row["prompt"] + row["chosen" if "chosen" in row else "completion"]
 
 
 def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
@@ -118,32 +174,21 @@ def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
     """
 
     @cache
-    def frame(roles: tuple[str, ...]) -> tuple[str, ...]:
+    def frame(roles: tuple[str, ...]) -> list[str]:
         empty = [{"role": role, "content": ""} for role in roles]
         try:
-            (text,), _ = render(template, [empty], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK})
+            (text,), _ = render(template, [empty], VARIABLES)
         except Refused:
             # The `tokenize` stage decides whether such rows are an error.
-            return ()
-        return tuple(chunk for chunk in re.split(any_of(CONTROL), text) if chunk)
+            return []
+        return [chunk for chunk in re.split(any_of(CONTROL), text) if chunk]
 
     for row in _rows(tables):
         if tools := row.pop("tools", None):
             yield tools
         for messages in row.values():
             yield from (message["content"] for message in messages)
-        if template is not None:
-            roles = tuple(message["role"] for message in _conversation(row))
-            # Documents have no template.
-            yield from () if roles == (TEXT,) else frame(roles)
-
-
-def _short_conversations(tables: list[Path]) -> Iterator[list[Message]]:
-    for row in _rows(tables):
-        messages = _conversation(row)
-        if messages[0]["role"] != TEXT and sum(len(message["content"]) for message in messages) <= SHORT:
-            yield messages
-
-
-def _conversation(row: dict[str, list[Message]]) -> list[Message]:
-    return row["messages"] if "messages" in row else row["prompt"] + row["chosen" if "chosen" in row else "completion"]
+        roles = tuple(message["role"] for message in _conversation(row))
+        # Documents have no template.
+        if template is not None and roles != (TEXT,):
+            yield from frame(roles)

@@ -6,8 +6,6 @@ string, is empty, or has whitespace at its ends that matters; sequences of roles
 tools, and tool calls that the template writes in its own form; and unsupervised turns where everything else is supervised.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,8 +16,7 @@ from snaketune.tokenization.batched.separable import SPACE, NotSeparable, Separa
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
-from snaketune.tokenization.ragged import gather, offsets_of
+from snaketune.tokenization.encoded_rows import EncodedBatch, alternating, concatenated, gather, offsets_of
 from snaketune.tokenization.tool_calls import OPEN
 from snaketune.tokenization.turn_columns import Turns
 
@@ -41,16 +38,13 @@ class BatchedEncoder:
 
     def __init__(self, chat: ChatTokenizer, separable: Separable):
         self._chat, self._separable = chat, separable
-        self._chunks = ChunkEncoder(self._separable)
-        self._frames = Frames(chat, self._separable, self._chunks)
+        self._chunks = ChunkEncoder(separable)
+        self._frames = Frames(chat, separable, self._chunks)
 
     def encode(self, turns: Turns) -> tuple[EncodedBatch, np.ndarray]:
-        """Encode all conversations.
-
-        Returns:
-            The result of `encode_turns`, and int64, the conversations that were passed to it.
-        """
-        frames, which, covered = self._frames_of(turns)
+        """Return the result of `encode_turns`, and int64, the conversations that were passed to it."""
+        frames, which = self._frames_of(turns)
+        covered = np.array([frame is not None for frame in frames], bool)[which] & ~self._uncertain(turns)
         framed = np.flatnonzero(covered)
         encoded, reserved = self._encode(
             turns.rows(framed) if len(framed) < len(turns) else turns, frames, which[framed]
@@ -63,40 +57,35 @@ class BatchedEncoder:
         order[np.append(framed[batched], fallback)] = np.append(batched, len(framed) + np.arange(len(fallback)))
         return concatenated([encoded, encode_turns(self._chat, turns.rows(fallback))]).rows(order), fallback
 
-    def _frames_of(self, turns: Turns) -> tuple[list[Frame | None], np.ndarray, np.ndarray]:
-        """Return the frames, each conversation's index in them (int64[n]), and whether the proofs cover it (bool[n])."""
+    def _frames_of(self, turns: Turns) -> tuple[list[Frame | None], np.ndarray]:
+        """Return the frames, and int64[n], each conversation's index in them."""
         names = turns.roles.dictionary_encode()
-        codes = names.indices.to_numpy()[turns.index]
         if len(names.dictionary) > 256:
-            return [None], np.zeros(len(turns), np.int64), np.zeros(len(turns), bool)
+            return [None], np.zeros(len(turns), np.int64)
         # The roles of each conversation as a byte string.
-        role_strings = pa.Array.from_buffers(
-            pa.large_binary(),
-            len(turns),
-            [None, pa.py_buffer(turns.offsets), pa.py_buffer(codes.astype(np.uint8))],
-        ).dictionary_encode()
+        codes = names.indices.to_numpy()[turns.index].astype(np.uint8)
+        buffers = [None, pa.py_buffer(turns.offsets), pa.py_buffer(codes)]
+        role_strings = pa.Array.from_buffers(pa.large_binary(), len(turns), buffers).dictionary_encode()
         roles = names.dictionary.to_pylist()
         frames = [self._frames.get(tuple(roles[code] for code in own)) for own in role_strings.dictionary.to_pylist()]
-        which = role_strings.indices.to_numpy()
-        covered = np.array([frame is not None for frame in frames], bool)[which]
-        empty = pc.equal(pc.binary_length(pc.utf8_trim(turns.contents, STRIPPED)), 0)
-        uncertain = empty.to_numpy(zero_copy_only=False)
+        return frames, role_strings.indices.to_numpy()
+
+    def _uncertain(self, turns: Turns) -> np.ndarray:
+        """Return bool[n], which conversations the proofs don't cover because of a content or of their tools."""
+        trimmed = pc.binary_length(pc.utf8_trim(turns.contents, STRIPPED))
+        contents = [pc.equal(trimmed, 0)]
         if self._separable.strips_whitespace:
-            uncertain = uncertain | _has_outer_whitespace(turns.contents)
+            contents.append(pc.not_equal(trimmed, pc.binary_length(turns.contents)))
         if self._separable.prefix == "unless_space":
-            uncertain = uncertain | pc.starts_with(turns.contents, SPACE).to_numpy(zero_copy_only=False)
+            contents.append(pc.starts_with(turns.contents, SPACE))
         if self._chat.reads_calls:
-            uncertain = uncertain | pc.match_substring(turns.contents, OPEN).to_numpy(zero_copy_only=False)
-        uncertain = uncertain[turns.index]
-        if turns.everything.any():
-            # Only the reference path knows the tokens of turns of other roles.
-            uncertain |= ~turns.wanted & np.repeat(turns.everything, np.diff(turns.offsets))
-        if uncertain.any():
-            before = offsets_of(uncertain)
-            covered &= np.diff(before[turns.offsets]) == 0
+            contents.append(pc.match_substring(turns.contents, OPEN))
+        uncertain = np.any([one.to_numpy(zero_copy_only=False) for one in contents], 0)[turns.index]
+        # Only the reference path knows the tokens of turns of other roles.
+        uncertain |= ~turns.wanted & np.repeat(turns.everything, np.diff(turns.offsets))
         # Frames are cached by roles; with tools they also contain text of the row.
-        covered &= turns.tools.is_null().to_numpy(zero_copy_only=False)
-        return frames, which, covered
+        with_tools = turns.tools.is_valid().to_numpy(zero_copy_only=False)
+        return with_tools | (np.diff(offsets_of(uncertain)[turns.offsets]) > 0)
 
     def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[EncodedBatch, np.ndarray]:
         """Encode the conversations; also return bool[n], which contain a reserved string and need the reference path."""
@@ -124,32 +113,29 @@ class BatchedEncoder:
         last = before[closing] + ends[closing]
         # Frames have one supervised span per assistant turn, in order.
         wanted = turns.wanted[turns.assistants]
-        # The stretches between edges are unsupervised and supervised in turn.
         edges = np.stack([first[wanted], last[wanted]], 1).reshape(-1)
-        lengths = np.diff(edges, prepend=0, append=len(chunked.ids))
-        supervised = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+        supervised = alternating(edges, len(chunked.ids))
         everything = np.flatnonzero(turns.everything)
         if len(everything):
             supervised[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True
 
         reserved = np.zeros(len(turns), bool)
-        reserved[np.searchsorted(row_starts, chunked.reserved(), side="right") - 1] = True
+        reserved[np.searchsorted(row_starts, chunked.reserved, side="right") - 1] = True
         return EncodedBatch(chunked.ids, offsets, supervised, ended), reserved
 
     def _concatenate(
         self, turns: Turns, frames: list[Frame | None], which: np.ndarray
     ) -> tuple[pa.Buffer, np.ndarray, np.ndarray, np.ndarray]:
-        """Concatenate the literal, content, literal, ..., literal of all conversations as bytes.
+        """Concatenate the literal, content, literal, ..., literal of all conversations.
 
         Returns:
             The bytes; the start of each literal, and its number; the start of each conversation.
         """
         counts = np.diff(turns.offsets)
         literals = _of_rows([() if frame is None else frame.literals for frame in frames], which)
-        first_literal = offsets_of(counts + 1)
         first_part = offsets_of(2 * counts + 1)
-        of_row = np.repeat(np.arange(len(turns)), counts + 1)
-        literal_part = first_part[of_row] + 2 * (np.arange(len(literals)) - first_literal[of_row])
+        # Literals and contents alternate within a conversation, which begins and ends with a literal.
+        literal_part = 2 * np.arange(len(literals)) - np.repeat(np.arange(len(turns)), counts + 1)
         is_content = np.ones(first_part[-1], bool)
         is_content[literal_part] = False
 
@@ -169,21 +155,13 @@ class BatchedEncoder:
 
     def _token_at(self, chunked: ChunkedTokens, positions: np.ndarray) -> np.ndarray:
         """Return int64, the token at each position (in bytes)."""
-        chunk = chunked.chunk_at(positions)
         # The position after the last byte is in no chunk.
-        chunk = np.minimum(chunk, len(chunked.tokens) - 2)
-        return chunked.tokens[chunk] + self._chunks.tokens_before(
-            chunked.numbers(chunk), positions - chunked.cuts[chunk]
-        )
+        chunk = np.minimum(chunked.chunk_at(positions), len(chunked.tokens) - 2)
+        numbers = chunked.numbers[chunked.which[chunk]]
+        return chunked.tokens[chunk] + self._chunks.tokens_before(numbers, positions - chunked.cuts[chunk])
 
 
-def _has_outer_whitespace(contents: pa.StringArray) -> np.ndarray:
-    """Return bool, which contents start or end with whitespace."""
-    trimmed = pc.utf8_trim(contents, STRIPPED)
-    return pc.not_equal(pc.binary_length(trimmed), pc.binary_length(contents)).to_numpy(zero_copy_only=False)
-
-
-def _of_rows(values: Sequence[Sequence[int]], which: np.ndarray) -> np.ndarray:
+def _of_rows(values: list[np.ndarray], which: np.ndarray) -> np.ndarray:
     """Return int64, the concatenation of `values[i]` for each i in `which`."""
     lengths = np.array([len(own) for own in values], np.int64)
     at, _ = gather(offsets_of(lengths)[:-1][which], lengths[which])

@@ -7,11 +7,8 @@ A rendered conversation is literal, content, literal, content, ..., literal. A l
     fixed       <|im_end|>\\n<|im_start|>      always these ids: [2 5 3]
     head        assistant\\n                   encoded together with the content after it
 
-Text between two control tokens is encoded independently of the text outside them. So tail and head are encoded together with
-the contents beside them, as the tokenizer does, and the ids between them are fixed.
-
-The starts and ends of supervised text and the ends of turns are attributes of literals too, so that for a batch they are looked
-up.
+Text between two control tokens is encoded independently of the text outside them. The starts and ends of supervised text and
+the ends of turns are attributes of literals too, so that for a batch they are looked up.
 """
 
 from dataclasses import dataclass
@@ -52,28 +49,18 @@ class Literal:
 
 @dataclass(frozen=True)
 class Frame:
-    """The literals of a conversation with m turns.
-
-    Attributes:
-        literals: int64[m + 1], indices into `Frames.literals`.
-        trimmed: bool[m], which contents the template trims.
-    """
+    """The literals of a conversation with m turns, int64[m + 1], and which contents the template trims, bool[m]."""
 
     literals: np.ndarray
     trimmed: np.ndarray
 
 
 class Frames:
-    """A cache of frames by roles, for a template that has passed `check_verbatim`.
-
-    Attributes:
-        literals: all literals so far.
-    """
+    """A cache of frames by roles, for a template that has passed `check_verbatim`, with all `literals` so far."""
 
     def __init__(self, chat: ChatTokenizer, separable: Separable, chunks: ChunkEncoder):
         self._chat, self._separable, self._chunks = chat, separable, chunks
         self._frames: dict[tuple[str, ...], Frame | None] = {}
-        self._numbers: dict[Literal, int] = {}
         names = chat.added.values()
         self._heads = {name[:cut] for name in names for cut in range(1, len(name))}
         self._tails = {name[cut:] for name in names for cut in range(1, len(name))}
@@ -101,41 +88,35 @@ class Frames:
             [{"role": role, "content": pad + mark + pad} for role, mark in zip(roles, marks)] for pad in ("", EM_SPACE)
         )
         (text, padded_text), (spans, _) = self._chat.render([plain, padded])
-        _require(sum(role == "assistant" for role in roles) == len(spans))
-        contents, cursor = [], 0
-        for mark in marks:
-            _require(text.count(mark) == 1 and text.find(mark) >= cursor)
-            contents.append((text.find(mark), cursor := text.find(mark) + len(mark)))
-        starts, ends = [0, *(end for _, end in contents)], [*(start for start, _ in contents), len(text)]
+        _require(all(text.count(mark) == 1 for mark in marks))
+        begins = [text.find(mark) for mark in marks]
+        starts, ends = [0, *(at + len(mark) for at, mark in zip(begins, marks))], [*begins, len(text)]
+        _require(all(start <= end for start, end in zip(starts, ends)))
         encoding = self._chat.encode_text(text)
-        numbers = []
-        for number, literal in enumerate(zip(starts, ends)):
-            built = self._literal(text, literal, spans, encoding, first=number == 0, last=number == len(roles))
-            numbers.append(self._numbers.setdefault(built, len(self.literals)))
-            if numbers[-1] == len(self.literals):
-                self.literals.append(built)
-        _require(all(self._counts(numbers, name) == len(spans) for name in ("supervised_from", "supervised_to")))
-        return Frame(np.array(numbers, np.int64), np.array([_trims(mark, text, padded_text) for mark in marks], bool))
-
-    def _counts(self, numbers: list[int], name: str) -> int:
-        return sum(getattr(self.literals[number], name) >= 0 for number in numbers)
+        literals = [
+            self._literal(text, literal, spans, encoding, first=number == 0, last=number == len(roles))
+            for number, literal in enumerate(zip(starts, ends))
+        ]
+        speaking = roles.count("assistant")
+        _require(len(spans) == speaking)
+        _require(sum(literal.supervised_from >= 0 for literal in literals) == speaking)
+        _require(sum(literal.supervised_to >= 0 for literal in literals) == speaking)
+        trimmed = np.array([_trims(mark, text, padded_text) for mark in marks], bool)
+        self.literals += [literal for literal in dict.fromkeys(literals) if literal not in self.literals]
+        return Frame(np.array([self.literals.index(literal) for literal in literals], np.int64), trimmed)
 
     def _literal(
         self, text: str, literal: Span, spans: list[Span], encoding: Encoding, *, first: bool, last: bool
     ) -> Literal:
-        """Build a literal.
-
-        Args:
-            literal: its characters in `text`.
-            first, last: whether it is the first or last of its conversation.
-        """
+        """Build a literal, given its characters in `text`, and whether it is the first or last of its conversation."""
         start, end = literal
         written = text[start:end]
         _require(written or first or last)
         _require(not self._joins(written, before=not first, after=not last))
+        tokens = [(id, at, to) for id, (at, to) in zip(encoding.ids, encoding.offsets)]
         added = [
-            token
-            for token, ((at, to), id) in enumerate(zip(encoding.offsets, encoding.ids))
+            number
+            for number, (id, at, to) in enumerate(tokens)
             if start <= at < to <= end and self._chat.added.get(id) == text[at:to].strip()
         ]
         opens = [at for at, _ in spans if start <= at <= end]
@@ -147,50 +128,41 @@ class Frames:
             at = len(text[start : opens[0]].encode()) if opens else -1
             return Literal(written.encode(), -1, -1, at, -1, -1)
 
-        opening, closing = encoding.offsets[added[0]][0], encoding.offsets[added[-1]][1]
+        fixed = tokens[added[0] : added[-1] + 1]
+        (_, opening, _), (_, last_at, closing) = fixed[0], fixed[-1]
         tail, head = text[start:opening].encode(), text[closing:end]
         _require(not (first and prefix != "none" and tail))
-        fixed = range(added[0], added[-1] + 1)
-        name = self._chunks.fixed(tuple(encoding.ids[token] for token in fixed))
+        name = self._chunks.fixed(tuple(id for id, _, _ in fixed))
         spaced = prefix == "always" or (prefix == "unless_space" and not head.startswith(SPACE))
         # After the last literal there is no content, so without a head there is nothing to put a space before.
         pad = SPACE if spaced and (head or not last) else ""
-        at = -1
-        if opens:
-            character = opens[0]
-            if character <= opening:
-                at = len(text[start:character].encode())
-            else:
-                # A supervised span may start with whitespace that the control token before it strips.
-                _require(character > encoding.offsets[added[-1]][0])
-                at = len(tail + name)
-                if character > closing:
-                    at += len((pad + text[closing:character]).encode())
-        ended = -1
-        if closes:
-            _require(opening < closes[0] <= closing)
-            ended = sum(encoding.offsets[token][0] < closes[0] for token in fixed)
-        ends = [number for number, token in enumerate(fixed, 1) if self._chat.written_by_template(encoding.ids[token])]
+        supervised_from = -1
+        if opens and opens[0] <= opening:
+            supervised_from = len(text[start : opens[0]].encode())
+        elif opens:
+            # A supervised span may start with whitespace that the control token before it strips.
+            _require(opens[0] > last_at)
+            before = (pad + text[closing : opens[0]]).encode() if opens[0] > closing else b""
+            supervised_from = len(tail + name + before)
+        _require(not closes or opening < closes[0] <= closing)
+        ends = [number for number, (id, _, _) in enumerate(fixed, 1) if self._chat.written_by_template(id)]
         return Literal(
             data=tail + name + (pad + head).encode(),
             fixed_at=len(tail),
             head_at=len(tail + name),
-            supervised_from=at,
-            supervised_to=ended,
+            supervised_from=supervised_from,
+            supervised_to=sum(at < closes[0] for _, at, _ in fixed) if closes else -1,
             turn_ends=ends[0] if ends and not first else -1,
         )
 
     def _joins(self, written: str, *, before: bool, after: bool) -> bool:
-        """Whether this literal could form an added token together with the end of the content before it, or with the start of
-        the content after it.
-        """
+        """Whether this literal could form an added token with the end of the content before it or the start of the next."""
         lengths = range(1, min(self._longest, len(written) + 1))
-        if before and any(written[:length] in self._tails for length in lengths):
-            return True
-        if after and any(written[-length:] in self._heads for length in lengths):
-            return True
-        within = before and after and len(written) < self._longest
-        return within and any(written in token[1:-1] for token in self._chat.added.values())
+        return (
+            (before and any(written[:length] in self._tails for length in lengths))
+            or (after and any(written[-length:] in self._heads for length in lengths))
+            or (before and after and any(written in token[1:-1] for token in self._chat.added.values()))
+        )
 
 
 class _Unsupported(Exception):

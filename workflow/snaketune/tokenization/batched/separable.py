@@ -1,29 +1,25 @@
 """Positions at which a text may be cut such that the ids of its parts are the ids of the whole.
 
-Two proofs cover two families of tokenizers:
+Two proofs cover two families of tokenizers, also with NFC normalization, since a space is in no composition:
 
-Merges or pieces over the whole text (sentencepiece's kind: BPE or unigram, no pre-tokenizer). A token is a piece of the
-vocabulary. If two bytes are neighbours in no piece, no token spans a position between them. BPE merges on the two sides of such
-a position are independent, and a unigram model's best path is the best path of the left part followed by that of the right
-part. A table of 65,536 byte pairs says between which bytes to cut. Sentencepiece's pieces have spaces only at the start and
-don't mix letters, digits and signs, so nearly every word is cut from its full stop.
+Merges or pieces over the whole text (sentencepiece's kind: BPE or unigram, no pre-tokenizer). If two bytes are neighbours in no
+piece of the vocabulary, no token spans a position between them; BPE merges on the two sides of it are independent, and a
+unigram model's best path is the best path of the left part followed by that of the right part. A table of 65,536 byte pairs
+says between which bytes to cut. Sentencepiece's pieces have spaces only at the start and don't mix letters, digits and signs,
+so nearly every word is cut from its full stop.
 
 Merges within the matches of a pattern (GPT-2's kind: byte-level BPE). In every pattern of PATTERNS, each alternative is either
-an optional single character followed by no whitespace (except newlines at the very end), or whitespace only. So no match
-contains a visible character followed by a space, and the position between the two is always between two matches. Matching
-never looks behind, and looks ahead only in `\\s+(?!\\S)`, whose match ends in whitespace, so not at such a position. Hence the
-matches in a part are those of the whole.
+an optional single character followed by no whitespace (except newlines at the very end), or whitespace only. So the position
+between a visible character and a space is always between two matches. Matching never looks behind, and looks ahead only in
+`\\s+(?!\\S)`, whose match ends in whitespace, so not at such a position. Hence the matches in a part are those of the whole.
 
-In both families, no added token has the two bytes beside a cut as neighbours, so each added token is in one part. Parts with an
-added token are reported (`reserved`); whether it is text or control is decided elsewhere.
-
-The proofs hold with NFC normalization too: a space is in no composition, with anything before or after it.
-
-A tokenizer that neither proof covers is refused with a reason.
+No added token has the two bytes beside a cut as neighbours, so each added token is in one part. Parts with an added token are
+reported (`reserved`); whether it is text or control is decided elsewhere.
 """
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -81,48 +77,45 @@ class Separable:
 
 
 def separable(description: dict[str, Any]) -> Separable:
-    """Prove that texts can be cut for a tokenizer.
-
-    Args:
-        description: `tokenizer.json`, parsed.
-    Raises:
-        NotSeparable: neither proof covers it.
-    """
+    """Prove that texts can be cut, given a parsed `tokenizer.json`; NotSeparable if neither proof covers it."""
     model, added = description["model"], description["added_tokens"]
-    if any(token["single_word"] for token in added):
-        raise NotSeparable("an added token matches only whole words (single_word)")
-    if description["normalizer"] is not None and any(token["normalized"] for token in added):
-        raise NotSeparable("an added token is matched in the normalized text (normalized)")
-    if model.get("dropout"):
-        raise NotSeparable("the tokenizer skips merges at random (dropout)")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise NotSeparable(
-            "the tokenizer's pieces depend on where a word starts or ends (continuing_subword_prefix, end_of_word_suffix)"
-        )
+    _require(not any(token["single_word"] for token in added), "an added token matches only whole words (single_word)")
+    normalized = description["normalizer"] is not None and any(token["normalized"] for token in added)
+    _require(not normalized, "an added token is matched in the normalized text (normalized)")
+    _require(not model.get("dropout"), "the tokenizer skips merges at random (dropout)")
+    _require(
+        not model.get("continuing_subword_prefix") and not model.get("end_of_word_suffix"),
+        "the tokenizer's pieces depend on where a word starts or ends (continuing_subword_prefix, end_of_word_suffix)",
+    )
     bare = {**description, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     steps = _steps(description["pre_tokenizer"], "pretokenizers")
+    reserved = {token["content"] for token in added}
+    spaces, prefix = None, "none"
     if model["type"] == "BPE" and any(step["type"] == "ByteLevel" for step in steps):
         _check_byte_level(description["normalizer"], steps)
-        cuts, spaces, prefix, reserved = _after_visible(), _ends_of_whitespace(), "none", []
+        cuts, spaces = _around_spaces()
     else:
         changed, prefix, writes_spaces, splits = _sentencepiece_steps(description["normalizer"], steps)
         bare |= changed
-        cuts, spaces = _between_pieces(model, writes_spaces, splits), None
-        reserved = [METASPACE] if writes_spaces else []
-    for token in added:
-        for before, after in pairwise(token["content"].encode()):
-            cuts[after, before] = False
+        cuts = _between_pieces(model, writes_spaces, splits)
+        reserved |= {METASPACE} if writes_spaces else set()
+    _forbid(cuts, (token["content"] for token in added))
     # Bytes that don't occur in UTF-8 are names of control tokens (see `chunks`).
     cuts[0xF8:] = False
-    reserved = sorted({*reserved, *(token["content"] for token in added)}, key=len, reverse=True)
+    patterns = [re.escape(string.encode()) for string in sorted(reserved, key=len, reverse=True)]
     return Separable(
         bare=Tokenizer.from_str(json.dumps(bare)),
         cuts=cuts.reshape(-1),
         spaces=spaces,
         prefix=prefix,
-        reserved=re.compile(b"|".join(re.escape(string.encode()) for string in reserved) or rb"(?!)"),
+        reserved=re.compile(b"|".join(patterns) or rb"(?!)"),
         strips_whitespace=any(token["lstrip"] or token["rstrip"] for token in added),
     )
+
+
+def _require(condition: object, otherwise: str) -> None:
+    if not condition:
+        raise NotSeparable(otherwise)
 
 
 def _steps(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -131,118 +124,118 @@ def _steps(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     return part[key] if part["type"] == "Sequence" else [part]
 
 
+def _forbid(cuts: np.ndarray, strings: Iterable[str]) -> None:
+    """Remove the cuts within any of the strings."""
+    for string in strings:
+        for before, after in pairwise(string.encode()):
+            cuts[after, before] = False
+
+
 def _check_byte_level(normalizer: dict[str, Any] | None, steps: list[dict[str, Any]]) -> None:
-    if normalizer is not None and normalizer["type"] != "NFC":
-        raise NotSeparable(f"the tokenizer's normalizer ({normalizer['type']}) isn't known to leave spaces unchanged")
+    _require(
+        normalizer is None or normalizer["type"] == "NFC",
+        f"the tokenizer's normalizer ({normalizer and normalizer['type']}) isn't known to leave spaces unchanged",
+    )
     *before, last = steps
-    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
-        raise NotSeparable("the tokenizer puts a space before the text, or has steps after its byte alphabet")
-    # A single digit is a match without whitespace too.
-    before = [step for step in before if step["type"] != "Digits"]
+    _require(
+        last["type"] == "ByteLevel" and not last["add_prefix_space"],
+        "the tokenizer puts a space before the text, or has steps after its byte alphabet",
+    )
     patterns = [GPT2] if last["use_regex"] else []
     for step in before:
-        if step["type"] != "Split" or step["behavior"] not in ("Isolated", "Removed") or "Regex" not in step["pattern"]:
-            raise NotSeparable(f"the tokenizer's pre-tokenizer ({step['type']}) isn't a known one")
-        if step["invert"] != (step["behavior"] == "Removed"):
-            raise NotSeparable("the tokenizer's pre-tokenizer drops what it splits at")
+        # A single digit is a match without whitespace too.
+        if step["type"] == "Digits":
+            continue
+        known = step["type"] == "Split" and step["behavior"] in ("Isolated", "Removed") and "Regex" in step["pattern"]
+        _require(known, f"the tokenizer's pre-tokenizer ({step['type']}) isn't a known one")
+        drops = step["invert"] != (step["behavior"] == "Removed")
+        _require(not drops, "the tokenizer's pre-tokenizer drops what it splits at")
         patterns.append(step["pattern"]["Regex"])
-    if len(patterns) != 1 or patterns[0] not in PATTERNS:
-        raise NotSeparable("the pre-tokenizer's pattern isn't a known one")
+    _require(len(patterns) == 1 and patterns[0] in PATTERNS, "the pre-tokenizer's pattern isn't a known one")
 
 
-def _after_visible() -> np.ndarray:
-    """Return bool[256, 256] by next byte and byte: cuts before a space that doesn't follow ASCII whitespace."""
-    cuts = np.zeros((256, 256), bool)
+def _around_spaces() -> tuple[np.ndarray, np.ndarray]:
+    """Return bool[256, 256] by next byte and byte, the cuts before a space that doesn't follow ASCII whitespace, and
+    bool[65536], the last two bytes of each whitespace character of several bytes.
+    """
+    cuts, ends = np.zeros((2, 256, 256), bool)
     cuts[ord(SPACE), :] = True
-    for character in WHITESPACE:
-        if character.isascii():
-            cuts[:, ord(character)] = False
-    return cuts
-
-
-def _ends_of_whitespace() -> np.ndarray:
-    """Return bool[65536], the last two bytes of each whitespace character of several bytes."""
-    ends = np.zeros((256, 256), bool)
-    for character in WHITESPACE:
-        encoded = character.encode()
-        if len(encoded) > 1:
-            ends[encoded[-1], encoded[-2]] = True
-    return ends.reshape(-1)
+    for *before, last in map(str.encode, WHITESPACE):
+        if before:
+            ends[last, before[-1]] = True
+        else:
+            cuts[:, last] = False
+    return cuts, ends.reshape(-1)
 
 
 def _sentencepiece_steps(
     normalizer: dict[str, Any] | None, steps: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], Prefix, bool, bool]:
-    """Parse the steps of a tokenizer of sentencepiece's kind.
-
-    Returns:
-        The changes to its description such that no space is put in front; when a space is put in front; whether spaces are
-        written as `▁`; whether texts are split before every space.
+    """Return the changes to a description of sentencepiece's kind such that no space is put in front; when one is put in front;
+    whether spaces are written as `▁`; whether texts are split before every space.
     """
     prefix: Prefix = "none"
-    writes_spaces = splits = False
+    splits = False
     retained = []
     for step in _steps(normalizer, "normalizers"):
         if step["type"] == "Prepend" and step["prepend"] == METASPACE and not retained:
             prefix = "always"
         elif step["type"] == "Replace" and step["pattern"] == {"String": SPACE} and step["content"] == METASPACE:
-            writes_spaces = True
             retained.append(step)
         else:
             raise NotSeparable(f"the tokenizer's normalizer ({step['type']}) isn't known to leave texts unchanged")
-    if prefix != "none" and not writes_spaces:
-        raise NotSeparable("the tokenizer puts a character other than a space before the text")
+    writes_spaces = bool(retained)
+    _require(prefix == "none" or writes_spaces, "the tokenizer puts a character other than a space before the text")
     changed: dict[str, Any] = {"normalizer": {"type": "Sequence", "normalizers": retained} if retained else None}
     for step in steps:
         if step["type"] == "Metaspace" and len(steps) == 1 and step["replacement"] == METASPACE:
             if step["prepend_scheme"] == "always":
-                if prefix != "none":
-                    raise NotSeparable("the tokenizer puts two spaces before the text")
+                _require(prefix == "none", "the tokenizer puts two spaces before the text")
                 prefix = "unless_space"
             elif step["prepend_scheme"] == "first" and prefix == "none":
                 prefix = "first"
             writes_spaces, splits = True, step["split"]
             changed["pre_tokenizer"] = {**step, "prepend_scheme": "never"}
-        elif not (step["type"] == "Split" and step["pattern"] == {"String": SPACE} and writes_spaces and retained):
-            # This step has no effect, since no spaces remain to split at (Gemma has such a step).
-            raise NotSeparable(f"the tokenizer's pre-tokenizer ({step['type']}) isn't a known one")
+        else:
+            # No spaces remain to split at, so this step has no effect (Gemma has such a step).
+            idle = step["type"] == "Split" and step["pattern"] == {"String": SPACE} and retained
+            _require(idle, f"the tokenizer's pre-tokenizer ({step['type']}) isn't a known one")
     return changed, prefix, writes_spaces, splits
 
 
 def _between_pieces(model: dict[str, Any], writes_spaces: bool, splits: bool) -> np.ndarray:
     """Return bool[256, 256] by next byte and byte: cuts between bytes that are neighbours in no piece."""
     if model["type"] == "BPE":
-        if model.get("ignore_merges"):
-            raise NotSeparable("the tokenizer takes a whole text as one piece without merging (ignore_merges)")
+        _require(
+            not model.get("ignore_merges"),
+            "the tokenizer takes a whole text as one piece without merging (ignore_merges)",
+        )
         parts = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        pieces = ["".join(merge) for merge in parts]
-        vocabulary = model["vocab"].keys()
-        unknown = model.get("unk_token")
-        fuses, exact = model.get("fuse_unk", False), True
-        if unknown is not None and any(unknown in merge for merge in parts):
-            raise NotSeparable("the tokenizer merges the unknown token with others")
+        pieces, vocabulary = ["".join(merge) for merge in parts], model["vocab"].keys()
+        unknown, fuses, exact = model.get("unk_token"), model.get("fuse_unk", False), True
+        merged = unknown is not None and any(unknown in merge for merge in parts)
+        _require(not merged, "the tokenizer merges the unknown token with others")
     elif model["type"] == "Unigram":
         pieces = [piece for piece, _ in model["vocab"]]
-        vocabulary = set(pieces)
-        unknown, fuses = model.get("unk_id"), True
+        vocabulary, unknown, fuses = set(pieces), model.get("unk_id"), True
         exact = all((score / EXACT_GRAIN).is_integer() for _, score in model["vocab"])
-        if not exact and not splits:
-            raise NotSeparable(
-                "the tokenizer's scores aren't multiples of 1/128, so their sums depend on where a text begins"
-            )
+        _require(
+            exact or splits,
+            "the tokenizer's scores aren't multiples of 1/128, so their sums depend on where a text begins",
+        )
     else:
         raise NotSeparable(f"the tokenizer is a {model['type']} model; only BPE and unigram are covered")
 
     cuts = np.ones((256, 256), bool)
     # No cut within a character.
     cuts[0x80:0xC0] = False
-    for piece in pieces:
-        encoded = (piece.replace(METASPACE, SPACE) if writes_spaces else piece).encode()
-        for before, after in pairwise(encoded):
-            cuts[after, before] = False
+    _forbid(cuts, (piece.replace(METASPACE, SPACE) if writes_spaces else piece for piece in pieces))
     has_bytes = model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    if not has_bytes and (unknown is None or (METASPACE if writes_spaces else SPACE) not in vocabulary):
-        raise NotSeparable("the tokenizer drops unknown characters, or has no piece for the space")
+    has_space = (METASPACE if writes_spaces else SPACE) in vocabulary
+    _require(
+        has_bytes or (unknown is not None and has_space),
+        "the tokenizer drops unknown characters, or has no piece for the space",
+    )
     if not exact or (fuses and not has_bytes):
         # Inexact sums restart only at spaces; and unknown characters are fused, though not with a space.
         cuts[np.arange(256) != ord(SPACE)] = False

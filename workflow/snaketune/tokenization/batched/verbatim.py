@@ -14,13 +14,13 @@ therefore go to the reference path. A variable that is assigned several times ha
 Any other use (comparing, searching, slicing or measuring a content, passing it to a macro, an unknown filter) is refused.
 """
 
+from collections.abc import Iterable
 from functools import cache
 
 from jinja2 import nodes
 
 PLAIN, CONTENT, MESSAGE, MESSAGES = "plain", "content", "message", "messages"
 TYPE_TESTS = {"defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "number"}
-COUNTS = {"length", "count"}
 MAX_ROUNDS = 20
 
 
@@ -47,6 +47,11 @@ def check_verbatim(template: str) -> None:
     raise NotVerbatim("the chat template's variables depend on each other in too long a chain")
 
 
+def _require(condition: object, what: str, node: nodes.Node) -> None:
+    if not condition:
+        raise NotVerbatim(f"the chat template {what} (line {node.lineno})")
+
+
 class _Kinds:
     """The kinds of all variables; those of a namespace are under (name, attribute)."""
 
@@ -61,14 +66,19 @@ class _Kinds:
         match node:
             case nodes.Output():
                 for part in node.nodes:
-                    if self._kind(part) not in (PLAIN, CONTENT):
-                        raise NotVerbatim(f"the chat template writes out a whole message (line {part.lineno})")
+                    _require(self._kind(part) in (PLAIN, CONTENT), "writes out a whole message", part)
             case nodes.If():
                 self._kind(node.test)
                 for body in (node.body, node.elif_, node.else_):
                     self.statements(body)
             case nodes.For():
-                self._loop(node)
+                kind = self._kind(node.iter)
+                loops = kind in (PLAIN, MESSAGES) and not node.recursive
+                _require(loops, "loops over a message or a content, or recursively", node)
+                self._assign(node.target, MESSAGE if kind == MESSAGES else PLAIN)
+                if node.test is not None:
+                    self._kind(node.test)
+                self.statements([*node.body, *node.else_])
             case nodes.Assign():
                 self._assign(node.target, self._kind(node.node))
             case nodes.CallBlock() if isinstance(node.call.node, nodes.ExtensionAttribute):
@@ -77,33 +87,18 @@ class _Kinds:
             case nodes.Break() | nodes.Continue():
                 pass
             case _:
-                raise NotVerbatim(f"the chat template has a {type(node).__name__} block (line {node.lineno})")
-
-    def _loop(self, node: nodes.For) -> None:
-        kind = self._kind(node.iter)
-        if kind in (CONTENT, MESSAGE) or node.recursive:
-            raise NotVerbatim(
-                f"the chat template loops over a message or a content, or recursively (line {node.lineno})"
-            )
-        self._assign(node.target, MESSAGE if kind == MESSAGES else PLAIN)
-        if node.test is not None:
-            self._kind(node.test)
-        self.statements(node.body)
-        self.statements(node.else_)
+                _require(False, f"has a {type(node).__name__} block", node)
 
     def _assign(self, target: nodes.Node, kind: str) -> None:
         match target:
-            case nodes.Name():
-                key: str | tuple[str, str] = target.name
-            case nodes.NSRef():
-                key = (target.name, target.attr)
             case nodes.Tuple() if kind == PLAIN:
                 for item in target.items:
                     self._assign(item, PLAIN)
-                return
+            case nodes.Name() | nodes.NSRef():
+                key = target.name if isinstance(target, nodes.Name) else (target.name, target.attr)
+                self.kinds[key] = _joined(self.kinds.get(key, PLAIN), kind, target)
             case _:
-                raise NotVerbatim(f"the chat template unpacks messages (line {target.lineno})")
-        self.kinds[key] = _joined(self.kinds.get(key, PLAIN), kind, target)
+                _require(False, "unpacks messages", target)
 
     def _kind(self, node: nodes.Node) -> str:
         """Return the kind of an expression; raise NotVerbatim if it isn't allowed."""
@@ -119,18 +114,16 @@ class _Kinds:
             case nodes.Filter() if node.node is not None:
                 return self._filter(node)
             case nodes.Test():
-                kind = self._kind(node.node)
                 self._all_plain(node.args, node)
-                if kind != PLAIN and node.name not in TYPE_TESTS:
-                    raise NotVerbatim(f"the chat template tests whether a content is {node.name} (line {node.lineno})")
+                harmless = self._kind(node.node) == PLAIN or node.name in TYPE_TESTS
+                _require(harmless, f"tests whether a content is {node.name}", node)
                 return PLAIN
             case nodes.Call():
                 return self._call(node)
             case nodes.Add() | nodes.Concat():
                 parts = node.nodes if isinstance(node, nodes.Concat) else [node.left, node.right]
                 kinds = {self._kind(part) for part in parts}
-                if not kinds <= {PLAIN, CONTENT}:
-                    raise NotVerbatim(f"the chat template adds to a list of messages (line {node.lineno})")
+                _require(kinds <= {PLAIN, CONTENT}, "adds to a list of messages", node)
                 return CONTENT if CONTENT in kinds else PLAIN
             case nodes.And() | nodes.Or():
                 return _joined(self._kind(node.left), self._kind(node.right), node)
@@ -141,53 +134,41 @@ class _Kinds:
                 self._kind(node.test)
                 otherwise = PLAIN if node.expr2 is None else self._kind(node.expr2)
                 return _joined(self._kind(node.expr1), otherwise, node)
-            case nodes.Compare() if self._tests_key(node):
-                return PLAIN
-        self._all_plain(list(node.iter_child_nodes()), node)
+            case nodes.Compare(expr=nodes.Const(), ops=[nodes.Operand(op="in" | "notin", expr=of)]):
+                # `'tool_calls' in message` tests for a key; nothing else may be compared.
+                if self._kind(of) == MESSAGE:
+                    return PLAIN
+        self._all_plain(node.iter_child_nodes(), node)
         return PLAIN
 
-    def _tests_key(self, node: nodes.Compare) -> bool:
-        """Whether a comparison tests for a key of a message, as `'tool_calls' in message` does."""
-        return (
-            isinstance(node.expr, nodes.Const)
-            and len(node.ops) == 1
-            and node.ops[0].op in ("in", "notin")
-            and self._kind(node.ops[0].expr) == MESSAGE
-        )
-
     def _member(self, node: nodes.Node, of: nodes.Node, key: nodes.Node) -> str:
+        """Return the kind of `of.key` or `of[key]`."""
         kind = self._kind(of)
         name = key.value if isinstance(key, nodes.Const) else None
         if kind == PLAIN:
-            self._all_plain([] if isinstance(node, nodes.Getattr) else [key], node)
-            if isinstance(of, nodes.Name):
-                if of.name == "loop" and name in ("previtem", "nextitem"):
-                    return MESSAGE
-                return self.kinds.get((of.name, str(name)), PLAIN)
-            return PLAIN
+            self._all_plain([key], node)
+            if not isinstance(of, nodes.Name):
+                return PLAIN
+            neighbour = of.name == "loop" and name in ("previtem", "nextitem")
+            return MESSAGE if neighbour else self.kinds.get((of.name, str(name)), PLAIN)
         if kind == MESSAGE and isinstance(name, str) and not hasattr(dict, name):
             return CONTENT if name == "content" else PLAIN
-        if kind == MESSAGES and not isinstance(name, str):
-            self._all_plain(list(key.iter_child_nodes()) if isinstance(key, nodes.Slice) else [key], node)
-            return MESSAGES if isinstance(key, nodes.Slice) else MESSAGE
-        raise NotVerbatim(f"the chat template takes a part of a content, or a method of a message (line {node.lineno})")
+        part = kind == MESSAGES and not isinstance(name, str)
+        _require(part, "takes a part of a content, or a method of a message", node)
+        self._all_plain(key.iter_child_nodes() if isinstance(key, nodes.Slice) else [key], node)
+        return MESSAGES if isinstance(key, nodes.Slice) else MESSAGE
 
     def _filter(self, node: nodes.Filter) -> str:
         kind = self._kind(node.node)
         self._all_plain([*node.args, *node.kwargs], node)
-        by_role = bool(node.args) and isinstance(node.args[0], nodes.Const) and node.args[0].value == "role"
-        match kind, node.name:
-            case ("plain", _):
+        match kind, node.name, node.args:
+            case ("plain", _, _) | ("messages", "length" | "count", _):
                 return PLAIN
-            case ("content", "trim") if not node.args:
+            case ("content", "trim", []):
                 return CONTENT
-            case ("messages", name) if name in COUNTS:
-                return PLAIN
-            case ("messages", "first" | "last"):
+            case ("messages", "first" | "last", _):
                 return MESSAGE
-            case ("messages", "list"):
-                return MESSAGES
-            case ("messages", "selectattr" | "rejectattr") if by_role:
+            case ("messages", "list", _) | ("messages", "selectattr" | "rejectattr", [nodes.Const(value="role"), *_]):
                 return MESSAGES
         raise NotVerbatim(f"the chat template passes a {kind} through the filter {node.name} (line {node.lineno})")
 
@@ -198,20 +179,17 @@ class _Kinds:
         if not isinstance(called, nodes.Getattr) or (kind := self._kind(called.node)) == PLAIN:
             self._all_plain([called], node)
             return PLAIN
-        if kind == CONTENT and called.attr == "strip" and not arguments:
-            return CONTENT
-        if kind == MESSAGE and called.attr == "get" and arguments and isinstance(arguments[0], nodes.Const):
-            return CONTENT if arguments[0].value == "content" else PLAIN
+        match kind, called.attr, arguments:
+            case ("content", "strip", []):
+                return CONTENT
+            case ("message", "get", [nodes.Const(value=key), *_]):
+                return CONTENT if key == "content" else PLAIN
         raise NotVerbatim(f"the chat template calls the method {called.attr} of a {kind} (line {node.lineno})")
 
-    def _all_plain(self, parts: list[nodes.Node], node: nodes.Node) -> None:
-        if any(self._kind(part) != PLAIN for part in parts):
-            raise NotVerbatim(f"the chat template does more with a content than write it (line {node.lineno})")
+    def _all_plain(self, parts: Iterable[nodes.Node], node: nodes.Node) -> None:
+        _require(all(self._kind(part) == PLAIN for part in parts), "does more with a content than write it", node)
 
 
 def _joined(one: str, other: str, node: nodes.Node) -> str:
-    if PLAIN in (one, other) or one == other:
-        return other if one == PLAIN else one
-    raise NotVerbatim(
-        f"the chat template uses a variable or expression as a {one} and as a {other} (line {node.lineno})"
-    )
+    _require(PLAIN in (one, other) or one == other, f"uses a variable or expression as a {one} and as a {other}", node)
+    return other if one == PLAIN else one

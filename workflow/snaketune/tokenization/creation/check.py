@@ -7,28 +7,22 @@ second is a marker around too much text. Both are errors here.
 from typing import Any
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encoded_rows import Encoded
-from snaketune.tokenization.template import SHIPPED, Message
-from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.chat import ChatTokenizer, Encoded
+from snaketune.tokenization.template import SHIPPED, Message, Refused
 
 QUESTIONS, ANSWERS = ("Quartz jumbles vex?", "Why nymph dwarf?"), ("Zebra flock.", "Boxing kumquat.")
-PROBES: tuple[list[Message], ...] = (
-    [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": ANSWERS[0]}],
-    [
-        {"role": role, "content": content}
-        for question, answer in zip(QUESTIONS, ANSWERS)
-        for role, content in (("user", question), ("assistant", answer))
-    ],
-)
+CONVERSATION: list[Message] = [
+    {"role": role, "content": content}
+    for turns in zip(QUESTIONS, ANSWERS)
+    for role, content in zip(("user", "assistant"), turns)
+]
+PROBES = (CONVERSATION[:2], CONVERSATION)
 SHOWN_CHARACTERS = 160
 
 
 def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, Any]]:
-    """Check the template on probes and samples, and print what is supervised of the samples.
+    """Check the template on probes and samples; print and return what is supervised of the samples, shortened.
 
-    Returns:
-        The supervised texts of each sample, shortened.
     Raises:
         SnaketuneError: an assistant turn isn't supervised, or not to its end; text of another role is supervised; the template
             writes the date.
@@ -39,18 +33,16 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
             "tomorrow; put a fixed date there, in a copy that `chat_template` names"
         )
     for messages, encoded in zip(PROBES, chat.encode(PROBES), strict=True):
-        _check_spans(chat, messages, encoded)
-        texts = _supervised_texts(chat, encoded)
-        joined = "".join(texts)
-        contents = {who: [turn["content"] for turn in messages if turn["role"] == who] for who in ("user", "assistant")}
-        if missing := [words for words in contents["assistant"] if words not in joined]:
+        texts = _supervised_texts(chat, messages, encoded)
+        joined, turns = "".join(texts), len(messages) // 2
+        if missing := [words for words in ANSWERS[:turns] if words not in joined]:
             raise SnaketuneError(
                 f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {texts} is supervised; put "
                 "{% generation %} around the assistant's content and its end of turn"
                 if chat.marked
                 else f"the chat template changes what assistants say: only {texts} of {missing[0]!r} is supervised; use another"
             )
-        if leaked := [words for words in contents["user"] if words in joined]:
+        if leaked := [words for words in QUESTIONS[:turns] if words in joined]:
             raise SnaketuneError(
                 f"the chat template marks the user's words {leaked[0]!r} as generated; put {{% generation %}} around what "
                 "the assistant says and nothing else"
@@ -62,15 +54,9 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         except Refused:
             # The `tokenize` stage decides whether such rows are an error.
             continue
-        _check_spans(chat, messages, encoded)
-        texts = [_shortened(text) for text in _supervised_texts(chat, encoded)]
-        shown.append(
-            {
-                "tokens": len(encoded.ids),
-                "supervised": int(encoded.supervised.sum()),
-                "supervised_text": texts,
-            }
-        )
+        texts = [_shortened(text) for text in _supervised_texts(chat, messages, encoded)]
+        supervised = int(encoded.supervised.sum())
+        shown.append({"tokens": len(encoded.ids), "supervised": supervised, "supervised_text": texts})
         print(f"supervised in a sample conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
     return shown
 
@@ -89,7 +75,8 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
     if start not in ids or end not in ids:
         return
     question = "".join(chat.id_to_token(id) or "" for id in ids[ids.index(start) + 1 : ids.index(end)])
-    if any(step["type"] == "ByteLevel" for step in _pre_tokenizers(chat.description["pre_tokenizer"])):
+    pre_tokenizer = chat.description["pre_tokenizer"] or {"pretokenizers": []}
+    if any(step["type"] == "ByteLevel" for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])):
         kind, template, space, expected = "tekken", "mistral-tekken.jinja", "Ġ", 0
     else:
         kind, template, space, expected = "sentencepiece", "mistral.jinja", "▁", 1
@@ -101,11 +88,8 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
         )
 
 
-def _pre_tokenizers(description: dict[str, Any] | None) -> list[dict[str, Any]]:
-    return [] if description is None else description.get("pretokenizers", [description])
-
-
-def _check_spans(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> None:
+def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> list[str]:
+    """Return the text of each span; SnaketuneError if they aren't one per assistant turn, up to its end."""
     turns = sum(message["role"] == "assistant" for message in messages)
     if len(encoded.spans) != turns or any(start == end for start, end in encoded.spans):
         raise SnaketuneError(
@@ -123,9 +107,6 @@ def _check_spans(chat: ChatTokenizer, messages: list[Message], encoded: Encoded)
                 else "the end of turn isn't supervised, so the model would never stop: in the chat template no special token "
                 f"of this tokenizer follows what an assistant says, {ended!r}; use a template that ends turns with one"
             )
-
-
-def _supervised_texts(chat: ChatTokenizer, encoded: Encoded) -> list[str]:
     return [chat.text(encoded.ids[start:end]) for start, end in encoded.spans]
 
 

@@ -49,9 +49,10 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
         SnaketuneError: the texts can't fill the vocabulary, or it can't hold their characters.
     """
     import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
 
     # In a unigram model control and byte pieces must score below their spelling, so their characters must be in the vocabulary
-    # (see `from_sentencepiece`).
+    # (see `fast_tokenizer`).
     required = set("".join(CONTROL) + "<0x0123456789ABCDEF>") if spec.model == "unigram" else set()
     model = io.BytesIO()
     try:
@@ -86,13 +87,9 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
         )
     except RuntimeError as error:
         raise _training_error(str(error), spec, texts) from None
-    return _with_rounded_scores(model.getvalue()) if spec.model == "unigram" else model.getvalue()
-
-
-def _with_rounded_scores(model: bytes) -> bytes:
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    if spec.model == "bpe":
+        return model.getvalue()
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
     for piece in proto.pieces:
         piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
     return proto.SerializeToString(deterministic=True)

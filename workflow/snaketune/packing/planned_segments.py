@@ -1,19 +1,58 @@
-"""The supervised runs of sequences, looked up for many token ranges at a time."""
+"""Planned segments, and the supervised tokens of any range of a sequence; `plan` makes these, and `write` reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from snaketune.tokenization.token_store import TokenParts
 
 
-@dataclass(frozen=True)
-class SupervisedRuns:
-    """The supervised runs of all n sequences of a split, as the token index stores them: start, end, start, end, ...
+@dataclass(frozen=True, kw_only=True)
+class PlannedSegments:
+    """K segments: ranges of sequences' tokens, each of which becomes one segment of a row. All arrays are int32[K].
 
     Attributes:
-        values: int32, of all sequences, concatenated.
-        offsets: int64[n + 1], of the sequences in `values`.
+        sequence, start, stop: the number of the sequence within its split, and the range of its tokens.
+        prefix, prefix_segment: how many tokens the segment attends to besides its own, at the beginning of the sequence of
+            which earlier segment of its unit or row; 0 and the segment's own number if it has no prefix.
+        supervised: supervised tokens in the range.
+    """
+
+    sequence: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    prefix: np.ndarray
+    prefix_segment: np.ndarray
+    supervised: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.stop - self.start
+
+    def take(self, which: np.ndarray | slice) -> "PlannedSegments":
+        return PlannedSegments(**{name: getattr(self, name)[which] for name in COLUMNS})
+
+    @classmethod
+    def without_prefix(
+        cls, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray, supervised: np.ndarray
+    ) -> "PlannedSegments":
+        """Return segments that attend to their own tokens only."""
+        zeros = np.zeros(len(sequence), np.int32)
+        columns = (sequence, start, stop, zeros, zeros, supervised)
+        return cls(**{name: column.astype(np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
+
+
+COLUMNS = tuple(field.name for field in fields(PlannedSegments))
+
+
+@dataclass(frozen=True)
+class SupervisedRuns:
+    """The supervised runs of all n sequences of a split as start, end, start, end, ...: int32 values and int64[n + 1] offsets.
+
+    Ranges of tokens are given by arrays of K sequences, starts and stops.
     """
 
     values: np.ndarray
@@ -24,12 +63,7 @@ class SupervisedRuns:
         return cls(*parts.lists(split, "supervised_runs"))
 
     def intersect(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Intersect K token ranges with the runs.
-
-        Args:
-            sequence, start, stop: int[K], the ranges.
-        Returns:
-            int64[r] each: per intersection, the number of its range, and its start and end in the sequence.
+        """Return int64[r] each: per intersection of a range with a run, the number of the range, and its start and end.
 
         >>> runs = SupervisedRuns(np.array([2, 5, 7, 9]), np.array([0, 4]))
         >>> [column.tolist() for column in runs.intersect(np.array([0, 0]), np.array([0, 4]), np.array([3, 8]))]
