@@ -20,8 +20,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked, templates
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.findings import gpu_findings, report_findings
-from snaketune.stages.host.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.findings import report_findings
+from snaketune.stages.host.gpus import claimed_gpus, gpu_findings, visible_gpus
 from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile
 from snaketune.stages.links import link_payload

@@ -31,7 +31,7 @@ from snaketune.artifacts.manifest import (
     write_manifest,
 )
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.leases import Lease
+from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")
 UNPUBLISHED = "unpublished"

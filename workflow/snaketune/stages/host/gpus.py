@@ -21,22 +21,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from snaketune.config.operation import Operation
+from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.errors import SnaketuneError
+from snaketune.stages.findings import Finding
 from snaketune.stages.host.locks import NoLocks, try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS_BETWEEN_TRIES = 1.0
 SECONDS_FOR_DRIVER = 30.0
 # Lines of `nvidia-smi -L`; the slices of a card follow it, indented.
 CARD = re.compile(r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[^)]+)\)")
 SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
+ALLOW = "operation.allow_cpu: true"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, or a slice of one, as the driver lists it: `name` is torch's name for it, `index` nvidia-smi's for the card."""
+    """A GPU, or a slice of one, as the driver lists it: `name` is torch's name for it, `index` nvidia-smi's for the card.
+
+    Of a GPU that the driver doesn't list, `uuid` is its identifier, and the others are empty.
+    """
 
     index: str
     uuid: str
@@ -47,17 +55,16 @@ def driver_gpus() -> list[Gpu]:
     """Return the GPUs that nvidia-smi lists, of sliced cards the slices; empty without nvidia-smi, or if it hangs."""
     if not shutil.which("nvidia-smi"):
         return []
+    command = ["nvidia-smi", "-L"]
     try:
         # With a broken card it exits with an error, but lists the others.
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=SECONDS_FOR_DRIVER
-        ).stdout
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS_FOR_DRIVER)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"nvidia-smi doesn't list this machine's GPUs: {error}", flush=True)
         return []
     gpus: list[Gpu] = []
     card = None
-    for line in listed.splitlines():
+    for line in done.stdout.splitlines():
         if seen := CARD.match(line):
             card = Gpu(**seen.groupdict())
             gpus.append(card)
@@ -69,12 +76,17 @@ def driver_gpus() -> list[Gpu]:
 
 def visible_gpus() -> list[str]:
     """Return identifiers of the GPUs that this process may use, without importing torch (which would initialize them)."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        named = (gpu.strip() for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    if VISIBLE in os.environ:
+        named = (gpu.strip() for gpu in os.environ[VISIBLE].split(","))
         # Like CUDA, which ignores everything from the first unknown entry on: `-1` or `NoDevFiles` hides all.
         return list(takewhile(lambda gpu: gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")), named))
     listed = driver_gpus()
     return [gpu.index if _numbers_agree(listed) else gpu.uuid for gpu in listed]
+
+
+def gpu_model() -> str:
+    """Return torch's name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
+    return _of(gpus[0], driver_gpus()).name if (gpus := visible_gpus()) else ""
 
 
 def _numbers_agree(listed: list[Gpu]) -> bool:
@@ -88,21 +100,13 @@ def _sliced(listed: list[Gpu]) -> bool:
     return any(gpu.uuid.startswith("MIG-") for gpu in listed)
 
 
-def _of(identifier: str, listed: list[Gpu]) -> Gpu | None:
-    """Return the GPU with this index, UUID or UUID prefix; None if that isn't certain."""
+def _of(identifier: str, listed: list[Gpu]) -> Gpu:
+    """Return the GPU with this index, UUID or UUID prefix; one without a name if that isn't certain."""
     if identifier.isdecimal():
         matches = [gpu for gpu in listed if gpu.index == identifier] if _numbers_agree(listed) else []
     else:
         matches = [gpu for gpu in listed if gpu.uuid.startswith(identifier)]
-    return matches[0] if len(matches) == 1 else None
-
-
-def gpu_model() -> str:
-    """Return torch's name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
-    if not (gpus := visible_gpus()):
-        return ""
-    gpu = _of(gpus[0], driver_gpus())
-    return gpu.name if gpu else ""
+    return matches[0] if len(matches) == 1 else Gpu(index="", uuid=identifier, name="")
 
 
 @contextmanager
@@ -116,43 +120,44 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
     if count and not gpus:
         yield []
         return
-    if count > len(gpus):
-        raise SnaketuneError(
-            f"operation.gpus: the job requests {count} GPUs, this machine has {len(gpus)}; lower operation.gpus"
-        )
+    _check_enough(count, gpus, "this machine has")
     listed = driver_gpus() if count else []
     known = {gpu: _of(gpu, listed) for gpu in gpus}
     # A GPU that is listed twice has one slot.
-    gpus = list({(known[gpu] or gpu): gpu for gpu in reversed(gpus)}.values())[::-1]
-    if count > len(gpus):
-        raise SnaketuneError(
-            f"operation.gpus: the job requests {count} GPUs, CUDA_VISIBLE_DEVICES lists {len(gpus)}; lower operation.gpus"
-        )
+    gpus = list({known[gpu].uuid: gpu for gpu in reversed(gpus)}.values())[::-1]
+    _check_enough(count, gpus, f"{VISIBLE} lists")
     groups = _candidate_groups(gpus, known, count, sliced=_sliced(listed))
     folder.mkdir(parents=True, exist_ok=True)
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    before = os.environ.get(VISIBLE)
     with ExitStack() as held:
         claimed: list[str] = []
         waiting = False
         while len(claimed) < count:
             claimed = next(filter(None, (_try_all(group, known, count, folder, held) for group in groups)), [])
-            if len(claimed) < count:
+            if not claimed:
                 if not waiting:
                     print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
                     waiting = True
                 time.sleep(SECONDS_BETWEEN_TRIES)
         # A job that requests no GPU sees none.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
+        os.environ[VISIBLE] = ",".join(claimed)
         try:
             yield claimed
         finally:
             if before is None:
-                del os.environ["CUDA_VISIBLE_DEVICES"]
+                del os.environ[VISIBLE]
             else:
-                os.environ["CUDA_VISIBLE_DEVICES"] = before
+                os.environ[VISIBLE] = before
 
 
-def _candidate_groups(gpus: list[str], known: dict[str, Gpu | None], count: int, *, sliced: bool) -> list[list[str]]:
+def _check_enough(count: int, gpus: list[str], where: str) -> None:
+    if count > len(gpus):
+        raise SnaketuneError(
+            f"operation.gpus: the job requests {count} GPUs, {where} {len(gpus)}; lower operation.gpus"
+        )
+
+
+def _candidate_groups(gpus: list[str], known: dict[str, Gpu], count: int, *, sliced: bool) -> list[list[str]]:
     """Return the groups of GPUs to claim `count` from: those of one model that are large enough, otherwise all GPUs.
 
     Args:
@@ -160,14 +165,10 @@ def _candidate_groups(gpus: list[str], known: dict[str, Gpu | None], count: int,
     Raises:
         SnaketuneError: several GPUs are requested of slices; CUDA shows a process only one.
     """
-
-    def name(gpu: str) -> str:
-        known_gpu = known[gpu]
-        return known_gpu.name if known_gpu else ""
-
     if count <= 1:
         return [gpus]
-    groups = [list(group) for _, group in groupby(sorted(gpus, key=name), name)]
+    names = {gpu: about.name for gpu, about in known.items()}
+    groups = [list(group) for _, group in groupby(sorted(gpus, key=names.__getitem__), names.__getitem__)]
     if sliced:
         # A number may be that of a slice.
         groups = [group for group in groups if all(gpu.startswith("GPU-") for gpu in group)]
@@ -178,10 +179,27 @@ def _candidate_groups(gpus: list[str], known: dict[str, Gpu | None], count: int,
             f"operation.gpus: {count} GPUs are requested, but this machine's GPUs are slices of cards (MIG), of which CUDA "
             "shows a job only one; set operation.gpus: 1, or run it on whole cards"
         )
-    models = ", ".join(f"{len(group)} {name(group[0]) or 'unknown'}" for group in groups)
+    models = ", ".join(f"{len(group)} {names[group[0]] or 'unknown'}" for group in groups)
     if len(groups) > 1:
         print(f"note: {count} GPUs of different models ({models}): each step waits for the slowest", flush=True)
     return [gpus]
+
+
+def _try_all(gpus: list[str], known: dict[str, Gpu], count: int, folder: Path, held: ExitStack) -> list[str]:
+    """Lock `count` free slots, or none, so that two jobs can't wait for each other's slots."""
+    machine = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
+    with ExitStack() as attempt:
+        claimed = []
+        for gpu in gpus:
+            name = re.sub(r"[^0-9A-Za-z]", "-", known[gpu].uuid)
+            if not (slot := _try_slot(folder, f"{machine}-{name}.lock")):
+                continue
+            attempt.enter_context(slot)
+            claimed.append(gpu)
+            if len(claimed) == count:
+                held.enter_context(attempt.pop_all())
+                return claimed
+    return []
 
 
 def _try_slot(folder: Path, name: str) -> TextIO | None:
@@ -194,19 +212,28 @@ def _try_slot(folder: Path, name: str) -> TextIO | None:
         return try_lock(own / name)
 
 
-def _try_all(gpus: list[str], known: dict[str, Gpu | None], count: int, folder: Path, held: ExitStack) -> list[str]:
-    """Lock `count` free slots, or none, so that two jobs can't wait for each other's slots."""
-    machine = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
-    with ExitStack() as attempt:
-        claimed = []
-        for gpu in gpus:
-            known_gpu = known[gpu]
-            name = re.sub(r"[^0-9A-Za-z]", "-", known_gpu.uuid if known_gpu else gpu)
-            if not (slot := _try_slot(folder, f"{machine}-{name}.lock")):
-                continue
-            attempt.enter_context(slot)
-            claimed.append(gpu)
-            if len(claimed) == count:
-                held.enter_context(attempt.pop_all())
-                return claimed
-    return []
+def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
+    """Return what needs a GPU, for a job that has none; empty if the config allows the CPU. Args: spec: of any GPU stage.
+
+    >>> print(*gpu_findings(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
+    operation.gpus: 2 GPUs are configured, and this job has none; run it on a machine with GPUs, set gpus: 1, or train in 2
+        processes on the CPU by operation.allow_cpu: true
+    """
+    if operation.allow_cpu:
+        return []
+    # A calibration has the spec of the run that it measures in its own.
+    run = getattr(spec, "run", spec)
+    training = getattr(run, "training", None)
+    findings = []
+    if getattr(run, "quantization", None):
+        do = f"run it on a machine with one, remove quantization, or compute them on the CPU, slowly, by {ALLOW}"
+        findings.append(("quantization", "4-bit weights are used to fit a GPU", do))
+    if training and OPTIMIZERS[training.optimizer].for_gpus:
+        do = f"run it on a machine with one, set adamw_torch_fused, or keep it on the CPU by {ALLOW}"
+        findings.append(("training.optimizer", f"{training.optimizer} is used to fit a GPU", do))
+    for key, count, what in (("gpus", operation.gpus, "GPUs"), ("nodes", operation.nodes, "nodes with GPUs")):
+        if count > 1:
+            processes = f"train in {operation.processes} processes on the CPU by {ALLOW}"
+            do = f"run it on a machine with GPUs, set {key}: 1, or {processes}"
+            findings.append((f"operation.{key}", f"{count} {what} are configured", do))
+    return [Finding(key=key, problem=f"{problem}, and this job has none", do=do) for key, problem, do in findings]

@@ -1,30 +1,81 @@
-"""Locks between processes and nodes: the holder is written in the file, and the kernel releases it when the holder dies.
+"""Locks between processes and nodes: `flock`, and a lease that other hosts can see.
 
-Advisory `flock`, coherent across nodes on NFSv4, Lustre (`-o flock`) and GPFS. filelock makes the same call, but its files
-don't name their holders. On other file systems it works on its own host only, or not at all, so the holder also has a lease,
-which other hosts can see (leases.py).
+    <lock>          locked by flock; names the last process that had it
+    <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is the last heartbeat
+
+`flock` is immediate, is never lost to a process that is merely slow, and the kernel releases it when its holder dies. NFSv4,
+Lustre (`-o flock`) and GPFS have it across nodes, other file systems within one host only, or not at all. So a process that has
+the lock also takes a lease and waits for those of other hosts; without flock, the lease is the only lock. filelock makes the
+same call, but its files don't name their holders.
+
+Times of leases are compared among files of one folder, so all are by the file system's clock, and the hosts' clocks may be
+wrong. Whether a process of this machine exists, and started when its lease says, is looked up in the kernel. A thread sends the
+heartbeats, so code that holds the GIL for longer than DEAD_SECONDS looks dead. If another host waits for the folder, it takes
+it over, and the work since the last checkpoint is lost, but nothing is written twice.
 """
 
 import errno
 import fcntl
+import json
 import os
 import socket
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.leases import Lease
 
 SECONDS_BETWEEN_TRIES = 0.5
-# Errors of a file system without such locks: an NFS mount without its lock service, Lustre without `-o flock`, FUSE.
+SECONDS_BETWEEN_BEATS = 5.0
+# NFS clients may show a file as it was up to 60 s ago (acregmax); a lease older than this has missed six more heartbeats.
+DEAD_SECONDS = 90.0
+# After an outage of the file server all leases look dead, so a lease is watched for two heartbeats before it is taken over.
+WATCHED_SECONDS = 2 * SECONDS_BETWEEN_BEATS
+# A process that takes over a dead lease waits this long for others that do so too; the last one to write has it.
+SETTLING_SECONDS = 2.0
+# Errors of a file system without flock: an NFS mount without its lock service, Lustre without `-o flock`, FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class NoLocks(OSError):
     """The file system has no flock."""
+
+
+@contextmanager
+def locked(lock: Path, what: str) -> Iterator["Lease"]:
+    """Hold `lock`, waiting for its present holder; the lease that is yielded shows whether it is still held."""
+    logged, lease, flock = False, Lease(lock), True
+    while True:
+        # The holder may be removing the folder.
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = try_lock(lock)
+        except NoLocks as error:
+            if flock:
+                problem = f"no flock in {lock.parent} ({error.strerror})"
+                print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
+            file, flock = nullcontext(), False
+        if file:
+            if lease.take(flock=flock):
+                break
+            if flock:
+                file.close()
+        if not logged:
+            print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
+            logged = True
+        time.sleep(SECONDS_BETWEEN_TRIES)
+    with file:
+        lease.beat()
+        try:
+            yield lease
+        finally:
+            lease.give_back()
 
 
 def try_lock(lock: Path) -> TextIO | None:
@@ -43,11 +94,10 @@ def try_lock(lock: Path) -> TextIO | None:
         raise
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
     except OSError as error:
         file.close()
+        if isinstance(error, BlockingIOError):
+            return None
         if error.errno in NO_LOCKS:
             raise NoLocks(error.errno, error.strerror, str(lock)) from None
         raise
@@ -77,32 +127,214 @@ def holder(lock: Path) -> str:
     return str(leased) if leased and not leased.is_dead else lock.read_text().strip() or "another process"
 
 
-@contextmanager
-def locked(lock: Path, what: str) -> Iterator[Lease]:
-    """Hold `lock`, waiting for its present holder; the lease that is yielded shows whether it is still held."""
-    logged, lease, flock = False, Lease(lock), True
-    while True:
-        # The holder may be removing the folder.
-        lock.parent.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The process that holds a lease.
+
+    Attributes:
+        began: start time of the process by the kernel's count, since its number may be reused.
+        boot: id of the machine's boot; empty if unknown. Another machine may have the same name.
+        processes: the PID namespace of the process's number.
+        token: unique id of this lease.
+    """
+
+    host: str
+    process: int
+    began: str
+    boot: str
+    processes: str
+    token: str
+
+    @classmethod
+    def here(cls) -> "Holder":
+        """Return this process as a holder, with a new token."""
+        host, process, (boot, processes) = socket.gethostname(), os.getpid(), _boot_and_namespace()
+        began, token = _start_time(process), uuid.uuid4().hex
+        return cls(host=host, process=process, began=began, boot=boot, processes=processes, token=token)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether it runs under the same kernel."""
+        return self.boot == _boot_and_namespace()[0] if self.boot else self.host == socket.gethostname()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this process can look it up in the kernel."""
+        return self.is_on_this_machine and self.processes == _boot_and_namespace()[1]
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is known to have ended."""
+        if not self.is_known:
+            return False
         try:
-            file = try_lock(lock)
-        except NoLocks as error:
-            if flock:
-                problem = f"no flock in {lock.parent} ({error.strerror})"
-                print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
-            file, flock = nullcontext(), False
-        if file:
-            if lease.take(flock=flock):
-                break
-            if flock:
-                file.close()
-        if not logged:
-            print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
-            logged = True
-        time.sleep(SECONDS_BETWEEN_TRIES)
-    with file:
-        lease.beat()
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return _start_time(self.process) != self.began
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+class Lease:
+    """One lock's lease file, as one process sees it."""
+
+    def __init__(self, lock: Path):
+        self.path = lock.with_name(f"{lock.name}.lease")
+        self.own = Holder.here()
+        self._ended = threading.Event()
+        # The last heartbeat seen of another holder, and since when it is unchanged.
+        self._seen: tuple[Holder | None, float] = (None, 0.0)
+        self._since = 0.0
+
+    def take(self, *, flock: bool) -> bool:
+        """Take the lease unless a live process has it.
+
+        Args:
+            flock: whether this process holds the lock that the lease belongs to, so no other process on this machine does.
+        """
+        existing = self._read()
+        if existing is None:
+            return self._create()
+        holder, beat = existing
+        if flock and holder and holder.is_on_this_machine:
+            # A live process would still have the lock.
+            self._write()
+            return True
+        if not (holder.is_dead if holder and holder.is_known else self._is_silent(holder, beat)):
+            return False
+        self._write()
+        time.sleep(SETTLING_SECONDS)
+        return self.is_ours()
+
+    def is_free(self) -> bool:
+        """Whether no live process seems to have the lease. Only reads; creates nothing for a lease that doesn't exist."""
+        existing = self._read()
+        if existing is None:
+            return True
+        holder, beat = existing
+        if holder and holder.is_known:
+            return holder.is_dead
         try:
-            yield lease
+            now = self._now()
+        except OSError:
+            # The disk is full, and about to be cleaned.
+            now = time.time()
+        return now - beat > DEAD_SECONDS
+
+    def holder(self) -> Holder | None:
+        """Return the holder that the file names."""
+        return existing[0] if (existing := self._read()) else None
+
+    def is_ours(self) -> bool:
+        """Whether the file still names this process."""
+        return self.holder() == self.own
+
+    def check(self) -> None:
+        """Raise SnaketuneError if the lease is lost; called before anything is written that another process might write."""
+        # A file that can't be read now doesn't mean a lost lease; the following write will fail if there is a problem.
+        with suppress(OSError):
+            if not self.is_ours():
+                raise SnaketuneError(self._lost())
+
+    def beat(self, on_lost: Callable[[str], None] | None = None) -> None:
+        """Send heartbeats from now on, in a thread.
+
+        Args:
+            on_lost: called with the message when the lease is lost; by default it ends this process.
+        """
+
+        def send() -> None:
+            while not self._ended.wait(SECONDS_BETWEEN_BEATS):
+                # The file server may be away or the disk full: the next heartbeat may succeed.
+                with suppress(OSError):
+                    if self.is_ours():
+                        os.utime(self.path)
+                    elif not self._ended.is_set():
+                        (on_lost or _end)(self._lost())
+                        return
+
+        threading.Thread(target=send, daemon=True, name=self.path.name).start()
+
+    def give_back(self) -> None:
+        """Release the lease; that of another process stays."""
+        self._ended.set()
+        with suppress(OSError):
+            if self.is_ours():
+                self.path.unlink()
+
+    def _lost(self) -> str:
+        return (
+            f"{self.path.parent} was taken over by {self.holder() or 'another process'} (this process sent no heartbeat for "
+            f"{DEAD_SECONDS:.0f} s), so this process writes nothing more. The other one resumes from the last checkpoint"
+        )
+
+    def _is_silent(self, holder: Holder | None, beat: float) -> bool:
+        """Whether there was no heartbeat for so long that the holder counts as dead."""
+        if (holder, beat) != self._seen:
+            self._seen, self._since = (holder, beat), time.monotonic()
+        return self._now() - beat > DEAD_SECONDS and time.monotonic() - self._since >= WATCHED_SECONDS
+
+    def _now(self) -> float:
+        """Return the time by the file system's clock."""
+        probe = self._own_file("probe")
+        try:
+            with probe.open("w") as file:
+                return os.fstat(file.fileno()).st_mtime
         finally:
-            lease.give_back()
+            probe.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[Holder | None, float] | None:
+        """Return the holder (None if the file names none) and the last heartbeat; None if there is no lease."""
+        try:
+            # Opened first, since NFS may show old attributes of a file that isn't open.
+            with self.path.open(encoding="utf-8") as file:
+                beat, text = os.fstat(file.fileno()).st_mtime, file.read()
+        except FileNotFoundError:
+            return None
+        try:
+            return Holder(**json.loads(text)), beat
+        except (ValueError, TypeError):
+            return None, beat
+
+    def _create(self) -> bool:
+        """Create the file if it doesn't exist. If the process dies before it is written, it counts as dead in time."""
+        try:
+            self.path.open("x").close()
+        except FileExistsError:
+            return False
+        self._write()
+        return True
+
+    def _write(self) -> None:
+        partial = self._own_file("partial")
+        partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
+        partial.replace(self.path)
+
+    def _own_file(self, purpose: str) -> Path:
+        return self.path.with_name(f".{self.path.name}.{self.own.token}.{purpose}")
+
+
+def _end(message: str) -> None:
+    """End this process at once, since its further writes would mix with another process's files."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _start_time(process: int) -> str:
+    try:
+        # The name of the program may contain blanks and brackets.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _boot_and_namespace() -> tuple[str, str]:
+    """Return the id of the machine's boot and this process's PID namespace; empty without /proc, as on macOS."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return "", ""
