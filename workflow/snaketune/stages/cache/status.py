@@ -15,7 +15,7 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.external_files import cached_digest, fingerprint_entries
+from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.compared_results import compared_files
 from snaketune.stages.job import Job

@@ -1,7 +1,7 @@
 """Work folders: where stages work, and where finished results are cached until they are published, for the first time or again.
 
     results/.work/<stage>/<fingerprint>/
-        lock, lock.lease     held while a process works here (locks.py, leases.py)
+        lock, lock.lease     held while a process works here (host/locks.py)
         state/               survives a killed attempt (checkpoints; attempt.json: what the attempt uses)
         payload.partial/     the payload while it is written
         payload/             complete, once manifest.json exists
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")
-UNPUBLISHED = "unpublished"
 # By output folder, the fingerprint of the result that is to be published there.
 CLAIMS = ".claims"
-
-
-def published_manifests(results: Path) -> list[Path]:
-    """Return the manifests of all published results. Hidden folders are skipped: they hold work, and a job file may be named
-    `manifest`."""
-    manifests = sorted(results.rglob("manifest.json"))
-    return [path for path in manifests if not path.relative_to(results).parts[0].startswith(".")]
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class WorkFolder:
 
     @property
     def unpublished(self) -> Path:
-        return self.folder / UNPUBLISHED
+        return self.folder / "unpublished"
 
     def check_held(self) -> None:
         """Raise SnaketuneError if another process has taken the folder over; called before anything shared is written."""
@@ -97,7 +90,7 @@ class WorkFolder:
             return None
         try:
             artifact = read_artifact(self.manifest, "payload")
-            for name in (*artifact.manifest["payload"], *artifact.manifest["records"]):
+            for name in _files(artifact):
                 artifact.file(name)
         except SnaketuneError as error:
             print(f"the cached result is damaged and is made again: {str(error).split(';')[0]}", flush=True)
@@ -135,6 +128,10 @@ class WorkFolder:
         write_json(self.run, run)
         write_manifest(self.manifest, manifest)
         shutil.rmtree(self.state, ignore_errors=True)
+
+
+def _files(artifact: Artifact) -> list[str]:
+    return sorted((*artifact.manifest["payload"], *artifact.manifest["records"]))
 
 
 def sync_folder(folder: Path) -> None:
@@ -198,7 +195,7 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     Raises:
         SnaketuneError: another job has claimed the output folder since.
     """
-    out, run = claim.out, work.run
+    out, names = claim.out, _files(artifact)
     claim.check()
     # From here on, if the disk is full for long, the result may exist in the work folder only.
     work.unpublished.touch()
@@ -208,7 +205,7 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     for leftover in (partial, out / payload):
         remove(leftover)
     partial.mkdir()
-    for name in sorted((*artifact.manifest["payload"], *artifact.manifest["records"])):
+    for name in names:
         target = partial / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -216,10 +213,27 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
         except OSError:
             shutil.copyfile(artifact.folder / name, target)
     partial.rename(out / payload)
-    note_published(out, out / payload, (*artifact.manifest["payload"], *artifact.manifest["records"]))
-    if run.is_file():
+    note_published(out, out / payload, names)
+    if work.run.is_file():
         (out / "run.json").unlink(missing_ok=True)
-        shutil.copyfile(run, out / "run.json")
+        shutil.copyfile(work.run, out / "run.json")
     claim.check()
     write_manifest(out / "manifest.json", artifact.manifest | requested)
     work.unpublished.unlink(missing_ok=True)
+
+
+def published_manifests(results: Path, *keys: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield path and content of the manifest of each published result, all of which must have `keys`.
+
+    Hidden folders are skipped: they hold work, and a job file may be named `manifest`.
+    """
+    for path in sorted(results.rglob("manifest.json")):
+        if path.relative_to(results).parts[0].startswith("."):
+            continue
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            for key in keys:
+                manifest[key]
+        except (ValueError, LookupError, TypeError) as error:
+            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
+        yield path, manifest

@@ -103,7 +103,9 @@ def check_installed(operation: Operation) -> None:
 def _steps(operation: Operation) -> list[str]:
     """Return the srun command for one step per node; all end if one fails, and each may use all of the job's cores there."""
     nodes = operation.nodes
-    words = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"
+    words = (
+        f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"
+    )
     return words.split()
 
 
