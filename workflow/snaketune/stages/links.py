@@ -14,10 +14,9 @@ def check_link(link: Path) -> None:
 
     A dangling link, to a model that was deleted or is being trained again, is removed: Snakemake fails when it reads its time.
     """
-    if link.is_symlink():
-        if not link.exists():
-            link.unlink(missing_ok=True)
-    elif link.exists():
+    if link.is_symlink() and not link.exists():
+        link.unlink(missing_ok=True)
+    elif link.exists() and not link.is_symlink():
         raise SnaketuneError(f"{link} is no link, but report.sort_by links the best model there; move it away")
 
 
@@ -36,21 +35,22 @@ def link_payload(out: Path, name: str) -> None:
         if link.is_symlink() and link.readlink().parts[:1] in {(stage,) for stage in LINKED}:
             link.unlink()
         return
-    parts = Path(named["payload"]).parts
+    payload = named["payload"]
+    parts = Path(payload).parts
     if not parts or parts[0] not in LINKED or ".." in parts:
         raise SnaketuneError(
-            f"{out / 'manifest.json'} names {named['payload']!r}, which is no payload of {' or '.join(LINKED)}; remove the "
-            "manifest and run again"
+            f"{out / 'manifest.json'} names {payload!r}, which is no payload of {' or '.join(LINKED)}; remove the manifest and "
+            "run again"
         )
-    if not (out.parent / named["payload"]).is_dir():
-        print(f"{link} isn't made: {out.parent / named['payload']} doesn't exist", flush=True)
+    if not (out.parent / payload).is_dir():
+        print(f"{link} isn't made: {out.parent / payload} doesn't exist", flush=True)
         return
     check_link(link)
     partial = out.parent / f".{name}.partial"
     try:
         partial.unlink(missing_ok=True)
-        partial.symlink_to(named["payload"], target_is_directory=True)
+        partial.symlink_to(payload, target_is_directory=True)
         partial.replace(link)
     except OSError as error:
-        raise SnaketuneError(f"{link} can't be linked to {named['payload']}: {error.strerror}") from None
-    print(f"{link} → {named['payload']}", flush=True)
+        raise SnaketuneError(f"{link} can't be linked to {payload}: {error.strerror}") from None
+    print(f"{link} → {payload}", flush=True)

@@ -44,10 +44,8 @@ def code_digest(entry: str) -> str:
     >>> code_digest("snaketune.corpus.corpus") == code_digest("snaketune.packing.plan")
     False
     """
-    parts = sorted({f"{_syntax(module)} {_imported(module, entry)}" for module in shaping_modules(entry)})
-    # The templates that the stage renders.
-    for template in templates(entry):
-        parts.append(f"{template.name} {hashlib.sha256(template.read_bytes()).hexdigest()}")
+    parts = sorted({f"{_syntax(module)[0]} {_imported(module, entry)}" for module in shaping_modules(entry)})
+    parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -90,7 +88,7 @@ def shaping_modules(entry: str) -> set[str]:
         if module in reached or not _counts(module, entry):
             continue
         reached.add(module)
-        for imported in _imports(module):
+        for imported in _syntax(module)[1]:
             waiting += [name for name in (imported.module, _defining(imported)) if _file(name)]
         package = module.rpartition(".")[0]
         if package != PACKAGE:
@@ -101,16 +99,11 @@ def shaping_modules(entry: str) -> set[str]:
 
 def _counts(module: str, entry: str) -> bool:
     """Return whether the package of `module` shapes results. The stage's own package always does."""
-    package = _package(module)
-    return package not in SHAPELESS or package == _package(entry)
+    return _package(module) not in SHAPELESS or _package(module) == _package(entry)
 
 
 def _package(module: str) -> str:
-    """Return the package directly below `snaketune` that a module is in.
-
-    >>> _package("snaketune.packing.plan")
-    'packing'
-    """
+    """Return the package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
     return module.split(".")[1]
 
 
@@ -118,8 +111,8 @@ def _imported(module: str, entry: str) -> str:
     """Return one entry for each name that a module imports from the package: the name here, there, and the module's syntax."""
     return " ".join(
         sorted(
-            f"{one.bound}={'' if defining != one.module else one.name}@{_syntax(defining)}"
-            for one in _imports(module)
+            f"{one.bound}={'' if defining != one.module else one.name}@{_syntax(defining)[0]}"
+            for one in _syntax(module)[1]
             if _counts(defining := _defining(one), entry)
         )
     )
@@ -131,6 +124,10 @@ def _defining(imported: Import) -> str:
     return module if _file(module) else imported.module
 
 
+def _syntax(module: str) -> tuple[str, tuple[Import, ...]]:
+    return syntax_of(_file(module).read_bytes())
+
+
 def _file(module: str) -> Path | None:
     return _find(PACKAGE_FOLDER.parent, module)
 
@@ -139,11 +136,3 @@ def _file(module: str) -> Path | None:
 def _find(root: Path, module: str) -> Path | None:
     path = root.joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-def _syntax(module: str) -> str:
-    return syntax_of(_file(module).read_bytes())[0]
-
-
-def _imports(module: str) -> tuple[Import, ...]:
-    return syntax_of(_file(module).read_bytes())[1]
