@@ -26,27 +26,17 @@ def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder
     whole = run.run.lora is None or run.run.lora.merge
     result = width * (planned.parameters if whole else planned.trained)
     # Weights and two optimizer states, in float32.
-    checkpoint = 12 * planned.trained
+    needed = result + 2 * 12 * planned.trained
+    has = f"{free / GB:.1f} GB free"
     # An existing result may be current, and then nothing is written.
-    made = (folder / run.key.replace(".", "/", 1) / "manifest.json").is_file()
-    if result > free and not made:
-        return [
-            Finding(
-                key=run.key,
-                problem=f"its result takes up to {result / GB:.1f} GB, but the disk of {folder} has {free / GB:.1f} GB free",
-                do="free disk space (`snakemake clean_work` removes old work), or move results to another disk",
-            )
-        ]
-    if result + 2 * checkpoint > free:
-        return [
-            Finding(
-                key=run.key,
-                problem=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, but the disk has "
-                f"{free / GB:.1f} GB free",
-                do="free disk space (`snakemake clean_work` removes old work)",
-                certain=False,
-            )
-        ]
+    if result > free and not (folder / run.key.replace(".", "/", 1) / "manifest.json").is_file():
+        problem = f"its result takes up to {result / GB:.1f} GB, but the disk of {folder} has {has}"
+        do = "free disk space (`snakemake clean_work` removes old work), or move results to another disk"
+        return [Finding(key=run.key, problem=problem, do=do)]
+    if needed > free:
+        problem = f"result and checkpoints take up to {needed / GB:.1f} GB, but the disk has {has}"
+        do = "free disk space (`snakemake clean_work` removes old work)"
+        return [Finding(key=run.key, problem=problem, do=do, certain=False)]
     return []
 
 
@@ -57,24 +47,16 @@ def check_file_system(folder: Path) -> list[Finding]:
         with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        findings.append(
-            Finding(
-                key="results",
-                problem=f"the file system of {folder} has no locks ({error.strerror})",
-                do="jobs detect each other by heartbeats in their work folders, which takes 90 seconds after a crash; "
-                "a file system with flock is faster",
-                certain=False,
-            )
+        do = (
+            "jobs detect each other by heartbeats in their work folders, which takes 90 seconds after a crash; a file system "
+            "with flock is faster"
         )
+        problem = f"the file system of {folder} has no locks ({error.strerror})"
+        findings.append(Finding(key="results", problem=problem, do=do, certain=False))
     if is_slow_to_map(folder):
-        findings.append(
-            Finding(
-                key="operation.load_in_memory",
-                problem=f"the file system of {folder} is slow to map, so rows are read into memory first",
-                do="move results to a local disk if they don't fit in memory",
-                certain=False,
-            )
-        )
+        problem = f"the file system of {folder} is slow to map, so rows are read into memory first"
+        do = "move results to a local disk if they don't fit in memory"
+        findings.append(Finding(key="operation.load_in_memory", problem=problem, do=do, certain=False))
     return findings
 
 
@@ -86,13 +68,11 @@ def check_hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
     """
     if not isinstance(base, Pretrained) or Path(base.path).is_dir() or _is_cached(base):
         return []
-    revision = base.revision or "main"
-    problem, do, certain = _on_the_hub(base.path, revision)
+    problem, do, certain = _on_the_hub(base.path, base.revision or "main")
     return [Finding(key=f"{key}.path", problem=problem, do=do, certain=certain)] if problem else []
 
 
 def _is_cached(base: Pretrained) -> bool:
-    """Whether the model is in the Hub's cache."""
     # The import takes a second, so it is done for models from the Hub only.
     from huggingface_hub import snapshot_download
 
@@ -105,44 +85,28 @@ def _is_cached(base: Pretrained) -> bool:
 
 def _on_the_hub(path: str, revision: str) -> tuple[str, str, bool]:
     """Return what prevents a download, what to do, and whether that is certain; empty strings if nothing does."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import HfApi, errors
 
     try:
         info = HfApi().model_info(path, revision=revision, timeout=SECONDS_TO_ANSWER)
         if info.gated:
             # The description of a gated model is public, its files aren't.
             HfApi().auth_check(path)
-    except GatedRepoError:
-        return (
-            f"{path} is gated on the Hub, and your account has no access",
-            "accept its conditions on its page, and set HF_TOKEN in the environment",
-            True,
-        )
-    except RevisionNotFoundError:
+    except errors.GatedRepoError:
+        problem = f"{path} is gated on the Hub, and your account has no access"
+        return problem, "accept its conditions on its page, and set HF_TOKEN in the environment", True
+    except errors.RevisionNotFoundError:
         return f"{path} has no revision {revision!r}", "choose one that is on its page", True
-    except RepositoryNotFoundError:
-        return (
-            f"the Hub has no model {path!r}, or your account can't see it",
-            "check the name, which is no local folder either; for a private model set HF_TOKEN in the environment",
-            True,
-        )
+    except errors.RepositoryNotFoundError:
+        do = "check the name, which is no local folder either; for a private model set HF_TOKEN in the environment"
+        return f"the Hub has no model {path!r}, or your account can't see it", do, True
     except Exception as error:
         # Any other error: libraries have many names for a network failure, and the next try may succeed.
-        return (
-            f"{path} isn't in the Hub's cache on this machine, and the Hub can't be reached ({type(error).__name__})",
-            f"download it on a machine with a network: hf download {path} --revision {revision}",
-            isinstance(error, OfflineModeIsEnabled),
-        )
+        cached = f"{path} isn't in the Hub's cache on this machine"
+        problem = f"{cached}, and the Hub can't be reached ({type(error).__name__})"
+        do = f"download it on a machine with a network: hf download {path} --revision {revision}"
+        return problem, do, isinstance(error, errors.OfflineModeIsEnabled)
     if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
-        return (
-            f"{path} has no safetensors at revision {revision!r}",
-            "choose a revision that has them; other formats could run code and aren't read",
-            True,
-        )
+        do = "choose a revision that has them; other formats could run code and aren't read"
+        return f"{path} has no safetensors at revision {revision!r}", do, True
     return "", "", False

@@ -40,7 +40,7 @@ def check_leaks(
         corpora: those that are trained on.
         evaluated: those whose held-out rows are evaluated. Within one corpus equal prompts are always in one split.
     """
-    trained, held_out = _by_name(corpora), _by_name(evaluated)
+    trained, held_out = ({one.folder.parent.name: one for one in some} for some in (corpora, evaluated))
     pairs = {(name, other) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
     findings = []
     for other in sorted({other for _, other in pairs}):
@@ -49,16 +49,15 @@ def check_leaks(
     return findings
 
 
-def _by_name(corpora: list[Artifact]) -> dict[str, Artifact]:
-    return {corpus.folder.parent.name: corpus for corpus in corpora}
-
-
 def _in_corpus(evaluated: dict[str, Artifact], other: str, seen: Artifact) -> list[Finding]:
     findings, prompts = [], {}
     for name, corpus in evaluated.items():
         if _holds_documents(corpus) and _holds_documents(seen):
-            ids = _ids(corpus, "held_out")
-            both = pc.sum(pc.is_in(ids, value_set=_ids(seen, "train"))).as_py() or 0
+            ids, trained = (
+                read_table(one.file(f"{split}.arrow")).column("id")
+                for one, split in ((corpus, "held_out"), (seen, "train"))
+            )
+            both = pc.sum(pc.is_in(ids, value_set=trained)).as_py() or 0
             findings += _finding(name, corpus, other, seen, both, len(ids), "documents")
         elif not _holds_documents(corpus) and not _holds_documents(seen):
             prompts[name] = _HeldOut(corpus, _has_system(corpus, "held_out") and _has_system(seen, "train"))
@@ -71,27 +70,29 @@ def _in_corpus(evaluated: dict[str, Artifact], other: str, seen: Artifact) -> li
     return findings
 
 
+def _holds_documents(corpus: Artifact) -> bool:
+    return corpus.manifest["spec"]["kind"] == "text"
+
+
 def _finding(name: str, corpus: Artifact, other: str, seen: Artifact, both: int, rows: int, what: str) -> list[Finding]:
     if not both:
         return []
-    ways, (spec, others) = [], (corpus.manifest["spec"], seen.manifest["spec"])
+    ways, specs = [], [corpus.manifest["spec"], seen.manifest["spec"]]
     # Two corpora can't be decontaminated against each other; one can, against a corpus that isn't decontaminated itself.
-    if not spec["decontamination"] and not others["decontamination"]:
+    if not any(spec["decontamination"] for spec in specs):
         ways.append("set it ({})")
-    (seed, share), (other_seed, other_share) = splits = [(one["split_seed"], one["held_out"]) for one in (spec, others)]
-    if splits[0] != splits[1] and share < 1:
-        ways.append(
-            f"give both the same split_seed and held_out ({name} has {seed} and {share:g}, {other} {other_seed} and "
-            f"{other_share:g})"
-        )
-    elif share < 1 and (spec["near_duplicates"] or others["near_duplicates"]):
+    (seed, share), (other_seed, other_share) = ((spec["split_seed"], spec["held_out"]) for spec in specs)
+    if (seed, share) != (other_seed, other_share) and share < 1:
+        splits = f"{name} has {seed} and {share:g}, {other} {other_seed} and {other_share:g}"
+        ways.append(f"give both the same split_seed and held_out ({splits})")
+    elif share < 1 and any(spec["near_duplicates"] for spec in specs):
         ways.append("remove near_duplicates from both, so that the split depends on the prompt alone")
     same = ", case, spacing and punctuation aside" if what == "prompts" else ""
+    trained = f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}"
     return [
         Finding(
             key=f"corpora.{other}.decontamination",
-            problem=f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}, so scores on them "
-            "say little",
+            problem=f"{trained}, so scores on them say little",
             do=", or ".join([*ways, "remove them from the files"]),
             certain=2 * both > rows,
         )
@@ -124,27 +125,24 @@ def _prompts(corpus: Artifact, split: str) -> Iterator[tuple[int, int]]:
     """Yield for each row the hashes of its system text and of its first user turn."""
     # There are few system texts.
     hash_system = lru_cache(maxsize=256)(_hash)
-    for turns, offsets in _turns(corpus, split):
-        users = np.flatnonzero(pc.equal(turns.field("role"), "user"))
+    for roles, contents, offsets in _turns(corpus, split):
+        users = np.flatnonzero(pc.equal(roles, "user"))
         firsts = pa.array(users[np.searchsorted(users, offsets)])
-        opened = pc.equal(turns.field("role").take(offsets), "system")
-        systems = pc.if_else(opened, turns.field("content").take(offsets), None).to_pylist()
-        for system, user in zip(systems, turns.field("content").take(firsts).to_pylist(), strict=True):
+        opened = pc.equal(roles.take(offsets), "system")
+        systems = pc.if_else(opened, contents.take(offsets), None).to_pylist()
+        for system, user in zip(systems, contents.take(firsts).to_pylist(), strict=True):
             yield NO_SYSTEM if system is None else hash_system(system), _hash(user)
 
 
 def _has_system(corpus: Artifact, split: str) -> bool:
-    return any(
-        pc.any(pc.equal(turns.field("role").take(offsets), "system")).as_py()
-        for turns, offsets in _turns(corpus, split)
-    )
+    return any(pc.any(pc.equal(roles.take(offsets), "system")).as_py() for roles, _, offsets in _turns(corpus, split))
 
 
-def _turns(corpus: Artifact, split: str) -> Iterator[tuple[pa.StructArray, pa.Array]]:
-    """Yield batch by batch the turns that the split depends on, of all rows, and the index of each row's first turn."""
+def _turns(corpus: Artifact, split: str) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
+    """Yield batch by batch role and content of the turns that the split depends on, and the index of each row's first turn."""
     table = read_table(corpus.file(f"{split}.arrow"))
     for chunk in table.column("messages" if "messages" in table.column_names else "prompt").chunks:
-        yield chunk.values, chunk.offsets[:-1]
+        yield chunk.values.field("role"), chunk.values.field("content"), chunk.offsets[:-1]
 
 
 def _hash(text: str) -> int:
@@ -154,11 +152,3 @@ def _hash(text: str) -> int:
     (True, False)
     """
     return xxhash.xxh3_64_intdigest((" ".join(COMPARED.findall(text.lower())) or text).encode())
-
-
-def _holds_documents(corpus: Artifact) -> bool:
-    return corpus.manifest["spec"]["kind"] == "text"
-
-
-def _ids(corpus: Artifact, split: str) -> pa.ChunkedArray:
-    return read_table(corpus.file(f"{split}.arrow")).column("id")

@@ -10,29 +10,17 @@ from transformers import TrainerCallback
 from snaketune.training.launch.worker import is_main_process
 
 PROFILED_STEPS = 2
-# Parts by the names of operators and of the kernels of torch, cuBLAS, CUTLASS, cuDNN and NCCL; the first match counts.
-PARTS = {
-    # A fused pointwise kernel is named after everything in it; the loss has a softmax too.
-    "other": ("triton_poi", "triton_red", "triton_per", "cpp_fused", "log_softmax", "logsoftmax"),
-    "attention": ("attention", "flash", "fmha", "sdpa", "varlen", "softmax"),
-    "optimizer": ("adam", "optimizer", "foreach", "multi_tensor", "sgd", "lion", "adafactor"),
-    "products": (
-        "::mm",
-        "_mm",
-        "addmm",
-        "bmm",
-        "matmul",
-        "gemm",
-        "linear",
-        "cutlass",
-        "cublas",
-        "nvjet",
-        "xmma",
-        "triton_tem",
-    ),
-    "communication": ("nccl", "gloo", "allreduce", "allgather", "reducescatter", "c10d::"),
-    "copies": ("copy", "memcpy", "memset", "cat", "index", "gather", "scatter", "contiguous", "clone"),
+# Parts by the names of operators and of the kernels of torch, cuBLAS, CUTLASS, cuDNN and NCCL; the first match counts. A fused
+# pointwise kernel is named after everything in it; the loss has a softmax too.
+WORDS = {
+    "other": "triton_poi triton_red triton_per cpp_fused log_softmax logsoftmax",
+    "attention": "attention flash fmha sdpa varlen softmax",
+    "optimizer": "adam optimizer foreach multi_tensor sgd lion adafactor",
+    "products": "::mm _mm addmm bmm matmul gemm linear cutlass cublas nvjet xmma triton_tem",
+    "communication": "nccl gloo allreduce allgather reducescatter c10d::",
+    "copies": "copy memcpy memset cat index gather scatter contiguous clone",
 }
+PARTS = {part: tuple(words.split()) for part, words in WORDS.items()}
 REST, WAITING = "other", "waiting"
 
 
@@ -85,20 +73,17 @@ class StepProfiler(TrainerCallback):
         if self.state != "done":
             return {}
         on_gpu = self.device.type == "cuda"
-        events = [
-            event
-            for event in self.profiler.events()
-            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
+        kind = torch.autograd.DeviceType.CUDA
+        events = [event for event in self.profiler.events() if (event.device_type == kind) == on_gpu]
+        if on_gpu:
             # A GPU's timeline also has ranges that code marks, above the kernels within them.
-            and not (on_gpu and event.is_user_annotation)
-        ]
+            kernels = [event for event in events if not event.is_user_annotation]
+            timed = [(event.name, event.time_range.elapsed_us()) for event in kernels]
+            return shares_by_part(timed, 1e6 * PROFILED_STEPS * step_seconds) if timed else {}
         if not events:
             return {}
-        if on_gpu:
-            timed = ((event.name, event.time_range.elapsed_us()) for event in events)
-            return shares_by_part(timed, 1e6 * PROFILED_STEPS * step_seconds)
         whole = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
-        return shares_by_part(((event.name, event.self_cpu_time_total) for event in events), whole)
+        return shares_by_part([(event.name, event.self_cpu_time_total) for event in events], whole)
 
 
 def shares_by_part(timed: Iterable[tuple[str, float]], whole: float) -> dict[str, float]:
