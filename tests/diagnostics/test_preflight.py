@@ -230,7 +230,7 @@ def test_a_tokenizer_of_another_model_is_reported(family, changes, says):
 
     chat = ChatTokenizer.load(family.tokenizer.folder)
     config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | changes)
-    result = run_checks.check_tokenizer_match("sft.demo", chat, config)
+    result = list(run_checks.check_tokenizer_match("sft.demo", chat, config))
     assert [one.certain for one in result] == [False] * bool(says)
     assert not says or (says in result[0].problem and result[0].key == "sft.demo.tokenizer")
 
@@ -292,7 +292,7 @@ def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_ans
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        result = environment.check_hub("sft.demo.base", base)
+        result = list(environment.check_hub("sft.demo.base", base))
         assert {one.key for one in result} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
         assert all(one.certain == (what is not ConnectionError) for one in result)

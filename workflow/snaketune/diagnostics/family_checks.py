@@ -1,21 +1,16 @@
-"""All checks of a family of runs: the environment (disk, file system, Hub), the machine (driver, libraries, memory), the
-tokenizer, the rows and the settings."""
+"""All checks of a family of runs: environment, machine (driver, libraries, memory), tokenizer, rows and settings."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Pretrained
+from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
 from snaketune.diagnostics.leaks import check_leaks
-from snaketune.diagnostics.run_checks import (
-    check_dropped_tokens,
-    check_hyperparameters,
-    check_missing_answers,
-    check_pad_token,
-    check_tokenizer_match,
-)
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
@@ -36,40 +31,36 @@ def check_family(
     packs: list[Artifact],
     corpora: list[Artifact],
     evaluated: list[Artifact],
-) -> list[Finding]:
-    """Return all findings, each once. Args: folder: on the file system of the results; the others as those of the stage."""
+) -> Iterator[Finding]:
+    """Yield all findings. Args: folder: on the file system of the results; the others are the inputs of the stage."""
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     # The first run of the family.
     first = next(run.key for run in spec.runs if run.kind == "sft")
-    findings = [
-        *check_hub(f"{first}.base", spec.base),
-        *check_file_system(folder),
-        *check_pad_token(first, chat, tokenizer.manifest),
-    ]
-    try:
-        if config := read_config(spec.base):
-            findings += check_tokenizer_match(first, chat, config)
-    except SnaketuneError:
-        # Reported for each run that starts from it.
-        pass
+    yield from check_hub(f"{first}.base", spec.base)
+    yield from check_file_system(folder)
+    yield from run_checks.check_pad_token(first, chat, tokenizer.manifest)
+    config = None
+    # A config that can't be read is reported for each run that starts from it.
+    with suppress(SnaketuneError):
+        config = read_config(spec.base)
+    if config:
+        yield from run_checks.check_tokenizer_match(first, chat, config)
     for run in spec.runs:
-        findings += check_hub(f"{run.key}.reference", run.reference)
-        findings += _check_run(run, spec, chat, packs[run.pack])
-    findings += check_leaks(spec.evaluations, corpora, evaluated)
-    findings += check_missing_answers(spec.evaluations, evaluated)
-    return list(dict.fromkeys(findings))
+        yield from check_hub(f"{run.key}.reference", run.reference)
+        yield from _check_run(run, spec, chat, packs[run.pack])
+    trained, held_out = ({one.folder.parent.name: one for one in some} for some in (corpora, evaluated))
+    yield from check_leaks(spec.evaluations, trained, held_out)
+    yield from run_checks.check_missing_answers(spec.evaluations, held_out)
 
 
-def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact) -> list[Finding]:
+def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact) -> Iterator[Finding]:
     pretrained = isinstance(spec.base, Pretrained)
-    findings = [
-        *check_dropped_tokens(run.key, pack.manifest),
-        *check_hyperparameters(run, pretrained, pack.manifest),
-    ]
+    yield from run_checks.check_dropped_tokens(run.key, pack.manifest)
+    yield from run_checks.check_hyperparameters(run, pretrained, pack.manifest)
     if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
         # TRL's trainer makes its rows itself, and their lengths aren't known yet.
-        return findings
+        return
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
     training, sft = run.run.training, run.kind == "sft"
     try:
@@ -79,12 +70,10 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         rows, count = PackedRows(pack, "train"), operation.processes
         found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=sft, processes=count)
     except SnaketuneError as error:
-        do = "correct it first: the training would stop at it"
-        return [*findings, Finding(key=run.key, problem=str(error), do=do)]
+        yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
+        return
     for finding in found.findings:
-        key = finding.key if finding.key == "flash-attn" else f"{run.key}.{finding.key}"
-        findings.append(replace(finding, key=key))
+        yield finding if finding.key == "flash-attn" else replace(finding, key=f"{run.key}.{finding.key}")
     if found.planned:
         width = choose_dtype(training.save_dtype, config if pretrained else None, compute).itemsize
-        findings += check_disk_space(run, found.planned, width, WORK_ROOT.parent)
-    return findings
+        yield from check_disk_space(run, found.planned, width, WORK_ROOT.parent)

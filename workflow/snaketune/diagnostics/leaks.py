@@ -14,6 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -32,52 +34,44 @@ NO_SYSTEM = 0
 
 
 def check_leaks(
-    evaluations: Iterable[PreflightEvaluation], corpora: list[Artifact], evaluated: list[Artifact]
-) -> list[Finding]:
-    """Return findings on prompts that one corpus holds out and another trains on; if more than half are, the run is stopped.
+    evaluations: Iterable[PreflightEvaluation], corpora: dict[str, Artifact], evaluated: dict[str, Artifact]
+) -> Iterator[Finding]:
+    """Yield findings on prompts that one corpus holds out and another trains on; if more than half are, the run is stopped.
 
     Args:
-        corpora: those that are trained on.
+        corpora: those that are trained on, by name.
         evaluated: those whose held-out rows are evaluated. Within one corpus equal prompts are always in one split.
     """
-    trained, held_out = ({one.folder.parent.name: one for one in some} for some in (corpora, evaluated))
-    pairs = {(name, other) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
-    findings = []
-    for other in sorted({other for _, other in pairs}):
-        names = sorted(name for name, with_ in pairs if with_ == other)
-        findings += _in_corpus({name: held_out[name] for name in names}, other, trained[other])
-    return findings
-
-
-def _in_corpus(evaluated: dict[str, Artifact], other: str, seen: Artifact) -> list[Finding]:
-    findings, prompts = [], {}
-    for name, corpus in evaluated.items():
-        if _holds_documents(corpus) and _holds_documents(seen):
-            ids, trained = (
-                read_table(one.file(f"{split}.arrow")).column("id")
-                for one, split in ((corpus, "held_out"), (seen, "train"))
-            )
-            both = pc.sum(pc.is_in(ids, value_set=trained)).as_py() or 0
-            findings += _finding(name, corpus, other, seen, both, len(ids), "documents")
-        elif not _holds_documents(corpus) and not _holds_documents(seen):
-            prompts[name] = _HeldOut(corpus, _has_system(corpus, "held_out") and _has_system(seen, "train"))
-    for prompt in _prompts(seen, "train") if prompts else ():
-        for held_out in prompts.values():
-            held_out.remove(*prompt)
-    for name, held_out in prompts.items():
-        both = held_out.rows - held_out.unseen.total()
-        findings += _finding(name, evaluated[name], other, seen, both, held_out.rows, "prompts")
-    return findings
+    pairs = {(other, name) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
+    for other, group in groupby(sorted(pairs), itemgetter(0)):
+        seen = corpora[other]
+        prompts = {}
+        for _, name in group:
+            corpus = evaluated[name]
+            if _holds_documents(corpus) and _holds_documents(seen):
+                ids = read_table(corpus.file("held_out.arrow")).column("id")
+                trained = read_table(seen.file("train.arrow")).column("id")
+                both = pc.sum(pc.is_in(ids, value_set=trained)).as_py() or 0
+                yield from _leak(corpus, seen, both, len(ids), "documents")
+            elif not _holds_documents(corpus) and not _holds_documents(seen):
+                prompts[name] = _HeldOut(corpus, _has_system(corpus, "held_out") and _has_system(seen, "train"))
+        for prompt in _prompts(seen, "train") if prompts else ():
+            for held_out in prompts.values():
+                held_out.remove(*prompt)
+        for name, held_out in prompts.items():
+            both = held_out.rows - held_out.unseen.total()
+            yield from _leak(evaluated[name], seen, both, held_out.rows, "prompts")
 
 
 def _holds_documents(corpus: Artifact) -> bool:
     return corpus.manifest["spec"]["kind"] == "text"
 
 
-def _finding(name: str, corpus: Artifact, other: str, seen: Artifact, both: int, rows: int, what: str) -> list[Finding]:
+def _leak(corpus: Artifact, seen: Artifact, both: int, rows: int, what: str) -> Iterator[Finding]:
     if not both:
-        return []
-    ways, specs = [], [corpus.manifest["spec"], seen.manifest["spec"]]
+        return
+    name, other = (one.folder.parent.name for one in (corpus, seen))
+    ways, specs = [], [one.manifest["spec"] for one in (corpus, seen)]
     # Two corpora can't be decontaminated against each other; one can, against a corpus that isn't decontaminated itself.
     if not any(spec["decontamination"] for spec in specs):
         ways.append("set it ({})")
@@ -89,14 +83,12 @@ def _finding(name: str, corpus: Artifact, other: str, seen: Artifact, both: int,
         ways.append("remove near_duplicates from both, so that the split depends on the prompt alone")
     same = ", case, spacing and punctuation aside" if what == "prompts" else ""
     trained = f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}"
-    return [
-        Finding(
-            key=f"corpora.{other}.decontamination",
-            problem=f"{trained}, so scores on them say little",
-            do=", or ".join([*ways, "remove them from the files"]),
-            certain=2 * both > rows,
-        )
-    ]
+    yield Finding(
+        key=f"corpora.{other}.decontamination",
+        problem=f"{trained}, so scores on them say little",
+        do=", or ".join([*ways, "remove them from the files"]),
+        certain=2 * both > rows,
+    )
 
 
 class _HeldOut:

@@ -44,19 +44,18 @@ def build(
     evaluated: list[Artifact],
     base: list[Path],
 ) -> Outcome:
-    """Fill `work.payload` with `findings.json`.
+    """Fill `work.payload` with `findings.json`; SnaketuneError with all findings that are certain to stop a run.
 
     Args:
         packs: in the order in which the spec's runs number them.
         corpora: those that are trained on, in the order of the packs.
         evaluated: those whose held-out rows the runs' models are evaluated on.
-    Raises:
-        SnaketuneError: with all findings that are certain to stop a run.
     """
     from snaketune.diagnostics.family_checks import check_family
     from snaketune.training.loop.preflight_record import FINDINGS
 
-    findings = check_family(spec, work.folder, tokenizer, packs, corpora, evaluated)
+    # Several runs may share a finding.
+    findings = list(dict.fromkeys(check_family(spec, work.folder, tokenizer, packs, corpora, evaluated)))
     write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in findings]})
     report_findings(findings)
     if not findings:
