@@ -1,7 +1,7 @@
 """The `audit` stage: for each switch of a run, the effect of changing it here, and what limits the run's speed.
 
-Measured are the run as it is (two of its steps with torch.profiler), its curve of micro-batches, and a trial of each setting
-that is slow on most machines. What isn't measured is counted from the rows or estimated, and marked as such.
+Measured are the run as it is (two steps with torch.profiler), its curve of micro-batches, and a trial of each setting that is
+slow on most machines. What isn't measured is counted from the rows or estimated, and marked as such.
 
     audit.json: key, holds_back, findings, switches (switch, set_to, brings_percent, most_percent, how, do), parts
     audit.md    the same as a table, the largest effect first
@@ -72,8 +72,7 @@ def audit(
 
     Args:
         pack: manifest of its rows.
-        findings: of preflight.
-        curve: of the calibration.
+        findings, curve: of preflight and calibration.
         measured: measurements of each variant's trial, the baseline first.
     """
     baseline = next(iter(measured.values()))

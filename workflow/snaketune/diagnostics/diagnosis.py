@@ -57,18 +57,12 @@ COLUMNS = {
 
 
 def build(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> Outcome:
-    """Fill `work.payload` with the attribution as JSON, tables and a figure.
-
-    Args:
-        trials: round by round, the variants of each in their order.
-    Raises:
-        SnaketuneError: the baseline couldn't be measured.
-    """
+    """Fill `work.payload` with the attribution. Args: trials: round by round, the variants of each in their order."""
     from snaketune.diagnostics.attribution_picture import attribution_svg
 
-    measured = [json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials]
+    measured = (json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials)
     names = [one.name for one in spec.variants]
-    rounds = [dict(zip(names, measured[start : start + len(names)])) for start in range(0, len(measured), len(names))]
+    rounds = [{name: next(measured) for name in names} for _ in range(len(trials) // len(names))]
     result = attribution(spec, rounds)
     table = as_markdown(result)
     write_json(work.payload / "attribution.json", result)
@@ -83,12 +77,10 @@ def build(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> O
 
 
 def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Return what each variant measured, and the share of its change in the gain.
+    """Return what each variant measured, and the share of its change in the gain; SnaketuneError if the baseline doesn't fit.
 
     Args:
         rounds: for each round, the measurements of each variant's trial.
-    Raises:
-        SnaketuneError: the baseline doesn't fit on the machine.
     """
     by_name = {one.name: [trials[one.name] for trials in rounds] for one in spec.variants}
     fitting = {name: trials for name, trials in by_name.items() if all(one["fits"] for one in trials)}

@@ -1,13 +1,8 @@
 """Checks for leaks: held-out prompts of one corpus that are trained on in another corpus.
 
-Prompts are compared by what rows are split by (`corpus.selecting.splits`): the system text and the first user turn, whatever
-follows, so that a pair about a held-out question is found, and the same question with another answer. Case, spacing and
-punctuation don't count; operators and brackets do, as some exercises differ in nothing else. If one of two corpora has no
-system texts, the user turns alone are compared. Rephrased prompts aren't found. Documents are compared by their ids, which are
-digests of their text.
-
-Two 64-bit hashes of each held-out prompt are in memory (some 250 bytes in Python); the training rows are streamed, at 13 µs for
-a row with a prompt of 40 words.
+Prompts are compared by what rows are split by (`corpus.selecting.splits`): the system text, if both corpora have any, and the
+first user turn. Case, spacing and punctuation don't count; operators and brackets do, as some exercises differ in nothing else.
+Rephrased prompts aren't found. Documents are compared by their ids, which are digests of their text.
 """
 
 import re
@@ -92,12 +87,11 @@ def _leak(corpus: Artifact, seen: Artifact, both: int, rows: int, what: str) -> 
 
 
 class _HeldOut:
-    """The held-out prompts of a corpus.
+    """The held-out prompts of a corpus, some 250 bytes each.
 
     Attributes:
         rows: the number of held-out rows.
         unseen: the number of rows of each prompt that wasn't seen in training rows yet.
-        with_system: whether prompts are compared with their system texts.
     """
 
     def __init__(self, corpus: Artifact, with_system: bool):
@@ -106,7 +100,6 @@ class _HeldOut:
         self.rows = self.unseen.total()
 
     def remove(self, system: int, user: int) -> None:
-        """Remove a prompt that is trained on."""
         self.unseen.pop(self._key(system, user), None)
 
     def _key(self, system: int, user: int) -> tuple[int, int]:

@@ -1,8 +1,5 @@
 """Comparison of nodes: `python -m snaketune doctor --nodes N` has each of N nodes of a SLURM cluster do the same small work.
 
-    probe    a matrix product, a copy in memory, a file read back          half a second
-    steps    twenty steps of a small transformer, one GPU or the CPU       a few seconds
-
 A node that differs by more than 5% from the median in any of it (for the disk, by half) is named, with the figure and with the
 driver's settings that differ (clock, power limit, temperature, ECC, driver version).
 """
@@ -91,11 +88,7 @@ def _gpu() -> dict[str, str]:
 
 
 def measure_nodes(count: int) -> list[dict[str, Any]]:
-    """Run the measurements on this many nodes of the cluster; partition, account and GPUs are those of the profile's file.
-
-    Raises:
-        SnaketuneError: there is no SLURM, or it refuses the job.
-    """
+    """Run the measurements on this many nodes of the cluster; partition, account and GPUs are those of the profile's file."""
     if not shutil.which("srun"):
         raise SnaketuneError(
             "--nodes: there is no SLURM here (srun isn't found); without --nodes, this node alone is measured"

@@ -36,20 +36,20 @@ class StepProfiler(TrainerCallback):
         self.state: Literal["before", "running", "done"] = "before"
 
     def on_step_begin(self, args, state, control, **_):
-        """Start the profiler. Called by the Trainer when a step begins."""
+        """Start the profiler."""
         if state.global_step == self.after:
             self.profiler.start()
             self.state = "running"
 
     def on_step_end(self, args, state, control, **_):
-        """Stop the profiler and the training after enough steps. Called by the Trainer when a step is done."""
+        """Stop the profiler and the training after enough steps."""
         if self.state == "running" and state.global_step == self.after + PROFILED_STEPS:
             self._stop()
             self.state = "done"
             control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **_):
-        """Stop the profiler if the training had too few steps. Called by the Trainer."""
+        """Stop the profiler if the training had too few steps."""
         if self.state == "running":
             self._stop()
 
@@ -63,12 +63,9 @@ class StepProfiler(TrainerCallback):
     def shares(self, step_seconds: float) -> dict[str, float]:
         """Return the share of each part in a step; empty if too few steps were profiled.
 
-        On a GPU this is the time in its kernels; on a CPU, operators' own time in the computing thread. Waiting is the
-        remaining time: for data, for Python, for kernel launches.
-
-        Args:
-            step_seconds: of a step without profiling. The profiler doesn't slow kernels down, but delays their launch; on a
-                CPU it slows operators down, so there the shares are of the profiled steps.
+        On a GPU this is the time in its kernels, of `step_seconds` without profiling, which delays their launch. On a CPU it
+        is operators' own time in the computing thread, of the profiled steps, as profiling slows operators down. Waiting is
+        the remaining time: for data, for Python, for kernel launches.
         """
         if self.state != "done":
             return {}

@@ -51,21 +51,14 @@ def build(
     ref_logps: Sequence[Artifact] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with `measured.json`. Args: tracked: not used, as trials aren't tracked.
-
-    Raises:
-        SnaketuneError: a finding is certain to stop the training, or it has fewer steps than the warm-up.
-    """
+    """Fill `work.payload` with `measured.json`. Args: tracked: not used, as trials aren't tracked."""
     from snaketune.diagnostics.timed_training import time_training
 
     return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps)
 
 
 def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
-    """Run `build` in worker processes, with the batch plan of the run; running out of memory is recorded.
-
-    Arguments and result are those of `training.launch.processes.launch`.
-    """
+    """Run `build` as `processes.launch` does, with the batch plan of the run; running out of memory is recorded."""
     from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan
     from snaketune.training.launch import processes
 

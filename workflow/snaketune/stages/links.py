@@ -23,10 +23,7 @@ def check_link(link: Path) -> None:
 def link_payload(out: Path, name: str) -> None:
     """Link `name` beside `out` to the payload that `out/manifest.json` names under `name`; without one, remove the link.
 
-    The link is replaced atomically, and it is relative, so that results can be moved.
-
-    Raises:
-        SnaketuneError: something else has that name, or the link can't be made.
+    The link is replaced atomically, and it is relative, so that results can be moved. SnaketuneError if it can't be made.
     """
     link = out.parent / name
     named = json.loads((out / "manifest.json").read_text(encoding="utf-8")).get(name)

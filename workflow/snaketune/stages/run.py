@@ -34,11 +34,7 @@ M = TypeVar("M", bound=Model)
 
 
 def run(job: JobFile) -> None:
-    """Run one job.
-
-    Raises:
-        SnaketuneError: a spec, an operation or an input doesn't match the stage.
-    """
+    """Run one job; SnaketuneError if a spec, an operation or an input doesn't match the stage."""
     if job.stage not in STAGES:
         raise SnaketuneError(f"there is no stage {job.stage!r}{unknown(job.stage, STAGES)}")
     stage, out = STAGES[job.stage], Path(job.out)
@@ -70,7 +66,7 @@ def run(job: JobFile) -> None:
         check_code(stage.module, code, stage.name)
     # The keys depend on the device that computes, so they are computed with its GPUs claimed.
     with claimed_gpus(operation.gpus) if stage.key_module else nullcontext():
-        keys_of = import_module(stage.key_module).keys if stage.key_module else lambda *_: ()
+        arguments = (stage.name, spec, operation, code, device)
         build_once(
             stage=stage.name,
             spec=json.loads(canonical(spec)),
@@ -84,7 +80,7 @@ def run(job: JobFile) -> None:
             reruns_on=job.reruns_on,
             rebuild=stage.measures,
             device=device,
-            keys=keys_of(stage.name, spec, operation, code, device),
+            keys=import_module(stage.key_module).keys(*arguments) if stage.key_module else (),
         )
     # A stage that reads manifests also waits for the results that they describe.
     described = map(result_at, files.get("manifests", ()))

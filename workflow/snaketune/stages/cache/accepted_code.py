@@ -1,7 +1,4 @@
-"""Accepted code changes: results made with earlier code count as made with the current code.
-
-The record is stored among the results and is copied with them, so a copy of the results keeps it.
-"""
+"""Accepted code changes: results made with earlier code count as made with the current code; recorded among the results."""
 
 import json
 from collections.abc import Callable

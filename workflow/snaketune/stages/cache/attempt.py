@@ -1,12 +1,8 @@
 """One attempt to build a result: its files, code, versions and threads, and the time of all attempts.
 
-The fingerprint is computed first; files are read, modules imported and threads started later, some of them in other processes,
-which compare with the plan again.
-
-    state/attempt.json     what they compare with
-    state/attempts.json    seconds of each attempt, also of those that were killed; that of the running one is updated every
-                           SECONDS_BETWEEN, so a kill loses at most that much. Work after an attempt's last checkpoint is
-                           repeated by the next one; both count, as both used the machine
+state/attempt.json     what processes compare with that read files, import modules or start threads after the fingerprint was
+                       computed
+state/attempts.json    seconds of each attempt, also of those that were killed, updated every SECONDS_BETWEEN
 """
 
 import json
@@ -33,6 +29,11 @@ Stamp = tuple[int, ...]
 UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
 
 
+def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
+    """Return the stamps of files, by path."""
+    return {str(path): stamp_of(path) for path in paths}
+
+
 def stamp_of(path: Path) -> Stamp:
     """Return values that differ whenever a file's content has changed, also if it was replaced by an older file."""
     try:
@@ -40,11 +41,6 @@ def stamp_of(path: Path) -> Stamp:
     except OSError:
         return ()
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
-
-
-def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
-    """Return the stamps of files, by path."""
-    return {str(path): stamp_of(path) for path in paths}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +64,16 @@ class Attempt:
 
     def check_files(self) -> None:
         """Raise SnaketuneError if a file has changed since before its digest was computed."""
-        if changed := [path for path, stamp in self.stamps.items() if self._has_changed(Path(path), tuple(stamp))]:
-            raise SnaketuneError(
-                f"{', '.join(map(str, changed))} changed while the {self.stage} stage read it; run again"
-            )
+        if changed := [path for path, stamp in self.stamps.items() if self._has_changed(path, tuple(stamp))]:
+            raise SnaketuneError(f"{', '.join(changed)} changed while the {self.stage} stage read it; run again")
 
-    def _has_changed(self, path: Path, before: Stamp) -> bool:
-        now = stamp_of(path)
+    def _has_changed(self, path: str, before: Stamp) -> bool:
+        now = stamp_of(Path(path))
         if now == before:
             return False
         # A new hard link or new permissions change the inode's time (the third entry) alone; so does an edit that resets times.
         only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
-        return not only_inode_time or digest_file(path) != self.digests.get(str(path))
+        return not only_inode_time or digest_file(Path(path)) != self.digests.get(path)
 
     def import_code(self, module: str) -> None:
         """Import all modules that shape the stage's result; SnaketuneError if their code isn't that of the fingerprint."""

@@ -1,8 +1,7 @@
 """Build a result at most once: reuse a finished one or resume unfinished work by fingerprint, otherwise build; then publish.
 
-A finished result with the same fingerprint is published immediately, without importing what the stage itself needs. This gives
-early cutoff (an input changed, but not what can be read from it), brings an old result back when a config is put back, and
-lets a job that was killed resume its own work.
+A finished result with the same fingerprint is published immediately, without importing what the stage itself needs: early cutoff
+(an input changed, but not what can be read from it), and an old result comes back when a config is put back.
 """
 
 import platform
@@ -56,20 +55,15 @@ def build_once(
 
     Args:
         spec: the resolved spec as plain JSON.
-        artifacts, files: inputs by role.
+        artifacts, files: inputs by role. If a file changes after its digest was computed, nothing is stored: SnaketuneError.
         code: digest of the code that shapes the result.
         payload: name of the payload folder below `out`.
         build: fills `payload` of the work folder; called only if there is no finished result.
-        device: kind of device that the stage computes on, if it does; neither results nor unfinished work are shared between
-            kinds.
+        device: kind of device that the stage computes on, if it does. Kinds share neither results nor unfinished work.
         libraries: distributions whose version shapes the content.
         reruns_on: `versions` if a result made with other versions of them isn't reused.
         rebuild: don't reuse a finished result, only unfinished work.
-        keys: the cache key of the result, then keys of other results that count as the same; empty for a key of the whole
-            spec and the content of each input.
-    Raises:
-        SnaketuneError: a file changed after its digest was computed; nothing is stored, since it would be another file's
-            result.
+        keys: the cache key of the result, then those of results that count as the same; empty for the whole spec and inputs.
     """
     stamps = stamps_of(path for some in files.values() for path in some)
     versions = {name: installed_version(name) for name in sorted(libraries)}

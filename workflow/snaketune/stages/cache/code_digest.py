@@ -2,10 +2,7 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Packages that only move, describe or draw results are excluded, by the list below.
-
-The shell prefix in workflow/rules/package.smk doesn't count: it sets the path of the package (whose code this digests), the
-config's name for messages, and the wait policy of idle threads.
+docstrings and names of modules. The shell prefix in workflow/rules/package.smk doesn't count: a test lists what it sets.
 """
 
 import hashlib
@@ -18,8 +15,7 @@ from snaketune.stages.cache.libraries import importing
 from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
-# Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`
-# (`tables` writes and reads the rows).
+# Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
 SHAPELESS = {
     # A spec holds every value resolved, and of this package a stage uses only the models that carry the values.
     "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
@@ -29,9 +25,8 @@ SHAPELESS = {
     "cluster": "the resources that a job requests, and when it is preempted; a preempted training resumes exactly",
     "tracking": "draws the log of a training and returns nothing to it; a test checks that the weights are equal",
     "report": "draws results; in the report stage itself, it counts",
-    # Not in this list, though it may seem so: training.launch.processes decides precision and processes; training.checkpoint
-    # holds the state that a training resumes from, which other code mustn't read; models.selftest decides which results are
-    # possible, and runs the model before it is trained.
+    # These count: training.launch.processes decides precision and processes, training.checkpoint holds the state that a
+    # training resumes from, and models.selftest runs the model before it is trained.
 }
 
 

@@ -1,13 +1,9 @@
 """Fingerprints: the digest of everything that shapes a result, which names its work folder.
 
-It covers stage, spec, what can be read from each input, code, kind of device, and versions of libraries if they count. Of spec
-and inputs everything counts unless the stage's `key_module` is more precise: it resolves `precision: auto` on this machine, or
-ignores which rows hold the pairs.
-
-    results/.work/.digests/    digests of external files, so that a file isn't read again each time that jobs are planned
-
-A cached digest is valid while the file's size, times and inode are unchanged. The time of the last inode change (ctime) is set
-by the kernel; `cp -p` and `rsync -t` can't set it, unlike the time of modification.
+Of spec and inputs everything counts unless the stage's `key_module` is more precise: it resolves `precision: auto` on this
+machine, or ignores which rows hold the pairs. `results/.work/.digests/` holds digests of external files, so that a file isn't
+read each time that jobs are planned. They are valid while size, times and inode are unchanged; only the kernel sets the time of
+the last inode change (ctime).
 """
 
 import hashlib

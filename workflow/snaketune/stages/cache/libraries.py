@@ -1,8 +1,4 @@
-"""The libraries that shape a stage's result; their versions are recorded, so that a change of version can be reported.
-
-A library that a stage uses for some specs only is listed for those only: a new ftfy doesn't concern a corpus that it didn't
-repair.
-"""
+"""The libraries that shape a stage's result with a given spec; their versions are recorded, so that changes can be reported."""
 
 import gc
 import logging
@@ -26,10 +22,9 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disable Python's garbage collector during imports.
+    """Disable Python's garbage collector during imports: searching what they create takes as long as creating it.
 
-    The imported objects stay, and searching them for garbage over and over takes about as long as creating them (torch,
-    transformers and peft: 6.5 s of a core, 3.5 s without).
+    With torch, transformers and peft: 6.5 s of a core, 3.5 s without.
     """
     gc.disable()
     try:

@@ -7,7 +7,7 @@ the content of each external file, and whether the payload is complete (by size;
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,26 +46,23 @@ class Status:
     other_versions: tuple[tuple[str, str, str], ...] = ()
 
 
+@dataclass(kw_only=True)
 class Results:
-    """The results of all jobs of a graph. Each is checked once, on first access."""
+    """The results of all jobs of a graph. Each is checked once, on first access.
 
-    def __init__(
-        self,
-        *,
-        code_of: Callable[[str], str],
-        is_forced: Callable[[Job], bool] = lambda job: False,
-        installed: Callable[[str], str | None] = lambda library: None,
-        reruns_on: dict[str, str] | None = None,
-    ):
-        """Args:
+    Attributes:
         code_of: the digest of a stage's code.
         is_forced: whether the user forces the job, whatever the status of its result (`--forcerun`).
         installed: the version of a library where jobs run; None if unknown.
         reruns_on: stages whose results are stale if they were made with other versions of libraries.
-        """
-        self.code_of, self.is_forced, self.installed, self.reruns_on = code_of, is_forced, installed, reruns_on or {}
-        self._known: dict[str, Status] = {}
-        self._logged: set[str] = set()
+    """
+
+    code_of: Callable[[str], str]
+    is_forced: Callable[[Job], bool] = lambda job: False
+    installed: Callable[[str], str | None] = lambda library: None
+    reruns_on: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, Status] = field(default_factory=dict, init=False)
+    _logged: set[str] = field(default_factory=set, init=False)
 
     def of(self, job: Job) -> Status:
         """Return the status of the job's result."""
@@ -128,10 +125,7 @@ class Results:
         stage = STAGES[job.stage]
         if stage.reads_manifests:
             # As they are: the report reads run.json too.
-            return {
-                role: [(path.removeprefix("results/"), _digest(Path(path))) for path in paths]
-                for role, paths in inputs_by_role(job).items()
-            }
+            return {role: [_as_file(path) for path in paths] for role, paths in inputs_by_role(job).items()}
         made = {
             role: [(one.key, str(getattr(self.of(one), stage.digested_by.get(role, "content")))) for one in jobs]
             for role, jobs in job.artifacts.items()
@@ -172,11 +166,7 @@ def made_from(job: Job) -> Iterable[Job]:
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """Return the paths that a job reads, by role; for the report also those of results that it compares with.
-
-    Raises:
-        SnaketuneError: a result to compare with doesn't exist.
-    """
+    """Return the paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
     stage = STAGES[job.stage]
     if not stage.reads_manifests:
         made = {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()}
@@ -203,15 +193,12 @@ def differing(then: Any, now: Any, key: str = "") -> list[str]:
     return [f"{key}: {values}" if len(values) <= 60 else key]
 
 
-def _digest(path: Path) -> str:
-    return digest_file(path) if path.is_file() else ""
+def _as_file(path: str) -> tuple[str, str]:
+    return path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else ""
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return path.stat().st_size if path.is_file() else -1
 
 
 def _some(names: list[str]) -> str:

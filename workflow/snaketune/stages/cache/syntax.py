@@ -1,10 +1,8 @@
 """The syntax of a module's source as a digest, and what the module imports from the package.
 
 Comments, docstrings, the declaration of a stage and the names of modules don't count, so that a module can be renamed or moved
-without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so the
-digests are cached below the results, by the bytes of the sources.
-
-    results/.work/.code.json    by digest of a source: the digest of its syntax, and its imports
+without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so CACHE
+holds by digest of a source the digest of its syntax, and its imports.
 """
 
 import ast

@@ -1,5 +1,8 @@
 """Work folders: where stages work, and where finished results are cached until they are published, for the first time or again.
 
+Snakemake deletes a rule's declared outputs before every attempt, so stages don't work there. A retry finds its own unfinished
+work by its fingerprint; so does a config that was put back to an earlier state.
+
     results/.work/<stage>/<fingerprint>/
         lock, lock.lease     held while a process works here (host/locks.py)
         state/               survives a killed attempt (checkpoints; attempt.json: what the attempt uses)
@@ -8,9 +11,6 @@
         manifest.json
         run.json
         unpublished          exists while the result may not have been published yet
-
-Snakemake deletes a rule's declared outputs before every attempt, so stages don't work there. A retry finds its own unfinished
-work by its fingerprint; so does a config that was put back to an earlier state.
 """
 
 import hashlib
@@ -23,20 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import (
-    Artifact,
-    note_published,
-    read_artifact,
-    sync_names,
-    write_json,
-    write_manifest,
-)
+from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, sync_names, write_json, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")
 # By output folder, the fingerprint of the result that is to be published there.
 CLAIMS = ".claims"
+
+
+def _path(name: str) -> Any:
+    """Return a property of `WorkFolder`: the path of this name."""
+    return property(lambda work: work.folder / name)
 
 
 @dataclass(frozen=True)
@@ -50,34 +48,17 @@ class WorkFolder:
     folder: Path
     lease: Lease | None = None
 
+    payload = _path("payload.partial")
+    finished = _path("payload")
+    state = _path("state")
+    manifest = _path("manifest.json")
+    run = _path("run.json")
+    unpublished = _path("unpublished")
+
     @property
     def root(self) -> Path:
         """The folder of all work folders: `results/.work`."""
         return self.folder.parent.parent
-
-    @property
-    def payload(self) -> Path:
-        return self.folder / "payload.partial"
-
-    @property
-    def finished(self) -> Path:
-        return self.folder / "payload"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def manifest(self) -> Path:
-        return self.folder / "manifest.json"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run.json"
-
-    @property
-    def unpublished(self) -> Path:
-        return self.folder / "unpublished"
 
     def check_held(self) -> None:
         """Raise SnaketuneError if another process has taken the folder over; called before anything shared is written."""
@@ -192,8 +173,6 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     Args:
         work: the folder that holds it.
         requested: entries of the manifest that describe the job it is published for.
-    Raises:
-        SnaketuneError: another job has claimed the output folder since.
     """
     out, names = claim.out, _files(artifact)
     claim.check()

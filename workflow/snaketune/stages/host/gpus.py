@@ -1,12 +1,9 @@
 """GPU slots: each job claims GPUs of its own. Snakemake counts a `gpu` resource, but doesn't say which GPUs a job gets.
 
-A slot is a lock file per GPU and host; a job that holds it sees only that GPU, by CUDA_VISIBLE_DEVICES. SLURM assigns GPUs to
-its jobs and may number them from 0 in each. Several jobs of a workflow may run within one SLURM job, and a SLURM job may have
-more GPUs than it requested, so slots are claimed there too, per SLURM job. On machines without GPUs nothing is claimed.
-
-A slot is named after the GPU's UUID if nvidia-smi lists it, so that a GPU has one slot whether it is given by number or by
-UUID. A number means the same GPU to CUDA and to nvidia-smi only if all GPUs are of one model: CUDA counts the fastest first,
-nvidia-smi by bus. Each MIG slice of a card counts as a GPU.
+A slot is a lock file per GPU, host and SLURM job (which may number its GPUs from 0, run several jobs of a workflow, and have
+more GPUs than it requested). It is named after the GPU's UUID if nvidia-smi lists it, so that a GPU has one slot whether it is
+given by number or by UUID. A number means the same GPU to CUDA and to nvidia-smi only if all GPUs are of one model: CUDA counts
+the fastest first, nvidia-smi by bus. Each MIG slice of a card counts as a GPU.
 """
 
 import os
@@ -41,10 +38,7 @@ ALLOW = "operation.allow_cpu: true"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, or a slice of one, as the driver lists it: `name` is torch's name for it, `index` nvidia-smi's for the card.
-
-    Of a GPU that the driver doesn't list, `uuid` is its identifier, and the others are empty.
-    """
+    """A GPU or a slice of one: `name` is torch's, `index` the card's. If the driver doesn't list it, both are empty."""
 
     index: str
     uuid: str
@@ -113,8 +107,7 @@ def _of(identifier: str, listed: list[Gpu]) -> Gpu:
 def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
     """Claim `count` GPUs and make them the only visible ones; wait while too few are free. They are of one model if possible.
 
-    Raises:
-        SnaketuneError: the machine has GPUs, but fewer than `count`; or one job requests several slices of cards.
+    Without GPUs nothing is claimed; SnaketuneError if there are fewer than `count`, or several slices of cards are requested.
     """
     gpus = visible_gpus()
     if count and not gpus:
@@ -162,8 +155,6 @@ def _candidate_groups(gpus: list[str], known: dict[str, Gpu], count: int, *, sli
 
     Args:
         sliced: whether the machine has sliced cards (MIG).
-    Raises:
-        SnaketuneError: several GPUs are requested of slices; CUDA shows a process only one.
     """
     if count <= 1:
         return [gpus]

@@ -1,8 +1,7 @@
 """The command line that starts a training on each node, for `snakemake -n` to log and for `training.launch.processes` to run.
 
-A single process is started directly. Several are started by `accelerate launch`, which starts and watches those of one node. On
-one machine they connect at a port that torchrun itself opens, so no two trainings can choose the same. On several, SLURM starts
-one `accelerate launch` per node, and they connect on the node that runs the job, by SLURM's own variables.
+A single process is started directly, several by one `accelerate launch` per node. On one machine they connect at a port that
+torchrun itself opens, so no two trainings can choose the same; on several, on the node that runs the job, by SLURM's variables.
 """
 
 import os
@@ -80,11 +79,7 @@ def check_nodes(operation: Operation) -> None:
 
 
 def check_limit(operation: Operation, most: int | None) -> None:
-    """Raise SnaketuneError, with what to do, if a job requests more GPUs than this run may use on this machine.
-
-    Args:
-        most: the limit of `--resources gpu=N`, by default all GPUs; None for no limit.
-    """
+    """Raise SnaketuneError, with what to do, if a job requests more GPUs than `--resources gpu=N` (None: any number) allows."""
     if most is not None and operation.gpus > max(1, most) and visible_gpus():
         raise SnaketuneError(
             f"operation.gpus: {operation.gpus} GPUs, but this run may use {most} (--resources gpu={most}, or all that this "

@@ -5,13 +5,9 @@
 
 `flock` is immediate, is never lost to a process that is merely slow, and the kernel releases it when its holder dies. NFSv4,
 Lustre (`-o flock`) and GPFS have it across nodes, other file systems within one host only, or not at all. So a process that has
-the lock also takes a lease and waits for those of other hosts; without flock, the lease is the only lock. filelock makes the
-same call, but its files don't name their holders.
-
-Times of leases are compared among files of one folder, so all are by the file system's clock, and the hosts' clocks may be
-wrong. Whether a process of this machine exists, and started when its lease says, is looked up in the kernel. A thread sends the
-heartbeats, so code that holds the GIL for longer than DEAD_SECONDS looks dead. If another host waits for the folder, it takes
-it over, and the work since the last checkpoint is lost, but nothing is written twice.
+the lock also takes a lease and waits for those of other hosts; without flock, the lease is the only lock. All times are by the
+file system's clock. Code that holds the GIL for longer than DEAD_SECONDS looks dead: another host may take the folder over,
+and the work since the last checkpoint is lost, but nothing is written twice.
 """
 
 import errno
@@ -81,9 +77,7 @@ def locked(lock: Path, what: str) -> Iterator["Lease"]:
 def try_lock(lock: Path) -> TextIO | None:
     """Take a lock if it is free, and return the open file, which holds it until it is closed; None if another process has it.
 
-    Raises:
-        NoLocks: the file system has none.
-        SnaketuneError: the file is a link.
+    Raises NoLocks if the file system has none, and SnaketuneError if the file is a link.
     """
     try:
         # A link would be followed, and its target truncated.
@@ -154,19 +148,13 @@ class Holder:
 
     @property
     def is_on_this_machine(self) -> bool:
-        """Whether it runs under the same kernel."""
         return self.boot == _boot_and_namespace()[0] if self.boot else self.host == socket.gethostname()
 
     @property
-    def is_known(self) -> bool:
-        """Whether this process can look it up in the kernel."""
-        return self.is_on_this_machine and self.processes == _boot_and_namespace()[1]
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it is known to have ended."""
-        if not self.is_known:
-            return False
+    def is_dead(self) -> bool | None:
+        """Whether it has ended; None if this process can't look it up in the kernel."""
+        if not self.is_on_this_machine or self.processes != _boot_and_namespace()[1]:
+            return None
         try:
             os.kill(self.process, 0)
         except ProcessLookupError:
@@ -179,16 +167,22 @@ class Holder:
         return f"process {self.process} on {self.host}"
 
 
+def end_process(message: str) -> None:
+    """End this process at once, since its further writes would mix with another process's files."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 class Lease:
     """One lock's lease file, as one process sees it."""
 
     def __init__(self, lock: Path):
         self.path = lock.with_name(f"{lock.name}.lease")
         self.own = Holder.here()
+        self._partial = lock.with_name(f".{self.path.name}.{self.own.token}")
         self._ended = threading.Event()
         # The last heartbeat seen of another holder, and since when it is unchanged.
-        self._seen: tuple[Holder | None, float] = (None, 0.0)
-        self._since = 0.0
+        self._seen, self._since = (None, 0.0), 0.0
 
     def take(self, *, flock: bool) -> bool:
         """Take the lease unless a live process has it.
@@ -196,15 +190,20 @@ class Lease:
         Args:
             flock: whether this process holds the lock that the lease belongs to, so no other process on this machine does.
         """
-        existing = self._read()
-        if existing is None:
-            return self._create()
+        with suppress(FileExistsError):
+            # If this process dies before it writes, the empty file counts as dead in time.
+            self.path.open("x").close()
+            self._write()
+            return True
+        if not (existing := self._read()):
+            return False
         holder, beat = existing
         if flock and holder and holder.is_on_this_machine:
             # A live process would still have the lock.
             self._write()
             return True
-        if not (holder.is_dead if holder and holder.is_known else self._is_silent(holder, beat)):
+        dead = holder.is_dead if holder else None
+        if not (self._is_silent(holder, beat) if dead is None else dead):
             return False
         self._write()
         time.sleep(SETTLING_SECONDS)
@@ -212,11 +211,10 @@ class Lease:
 
     def is_free(self) -> bool:
         """Whether no live process seems to have the lease. Only reads; creates nothing for a lease that doesn't exist."""
-        existing = self._read()
-        if existing is None:
+        if not (existing := self._read()):
             return True
         holder, beat = existing
-        if holder and holder.is_known:
+        if holder and holder.is_dead is not None:
             return holder.is_dead
         try:
             now = self._now()
@@ -240,12 +238,8 @@ class Lease:
             if not self.is_ours():
                 raise SnaketuneError(self._lost())
 
-    def beat(self, on_lost: Callable[[str], None] | None = None) -> None:
-        """Send heartbeats from now on, in a thread.
-
-        Args:
-            on_lost: called with the message when the lease is lost; by default it ends this process.
-        """
+    def beat(self, on_lost: Callable[[str], None] = end_process) -> None:
+        """Send heartbeats from now on, in a thread. Args: on_lost: called with the message when the lease is lost."""
 
         def send() -> None:
             while not self._ended.wait(SECONDS_BETWEEN_BEATS):
@@ -254,7 +248,7 @@ class Lease:
                     if self.is_ours():
                         os.utime(self.path)
                     elif not self._ended.is_set():
-                        (on_lost or _end)(self._lost())
+                        on_lost(self._lost())
                         return
 
         threading.Thread(target=send, daemon=True, name=self.path.name).start()
@@ -280,12 +274,11 @@ class Lease:
 
     def _now(self) -> float:
         """Return the time by the file system's clock."""
-        probe = self._own_file("probe")
         try:
-            with probe.open("w") as file:
+            with self._partial.open("w") as file:
                 return os.fstat(file.fileno()).st_mtime
         finally:
-            probe.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
 
     def _read(self) -> tuple[Holder | None, float] | None:
         """Return the holder (None if the file names none) and the last heartbeat; None if there is no lease."""
@@ -300,28 +293,9 @@ class Lease:
         except (ValueError, TypeError):
             return None, beat
 
-    def _create(self) -> bool:
-        """Create the file if it doesn't exist. If the process dies before it is written, it counts as dead in time."""
-        try:
-            self.path.open("x").close()
-        except FileExistsError:
-            return False
-        self._write()
-        return True
-
     def _write(self) -> None:
-        partial = self._own_file("partial")
-        partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
-        partial.replace(self.path)
-
-    def _own_file(self, purpose: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.{self.own.token}.{purpose}")
-
-
-def _end(message: str) -> None:
-    """End this process at once, since its further writes would mix with another process's files."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(1)
+        self._partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
+        self._partial.replace(self.path)
 
 
 def _start_time(process: int) -> str:
