@@ -82,7 +82,7 @@ CALLED = {
     "stages.plan.card_jobs": {"card_jobs"},
     "stages.plan.convert_jobs": {"convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
-    "stages.cache.code_digest": {"code_digest"},
+    "stages.cache.code_digest": {"code_digest", "import_checked"},
     # By the report, of runs of another time.
     "stages.compared_results": {"result_of"},
     "stages.host.disk_errors": {"disk_error_message"},

@@ -1,7 +1,6 @@
 """Artifacts and their `manifest.json`: spec, inputs, counts, and the digests of payload files, which are verified on reading.
 
-A manifest is deterministic: the same work gives the same bytes, on any machine at any time. What differs from run to run (time,
-host, throughput) is in `run.json`, on which nothing depends.
+The same work gives the same manifest, byte for byte; what differs from run to run is in `run.json`, on which nothing depends.
 """
 
 import json
@@ -26,8 +25,7 @@ FORMER_KEYS = {
     "begun_with": "resumed_from_versions",
     "begun_as": "resumed_from_numerics",
 }
-FORMER_INPUTS = {"beneath": "base_layers"}
-FORMER_JOB_KEYS = {"asked_by": "config_key"}
+FORMER_INPUTS, FORMER_JOB_KEYS = {"beneath": "base_layers"}, {"asked_by": "config_key"}
 # The entries that readers of the payload need besides the payload itself. Their order is part of every content digest.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "base_dtype")
 
@@ -50,11 +48,7 @@ class Artifact:
         return content_digest(self.manifest)
 
     def file(self, name: str) -> Path:
-        """Return the path of a payload file after verifying its digest.
-
-        Raises:
-            SnaketuneError: the file is missing or changed; the message says how to rebuild it.
-        """
+        """Return the path of a payload file; SnaketuneError, with how to rebuild it, if it is missing or has another digest."""
         entry = (self.manifest["payload"] | self.manifest["records"]).get(name)
         path = self.folder / name
         rebuild = f"rebuild it with: {rebuild_command(self.manifest_path)}"
@@ -62,12 +56,10 @@ class Artifact:
             raise SnaketuneError(f"{self.manifest_path} lists no file {name!r}")
         if not path.is_file():
             raise SnaketuneError(f"{path} is missing; {rebuild}")
-        if self.trusted and self._published.get(name) == _stamp(path):
-            return path
-        if (digest := digest_file(path)) != entry["digest"]:
-            raise SnaketuneError(
-                f"{path} is damaged: its digest is {digest}, the manifest says {entry['digest']}; {rebuild}"
-            )
+        unchanged = self.trusted and self._published.get(name) == _stamp(path)
+        if not unchanged and (digest := digest_file(path)) != entry["digest"]:
+            problem = f"is damaged: its digest is {digest}, the manifest says {entry['digest']}"
+            raise SnaketuneError(f"{path} {problem}; {rebuild}")
         return path
 
     def files(self, prefix: str = "") -> list[Path]:
@@ -75,8 +67,7 @@ class Artifact:
         return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
 
     def for_part(self, part: int) -> "Artifact":
-        """Return the artifact for the job of one part (from 1) that reads its share of each file. The first part verifies the
-        files for all parts; otherwise each part would have to read all files in full."""
+        """Return the artifact for the job of one part, which reads its share of each file. Part 1 verifies them for all."""
         return replace(self, trusted=part > 1)
 
     @cached_property
@@ -118,14 +109,11 @@ def _is_inside(name: str) -> bool:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON with sorted keys and an indent of two, atomically (written beside and renamed) and flushed to disk.
-
-    Neither a reader nor a power cut leaves half a file; the result that it describes may be the only copy.
-    """
+    """Write JSON with sorted keys and an indent of two, atomically and flushed, so that a power cut leaves no half a file."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
-    # Mode x, so that it never writes through a link that another user put there.
+    # Mode x never writes through a link that another user put there.
     with partial.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -159,10 +147,9 @@ def _own_digest(manifest: dict[str, Any]) -> str:
 
 
 def content_digest(manifest: dict[str, Any]) -> str:
-    """Return the digest of what readers of the artifact can read.
+    """Return the digest of what readers of the artifact can read: payload and format, not counts, records and inputs.
 
-    It covers the payload and the format, not counts, records and inputs: the same rows made in two ways are the same, and
-    stages that read them needn't run again.
+    So the same rows made in two ways are the same, and stages that read them needn't run again.
     """
     payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
     return digest_json({"payload": payload, "format": [manifest.get(key) for key in FORMAT_KEYS]})

@@ -95,7 +95,6 @@ def audit(
 
 
 def _slows_down(switches: list[Switch], baseline: dict[str, Any]) -> str:
-    """Return what limits the run's speed."""
     first = switches[0]
     if (first.brings_percent or 0) >= WORTH and first.holds_back:
         return f"{first.holds_back} ({first.brings_percent:+.0f}% {first.how}); {first.do}"

@@ -145,7 +145,6 @@ def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def table(nodes: list[dict[str, Any]]) -> str:
-    """Return all figures as a Markdown table."""
     lines = ["| node | " + " | ".join(FIGURES.values()) + " | GPU |", "|---|" + "---|" * len(FIGURES) + "---|"]
     for node in sorted(nodes, key=lambda one: one["node"]):
         cells = [f"{node[key]:,.4g}" for key in FIGURES]

@@ -64,7 +64,6 @@ def build(
 
 
 def as_json(finding: Finding) -> dict[str, str]:
-    """Return a finding as the report reads it."""
     return {
         "severity": "stops" if finding.certain else "warns",
         "where": ".".join(finding.key.split(".")[:2]),

@@ -36,7 +36,6 @@ class StepProfiler(TrainerCallback):
         self.state: Literal["before", "running", "done"] = "before"
 
     def on_step_begin(self, args, state, control, **_):
-        """Start the profiler."""
         if state.global_step == self.after:
             self.profiler.start()
             self.state = "running"

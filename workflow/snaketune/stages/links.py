@@ -12,7 +12,7 @@ LINKED = ("sft", "dpo")
 def check_link(link: Path) -> None:
     """Raise SnaketuneError if `link` exists and is no link; Snakemake would remove it, like any output of a rule.
 
-    A dangling link, to a model that was deleted or is being trained again, is removed: Snakemake fails when it reads its time.
+    A dangling link, as to a model that is being trained again, is removed: Snakemake fails when it reads its time.
     """
     if link.is_symlink() and not link.exists():
         link.unlink(missing_ok=True)

@@ -117,10 +117,7 @@ def _inputs(stage: Stage, given: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
 
 
 def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
-    """Set the time of inputs to now if it is in the future, as after a clock was set back.
-
-    Snakemake refuses and removes outputs that are older than their inputs. Times of results decide nothing else.
-    """
+    """Set future times of inputs to now, as after a clock was set back: Snakemake removes outputs older than their inputs."""
     paths = [Path(path) for path in (operation.preflight, operation.calibration) if path]
     paths += Path().glob(operation.parts) if operation.parts else ()
     for artifact in read:

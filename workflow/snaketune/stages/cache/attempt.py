@@ -18,7 +18,6 @@ from time import monotonic
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.code_digest import import_checked
 from snaketune.stages.cache.work_folders import WorkFolder
 
 FILE, TIMES = "attempt.json", "attempts.json"
@@ -30,7 +29,6 @@ UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
-    """Return the stamps of files, by path."""
     return {str(path): stamp_of(path) for path in paths}
 
 
@@ -75,12 +73,7 @@ class Attempt:
         only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
         return not only_inode_time or digest_file(Path(path)) != self.digests.get(path)
 
-    def import_code(self, module: str) -> None:
-        """Import all modules that shape the stage's result; SnaketuneError if their code isn't that of the fingerprint."""
-        import_checked(module, self.code, self.stage)
-
     def save(self, state: Path) -> None:
-        """Write the attempt to a state folder, for `read_attempt`."""
         write_json(state / FILE, vars(self))
 
 
@@ -111,7 +104,6 @@ def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

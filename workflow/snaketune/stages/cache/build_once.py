@@ -1,7 +1,7 @@
 """Build a result at most once: reuse a finished one or resume unfinished work by fingerprint, otherwise build; then publish.
 
-A finished result with the same fingerprint is published immediately, without importing what the stage itself needs: early cutoff
-(an input changed, but not what can be read from it), and an old result comes back when a config is put back.
+A finished result with the same fingerprint is published at once, without importing what the stage itself needs: an input may
+change in what isn't read from it (early cutoff), and an old result comes back when a config is put back.
 """
 
 import platform

@@ -14,12 +14,9 @@ RESUMES = "resumes when its config runs again; remove the folder yourself if it 
 def clean(work_root: Path, *, remove: bool) -> None:
     """List the work folders that no manifest below the results folder came from, and with `remove` delete them.
 
-    Retained are the work of published results, results that the report compares with, folders in use, finished results that
-    were never published, and unfinished trainings and reference passes, which can be resumed. Responses are retained if a
-    published evaluation uses them; a running evaluation loses at most what it would have reused after being killed.
-
-    Args:
-        work_root: `results/.work`.
+    Retained are the work of published results and of those that the report compares with, folders in use, finished results that
+    were never published, unfinished trainings and reference passes, and responses that a published evaluation uses; a running
+    evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
     """
     current, responses = set(), set()
     for _, manifest in published_manifests(work_root.parent, "fingerprint"):

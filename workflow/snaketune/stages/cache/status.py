@@ -65,7 +65,6 @@ class Results:
     _logged: set[str] = field(default_factory=set, init=False)
 
     def of(self, job: Job) -> Status:
-        """Return the status of the job's result."""
         if job.manifest not in self._known:
             self._known[job.manifest] = self._check(job)
         return self._known[job.manifest]

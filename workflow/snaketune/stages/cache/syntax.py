@@ -91,7 +91,6 @@ class _WithoutImports(ast.NodeTransformer):
         self.imports: list[Import] = []
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
-        """Collect `from snaketune.package.module import name as bound`."""
         if node.level or node.module == PACKAGE:
             raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package.module import name`")
         if not node.module.startswith(f"{PACKAGE}."):

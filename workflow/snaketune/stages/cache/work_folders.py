@@ -80,7 +80,6 @@ class WorkFolder:
         return artifact
 
     def made_at(self) -> str:
-        """Return when the result was made."""
         try:
             return json.loads(self.run.read_text(encoding="utf-8"))["started"]
         except (OSError, ValueError, LookupError, TypeError):
@@ -125,7 +124,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

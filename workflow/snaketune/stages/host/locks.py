@@ -216,11 +216,10 @@ class Lease:
         holder, beat = existing
         if holder and holder.is_dead is not None:
             return holder.is_dead
-        try:
+        now = time.time()
+        # On a full disk, which is about to be cleaned, the file system's clock can't be read.
+        with suppress(OSError):
             now = self._now()
-        except OSError:
-            # The disk is full, and about to be cleaned.
-            now = time.time()
         return now - beat > DEAD_SECONDS
 
     def holder(self) -> Holder | None:
@@ -228,7 +227,6 @@ class Lease:
         return existing[0] if (existing := self._read()) else None
 
     def is_ours(self) -> bool:
-        """Whether the file still names this process."""
         return self.holder() == self.own
 
     def check(self) -> None:
@@ -273,7 +271,6 @@ class Lease:
         return self._now() - beat > DEAD_SECONDS and time.monotonic() - self._since >= WATCHED_SECONDS
 
     def _now(self) -> float:
-        """Return the time by the file system's clock."""
         try:
             with self._partial.open("w") as file:
                 return os.fstat(file.fileno()).st_mtime
