@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -109,24 +109,29 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
 
     Without GPUs nothing is claimed; SnaketuneError if there are fewer than `count`, or several slices of cards are requested.
     """
-    gpus = visible_gpus()
-    if count and not gpus:
+    visible = visible_gpus()
+    if count and not visible:
         yield []
         return
-    _check_enough(count, gpus, "this machine has")
     listed = driver_gpus() if count else []
-    known = {gpu: _of(gpu, listed) for gpu in gpus}
-    # A GPU that is listed twice has one slot.
-    gpus = list({known[gpu].uuid: gpu for gpu in reversed(gpus)}.values())[::-1]
-    _check_enough(count, gpus, f"{VISIBLE} lists")
-    groups = _candidate_groups(gpus, known, count, sliced=_sliced(listed))
+    gpus: dict[str, Gpu] = {}
+    for identifier in visible:
+        # A GPU that is given twice has one slot.
+        if (gpu := _of(identifier, listed)) not in gpus.values():
+            gpus[identifier] = gpu
+    for known, where in ((visible, "this machine has"), (gpus, f"{VISIBLE} lists")):
+        if count > len(known):
+            raise SnaketuneError(
+                f"operation.gpus: the job requests {count} GPUs, {where} {len(known)}; lower operation.gpus"
+            )
+    groups = _candidate_groups(gpus, count, sliced=_sliced(listed))
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get(VISIBLE)
     with ExitStack() as held:
         claimed: list[str] = []
         waiting = False
         while len(claimed) < count:
-            claimed = next(filter(None, (_try_all(group, known, count, folder, held) for group in groups)), [])
+            claimed = next(filter(None, (_try_all(group, count, folder, held) for group in groups)), [])
             if not claimed:
                 if not waiting:
                     print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
@@ -143,50 +148,43 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
                 os.environ[VISIBLE] = before
 
 
-def _check_enough(count: int, gpus: list[str], where: str) -> None:
-    if count > len(gpus):
-        raise SnaketuneError(
-            f"operation.gpus: the job requests {count} GPUs, {where} {len(gpus)}; lower operation.gpus"
-        )
-
-
-def _candidate_groups(gpus: list[str], known: dict[str, Gpu], count: int, *, sliced: bool) -> list[list[str]]:
-    """Return the groups of GPUs to claim `count` from: those of one model that are large enough, otherwise all GPUs.
+def _candidate_groups(gpus: dict[str, Gpu], count: int, *, sliced: bool) -> list[dict[str, Gpu]]:
+    """Return the groups to claim `count` GPUs from: those of one model that are large enough, otherwise all GPUs.
 
     Args:
+        gpus: by identifier.
         sliced: whether the machine has sliced cards (MIG).
     """
     if count <= 1:
         return [gpus]
-    names = {gpu: about.name for gpu, about in known.items()}
-    groups = [list(group) for _, group in groupby(sorted(gpus, key=names.__getitem__), names.__getitem__)]
+    models: dict[str, dict[str, Gpu]] = {}
+    for identifier, gpu in gpus.items():
+        models.setdefault(gpu.name, {})[identifier] = gpu
     if sliced:
         # A number may be that of a slice.
-        groups = [group for group in groups if all(gpu.startswith("GPU-") for gpu in group)]
-    if enough := [group for group in groups if len(group) >= count]:
+        models = {name: some for name, some in models.items() if all(gpu.startswith("GPU-") for gpu in some)}
+    if enough := [models[name] for name in sorted(models) if len(models[name]) >= count]:
         return enough
     if sliced:
         raise SnaketuneError(
             f"operation.gpus: {count} GPUs are requested, but this machine's GPUs are slices of cards (MIG), of which CUDA "
             "shows a job only one; set operation.gpus: 1, or run it on whole cards"
         )
-    models = ", ".join(f"{len(group)} {names[group[0]] or 'unknown'}" for group in groups)
-    if len(groups) > 1:
-        print(f"note: {count} GPUs of different models ({models}): each step waits for the slowest", flush=True)
+    if len(models) > 1:
+        counts = ", ".join(f"{len(models[name])} {name or 'unknown'}" for name in sorted(models))
+        print(f"note: {count} GPUs of different models ({counts}): each step waits for the slowest", flush=True)
     return [gpus]
 
 
-def _try_all(gpus: list[str], known: dict[str, Gpu], count: int, folder: Path, held: ExitStack) -> list[str]:
+def _try_all(gpus: dict[str, Gpu], count: int, folder: Path, held: ExitStack) -> list[str]:
     """Lock `count` free slots, or none, so that two jobs can't wait for each other's slots."""
     machine = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
     with ExitStack() as attempt:
         claimed = []
-        for gpu in gpus:
-            name = re.sub(r"[^0-9A-Za-z]", "-", known[gpu].uuid)
-            if not (slot := _try_slot(folder, f"{machine}-{name}.lock")):
-                continue
-            attempt.enter_context(slot)
-            claimed.append(gpu)
+        for identifier, gpu in gpus.items():
+            if slot := _try_slot(folder, f"{machine}-{re.sub(r'[^0-9A-Za-z]', '-', gpu.uuid)}.lock"):
+                attempt.enter_context(slot)
+                claimed.append(identifier)
             if len(claimed) == count:
                 held.enter_context(attempt.pop_all())
                 return claimed
