@@ -1,7 +1,7 @@
 """One attempt to build a result: its files, code, versions and threads, and the time of all attempts.
 
-`state/attempt.json` holds what processes compare with that read files, import modules or start threads after the fingerprint was
-computed; `state/attempts.json` the seconds of each attempt, also of those that were killed, updated every SECONDS_BETWEEN.
+`state/attempt.json` holds what processes compare with that read files, import modules or start threads after the fingerprint
+was computed; `state/attempts.json` the seconds of each attempt, also of killed ones, updated every SECONDS_BETWEEN.
 """
 
 import json
