@@ -15,8 +15,8 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning, Sft
 from snaketune.diagnostics import timed_training
 from snaketune.diagnostics import trial as trial_module
-from snaketune.diagnostics.attribution import as_csv, as_markdown, attribution
 from snaketune.diagnostics.attribution_picture import attribution_svg
+from snaketune.diagnostics.diagnosis import as_csv, as_markdown, attribution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import DiagnosisSpec, SftSpec, TrialSpec, Variant, canonical

@@ -69,7 +69,8 @@ def found_in(
     corpora: list[Artifact], evaluated: list[Artifact], trained_on: tuple[str, ...] = ("pairs",)
 ) -> list[Finding]:
     of = PreflightEvaluation(key="eval.demo", corpora=("chat",), trained_on=trained_on, exact_match=())
-    return check_leaks([of], corpora, evaluated)
+    by_name = [{one.folder.parent.name: one for one in some} for some in (corpora, evaluated)]
+    return list(check_leaks([of], *by_name))
 
 
 PROMPTS = [f"What is {number} plus {number}?" for number in range(12)]

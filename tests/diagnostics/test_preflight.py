@@ -12,8 +12,7 @@ import pytest
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, Scratch
-from snaketune.diagnostics import environment, family_checks, preflight
-from snaketune.diagnostics.tokenizer_match import check_tokenizer_match
+from snaketune.diagnostics import environment, preflight, run_checks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
@@ -123,8 +122,8 @@ def test_rows_with_few_supervised_tokens_are_reported(family):
     counts = family.pack.manifest["counts"]
     for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
         train = counts["train"] | {"supervised_tokens": supervised}
-        (result,) = family_checks.check_dropped_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
-        assert result.key == "sft.demo.packing.train_on" and family_checks.as_json(result)["severity"] == severity
+        (result,) = run_checks.check_dropped_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
+        assert result.key == "sft.demo.packing.train_on" and preflight.as_json(result)["severity"] == severity
 
 
 def test_a_token_that_pads_and_ends_a_turn_is_reported(family, tmp_path):
@@ -184,7 +183,7 @@ def test_implausible_learning_rates_are_reported(family, base, lora, rate, expec
         base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
     )
     run = SimpleNamespace(key="sft.demo", kind="sft", run=sft)
-    result = family_checks.check_hyperparameters(run, isinstance(base, Pretrained), family.pack.manifest)
+    result = run_checks.check_hyperparameters(run, isinstance(base, Pretrained), family.pack.manifest)
     assert (["sft.demo.training.learning_rate"] if expected else []) == [one.key for one in result]
 
 
@@ -231,7 +230,7 @@ def test_a_tokenizer_of_another_model_is_reported(family, changes, says):
 
     chat = ChatTokenizer.load(family.tokenizer.folder)
     config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | changes)
-    result = check_tokenizer_match("sft.demo", chat, config)
+    result = list(run_checks.check_tokenizer_match("sft.demo", chat, config))
     assert [one.certain for one in result] == [False] * bool(says)
     assert not says or (says in result[0].problem and result[0].key == "sft.demo.tokenizer")
 
@@ -293,7 +292,7 @@ def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_ans
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        result = environment.check_hub("sft.demo.base", base)
+        result = list(environment.check_hub("sft.demo.base", base))
         assert {one.key for one in result} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
         assert all(one.certain == (what is not ConnectionError) for one in result)

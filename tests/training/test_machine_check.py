@@ -17,7 +17,8 @@ from snaketune.models.load_model import parameter_count
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine
 from snaketune.models.memory import Estimate
 from snaketune.models.peak_flops import Peak
-from snaketune.stages.findings import Finding, gpu_findings, report_findings
+from snaketune.stages.findings import Finding, report_findings
+from snaketune.stages.host.gpus import gpu_findings
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check
 from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode

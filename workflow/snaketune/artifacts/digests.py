@@ -9,19 +9,14 @@ import xxhash
 
 from snaketune.errors import SnaketuneError
 
-CHUNK_BYTES = 1 << 22
-
 
 def digest_file(path: Path) -> str:
     """Return the XXH3-128 digest of a file's content, as `xxh3:<32 hex digits>`."""
-    state = xxhash.xxh3_128()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                state.update(chunk)
+            return f"xxh3:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
     except OSError as error:
         raise SnaketuneError(f"{path} can't be read: {error.strerror}") from None
-    return f"xxh3:{state.hexdigest()}"
 
 
 def digest_json(value: Any) -> str:

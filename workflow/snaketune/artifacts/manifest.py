@@ -1,7 +1,6 @@
 """Artifacts and their `manifest.json`: spec, inputs, counts, and the digests of payload files, which are verified on reading.
 
-A manifest is deterministic: the same work gives the same bytes, on any machine at any time. What differs from run to run (time,
-host, throughput) is in `run.json`, on which nothing depends.
+The same work gives the same manifest, byte for byte; what differs from run to run is in `run.json`, on which nothing depends.
 """
 
 import json
@@ -26,21 +25,95 @@ FORMER_KEYS = {
     "begun_with": "resumed_from_versions",
     "begun_as": "resumed_from_numerics",
 }
-FORMER_INPUTS = {"beneath": "base_layers"}
-FORMER_JOB_KEYS = {"asked_by": "config_key"}
+FORMER_INPUTS, FORMER_JOB_KEYS = {"beneath": "base_layers"}, {"asked_by": "config_key"}
 # The entries that readers of the payload need besides the payload itself. Their order is part of every content digest.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "base_dtype")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON with sorted keys and an indent of two, atomically (written beside and renamed) and flushed to disk.
+@dataclass(frozen=True)
+class Artifact:
+    """A finished result on disk.
 
-    Neither a reader nor a power cut leaves half a file; the result that it describes may be the only copy.
+    Attributes:
+        trusted: whether files that are unchanged since they were published count as verified.
     """
+
+    manifest_path: Path
+    manifest: dict[str, Any]
+    folder: Path
+    trusted: bool = False
+
+    @cached_property
+    def content(self) -> str:
+        return content_digest(self.manifest)
+
+    def file(self, name: str) -> Path:
+        """Return the path of a payload file; SnaketuneError, with how to rebuild it, if it is missing or has another digest."""
+        entry = (self.manifest["payload"] | self.manifest["records"]).get(name)
+        path = self.folder / name
+        rebuild = f"rebuild it with: {rebuild_command(self.manifest_path)}"
+        if entry is None:
+            raise SnaketuneError(f"{self.manifest_path} lists no file {name!r}")
+        if not path.is_file():
+            raise SnaketuneError(f"{path} is missing; {rebuild}")
+        unchanged = self.trusted and self._published.get(name) == _stamp(path)
+        if not unchanged and (digest := digest_file(path)) != entry["digest"]:
+            problem = f"is damaged: its digest is {digest}, the manifest says {entry['digest']}"
+            raise SnaketuneError(f"{path} {problem}; {rebuild}")
+        return path
+
+    def files(self, prefix: str = "") -> list[Path]:
+        """Return all payload files whose name starts with `prefix`, verified, sorted by name."""
+        return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
+
+    def for_part(self, part: int) -> "Artifact":
+        """Return the artifact for the job of one part, which reads its share of each file. Part 1 verifies them for all."""
+        return replace(self, trusted=part > 1)
+
+    @cached_property
+    def _published(self) -> dict[str, list[int]]:
+        try:
+            return json.loads((self.manifest_path.parent / PUBLISHED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+
+def read_artifact(manifest_path: Path, payload: str) -> Artifact:
+    """Read a manifest and return its artifact, with its files in `payload` beside it; SnaketuneError if unreadable."""
+    try:
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}; remove it and run again") from None
+    described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
+    if not all(isinstance(part, dict) and all("digest" in entry for entry in part.values()) for part in described):
+        problem = "is no snaketune manifest: payload or records are missing or malformed"
+    elif outside := [name for part in described for name in part if not _is_inside(name)]:
+        problem = f"lists the file {outside[0]!r}, which is outside its payload; no stage writes such a name"
+    elif is_damaged(manifest):
+        problem = "is damaged: its content doesn't match its digest"
+    else:
+        try:
+            return Artifact(manifest_path, with_current_keys(manifest), manifest_path.parent / payload)
+        except (AttributeError, TypeError) as error:
+            problem = f"is no snaketune manifest ({error!r})"
+    raise SnaketuneError(f"{manifest_path} {problem}; remove it and run again")
+
+
+def _is_inside(name: str) -> bool:
+    """Return True if a file name in a manifest stays in the payload; a manifest from elsewhere may hold any name.
+
+    >>> [_is_inside(name) for name in ("a.arrow", "adapter/b..json", "../a", "a/../../b", "/etc/passwd", "", "a//b")]
+    [True, True, False, False, False, False, False]
+    """
+    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys and an indent of two, atomically and flushed, so that a power cut leaves no half a file."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
-    # Mode x, so that it never writes through a link that another user put there.
+    # Mode x never writes through a link that another user put there.
     with partial.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -60,9 +133,26 @@ def sync_names(folder: Path) -> None:
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest with a digest of its own content, by which a damaged one is detected."""
-    content = {key: value for key, value in manifest.items() if key != SEAL}
     # As it will be read back: numeric keys become strings in JSON.
-    write_json(path, content | {SEAL: digest_json(json.loads(json.dumps(content)))})
+    write_json(path, manifest | {SEAL: _own_digest(json.loads(json.dumps(manifest)))})
+
+
+def is_damaged(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest's content doesn't match its digest; manifests of early versions have none, and count as undamaged."""
+    return SEAL in manifest and manifest[SEAL] != _own_digest(manifest)
+
+
+def _own_digest(manifest: dict[str, Any]) -> str:
+    return digest_json({key: value for key, value in manifest.items() if key != SEAL})
+
+
+def content_digest(manifest: dict[str, Any]) -> str:
+    """Return the digest of what readers of the artifact can read: payload and format, not counts, records and inputs.
+
+    So the same rows made in two ways are the same, and stages that read them needn't run again.
+    """
+    payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
+    return digest_json({"payload": payload, "format": [manifest.get(key) for key in FORMAT_KEYS]})
 
 
 def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -85,81 +175,6 @@ def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in values.items()}
 
 
-def is_damaged(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest's content doesn't match its digest; manifests of early versions have none, and count as undamaged."""
-    return SEAL in manifest and manifest[SEAL] != digest_json(
-        {key: value for key, value in manifest.items() if key != SEAL}
-    )
-
-
-def content_digest(manifest: dict[str, Any]) -> str:
-    """Return the digest of what readers of the artifact can read.
-
-    It covers the payload and the format, not counts, records and inputs: the same rows made in two ways are the same, and
-    stages that read them needn't run again.
-    """
-    payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
-    return digest_json({"payload": payload, "format": [manifest.get(key) for key in FORMAT_KEYS]})
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A finished result on disk.
-
-    Attributes:
-        trusted: whether files that are unchanged since they were published count as verified.
-    """
-
-    manifest_path: Path
-    manifest: dict[str, Any]
-    folder: Path
-    trusted: bool = False
-
-    @cached_property
-    def content(self) -> str:
-        return content_digest(self.manifest)
-
-    def file(self, name: str) -> Path:
-        """Return the path of a payload file after verifying its digest.
-
-        Raises:
-            SnaketuneError: the file is missing or changed; the message says how to rebuild it.
-        """
-        entry = {**self.manifest["payload"], **self.manifest["records"]}.get(name)
-        path = self.folder / name
-        if entry is None:
-            raise SnaketuneError(f"{self.manifest_path} lists no file {name!r}")
-        if not path.is_file():
-            raise SnaketuneError(f"{path} is missing; {self._rebuild_hint()}")
-        if self.trusted and self._published.get(name) == _stamp(path):
-            return path
-        digest = digest_file(path)
-        if digest != entry["digest"]:
-            raise SnaketuneError(
-                f"{path} is damaged: its digest is {digest}, the manifest says {entry['digest']}; {self._rebuild_hint()}"
-            )
-        return path
-
-    def for_part(self, part: int) -> "Artifact":
-        """Return the artifact for the job of one part (from 1) that reads its share of each file. The first part verifies the
-        files for all parts; otherwise each part would have to read all files in full."""
-        return replace(self, trusted=part > 1)
-
-    @cached_property
-    def _published(self) -> dict[str, list[int]]:
-        try:
-            return json.loads((self.manifest_path.parent / PUBLISHED).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-
-    def files(self, prefix: str = "") -> list[Path]:
-        """Return all payload files whose name starts with `prefix`, verified, sorted by name."""
-        return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
-
-    def _rebuild_hint(self) -> str:
-        return f"rebuild it with: {rebuild_command(self.manifest_path)}"
-
-
 def rebuild_command(manifest: Path) -> str:
     """Return the command that makes an artifact again, with the config of this run."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
@@ -177,52 +192,14 @@ def _stamp(path: Path) -> list[int]:
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
-def read_artifact(manifest_path: Path, payload: str) -> Artifact:
-    """Read a manifest and return its artifact, with its files in `payload` beside it; SnaketuneError if unreadable."""
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}; remove it and run again") from None
-    described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
-    if not all(isinstance(part, dict) and all("digest" in entry for entry in part.values()) for part in described):
-        raise SnaketuneError(
-            f"{manifest_path} is no snaketune manifest: payload or records are missing or malformed; remove it and run again"
-        )
-    if outside := [name for part in described for name in part if not _is_inside(name)]:
-        raise SnaketuneError(
-            f"{manifest_path} lists the file {outside[0]!r}, which is outside its payload; no stage writes such a name: remove "
-            "the manifest and run again"
-        )
-    if is_damaged(manifest):
-        raise SnaketuneError(
-            f"{manifest_path} is damaged: its content doesn't match its digest; remove it and run again"
-        )
-    try:
-        manifest = with_current_keys(manifest)
-    except (AttributeError, TypeError) as error:
-        raise SnaketuneError(f"{manifest_path} is no snaketune manifest ({error!r}); remove it and run again") from None
-    return Artifact(manifest_path, manifest, manifest_path.parent / payload)
-
-
-def _is_inside(name: str) -> bool:
-    """Return True if a file name in a manifest stays in the payload; a manifest from elsewhere may hold any name.
-
-    >>> [_is_inside(name) for name in ("a.arrow", "adapter/b..json", "../a", "a/../../b", "/etc/passwd", "", "a//b")]
-    [True, True, False, False, False, False, False]
-    """
-    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
-
-
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
     from snaketune.tables import count_rows
 
     described = {}
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.name.startswith("."):
-            continue
-        entry: dict[str, Any] = {"digest": digest_file(path), "bytes": path.stat().st_size}
-        if path.suffix == ".arrow":
-            entry["rows"] = count_rows(path)
-        described[path.relative_to(folder).as_posix()] = entry
+        if path.is_file() and not path.name.startswith("."):
+            entry = {"digest": digest_file(path), "bytes": path.stat().st_size}
+            rows = {"rows": count_rows(path)} if path.suffix == ".arrow" else {}
+            described[path.relative_to(folder).as_posix()] = entry | rows
     return described

@@ -6,7 +6,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-GAINS, LOSES, OFF = "#0072b2", "#d55e00", "#868d98"
+GAINS, LOSES, OFF, INK = "#0072b2", "#d55e00", "#868d98", "#1f2430"
 ROW, WIDTH = 0.34, 7.5
 SETTINGS = {
     "svg.fonttype": "none",
@@ -20,7 +20,7 @@ SETTINGS = {
 
 
 def attribution_svg(result: dict[str, Any]) -> str:
-    """Return the figure as SVG. Args: result: as `attribution` returns it."""
+    """Return the figure as SVG. Args: result: as `diagnosis.attribution` returns it."""
     rows = [row for row in result["rows"][1:] if row["fits"]]
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, 1.2 + ROW * max(1, len(rows))), layout="constrained")
@@ -29,12 +29,11 @@ def attribution_svg(result: dict[str, Any]) -> str:
             gain = row["gain_percent"]
             colour = OFF if not row["comparable"] else GAINS if gain["median"] >= 0 else LOSES
             axes.barh(position, gain["median"], color=colour, height=0.6)
-            axes.plot([gain["least"], gain["most"]], [position, position], color="#1f2430", linewidth=1)
-        axes.set_yticks(
-            range(len(rows)), [row["variant"] + ("" if row["comparable"] else " (other loss)") for row in rows]
-        )
+            axes.plot([gain["least"], gain["most"]], [position, position], color=INK, linewidth=1)
+        names = [row["variant"] + ("" if row["comparable"] else " (other loss)") for row in rows]
+        axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
-        axes.axvline(0, color="#1f2430", linewidth=0.8)
+        axes.axvline(0, color=INK, linewidth=0.8)
         against = "with all changes above" if result["mode"] == "add-one-in" else "baseline"
         axes.set_xlabel(f"tokens per second over the {against}, percent; lines from the slowest round to the fastest")
         written = io.StringIO()

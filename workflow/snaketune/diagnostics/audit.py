@@ -1,7 +1,7 @@
 """The `audit` stage: for each switch of a run, the effect of changing it here, and what limits the run's speed.
 
-Measured are the run as it is (two of its steps with torch.profiler), its curve of micro-batches, and a trial of each setting
-that is slow on most machines. What isn't measured is counted from the rows or estimated, and marked as such.
+Measured are the run as it is (two steps with torch.profiler), its curve of micro-batches, and a trial of each setting that is
+slow on most machines. What isn't measured is counted from the rows or estimated, and marked as such.
 
     audit.json: key, holds_back, findings, switches (switch, set_to, brings_percent, most_percent, how, do), parts
     audit.md    the same as a table, the largest effect first
@@ -44,24 +44,16 @@ def build(
     calibrate: Artifact,
     trials: list[Artifact],
 ) -> Outcome:
-    """Fill `work.payload` with `audit.json` and `audit.md`.
-
-    Args:
-        trials: in the order of the spec's variants.
-    """
+    """Fill `work.payload` with `audit.json` and `audit.md`. Args: trials: in the order of the spec's variants."""
     from snaketune.training.autotune.batch_plan import CURVE
     from snaketune.training.loop.preflight_record import FINDINGS
 
-    findings = json.loads(preflight.file(FINDINGS).read_text(encoding="utf-8"))["findings"]
-    curve = json.loads(calibrate.file(CURVE).read_text(encoding="utf-8"))
-    measured = dict(
-        zip(
-            (one.name for one in spec.variants),
-            (json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials),
-            strict=True,
-        )
-    )
-    result = audit(spec, pack.manifest, findings, curve, measured)
+    def read(result: Artifact, name: str) -> Any:
+        return json.loads(result.file(name).read_text(encoding="utf-8"))
+
+    measured = {variant.name: read(one, MEASURED) for variant, one in zip(spec.variants, trials, strict=True)}
+    findings = read(preflight, FINDINGS)["findings"]
+    result = audit(spec, pack.manifest, findings, read(calibrate, CURVE), measured)
     write_json(work.payload / "audit.json", result)
     text = as_markdown(result)
     (work.payload / "audit.md").write_text(text, encoding="utf-8")
@@ -80,59 +72,41 @@ def audit(
 
     Args:
         pack: manifest of its rows.
-        findings: of preflight.
-        curve: of the calibration.
+        findings, curve: of preflight and calibration.
         measured: measurements of each variant's trial, the baseline first.
     """
     baseline = next(iter(measured.values()))
     if not baseline["fits"]:
-        return {
-            "key": spec.key,
-            "holds_back": f"memory: {baseline['why']}",
-            "findings": findings,
-            "switches": [],
-            "parts": {},
-        }
+        limit = f"memory: {baseline['why']}"
+        return {"key": spec.key, "holds_back": limit, "findings": findings, "switches": [], "parts": {}}
     switches = switches_of(spec, pack, curve, measured)
-    of_the_run = [
-        one
-        for one in findings
-        if one["key"] == spec.key or one["key"].startswith((f"{spec.key}.", "corpora", "results", "operation", "flash"))
-    ]
+    prefixes = (f"{spec.key}.", "corpora", "results", "operation", "flash")
+    findings = [one for one in findings if one["key"] == spec.key or one["key"].startswith(prefixes)]
+    holds_back = _slows_down(switches, baseline)
+    if wrong := next((one for one in findings if one["key"].endswith((".tokenizer", ".train_on"))), None):
+        holds_back = f"what is learned: {wrong['key']}: {wrong['found']}. As for speed: {holds_back}"
     return {
         "key": spec.key,
-        "holds_back": _holds_back(of_the_run, switches, baseline),
-        "findings": of_the_run,
+        "holds_back": holds_back,
+        "findings": findings,
         "switches": [asdict(one) for one in switches],
-        "parts": baseline["parts"],
-        "mfu": baseline["mfu"],
-        "tokens_per_second": baseline["tokens_per_second"],
-        "device": baseline["device"],
+        **{key: baseline[key] for key in ("parts", "mfu", "tokens_per_second", "device")},
     }
-
-
-def _holds_back(findings: list[dict[str, str]], switches: list[Switch], baseline: dict[str, Any]) -> str:
-    """Return one sentence on what limits the run."""
-    wrong = next((one for one in findings if one["key"].endswith((".tokenizer", ".train_on"))), None)
-    if wrong:
-        speed = _slows_down(switches, baseline)
-        return f"what is learned: {wrong['key']}: {wrong['found']}. As for speed: {speed}"
-    return _slows_down(switches, baseline)
 
 
 def _slows_down(switches: list[Switch], baseline: dict[str, Any]) -> str:
     first = switches[0]
     if (first.brings_percent or 0) >= WORTH and first.holds_back:
         return f"{first.holds_back} ({first.brings_percent:+.0f}% {first.how}); {first.do}"
-    parts = baseline["parts"]
-    if baseline["mfu_computed"] >= WELL_USED:
-        return f"compute: {baseline['mfu_computed']:.0%} of the device's peak is used, and no switch gains {WORTH:.0f}%"
+    parts, used = baseline["parts"], baseline["mfu_computed"]
+    if used >= WELL_USED:
+        return f"compute: {used:.0%} of the device's peak is used, and no switch gains {WORTH:.0f}%"
     if not parts:
         return f"no switch of the config gains {WORTH:.0f}%"
     largest = max((name for name in parts if name != "products"), key=parts.__getitem__)
     return (
         f"no switch of the config gains {WORTH:.0f}%: {parts['products']:.0%} of a step are matrix products, "
-        f"{parts[largest]:.0%} {largest} work, at {baseline['mfu_computed']:.0%} of the device's peak"
+        f"{parts[largest]:.0%} {largest} work, at {used:.0%} of the device's peak"
     )
 
 

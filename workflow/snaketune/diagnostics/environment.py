@@ -2,6 +2,8 @@
 
 import fcntl
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -15,7 +17,7 @@ GB = 1e9
 SECONDS_TO_ANSWER = 10.0
 
 
-def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder: Path) -> list[Finding]:
+def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder: Path) -> Iterator[Finding]:
     """Check that the result fits on the disk, with two checkpoints: the older one is removed after the newer one is complete.
 
     Args:
@@ -25,124 +27,77 @@ def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder
     free = shutil.disk_usage(folder).free
     whole = run.run.lora is None or run.run.lora.merge
     result = width * (planned.parameters if whole else planned.trained)
-    # Weights and two optimizer states, in float32.
-    checkpoint = 12 * planned.trained
+    # Of each checkpoint: weights and two optimizer states, in float32.
+    needed = result + 2 * 12 * planned.trained
+    do = "free disk space (`snakemake clean_work` removes old work)"
     # An existing result may be current, and then nothing is written.
-    made = (folder / run.key.replace(".", "/", 1) / "manifest.json").is_file()
-    if result > free and not made:
-        return [
-            Finding(
-                key=run.key,
-                problem=f"its result takes up to {result / GB:.1f} GB, but the disk of {folder} has {free / GB:.1f} GB free",
-                do="free disk space (`snakemake clean_work` removes old work), or move results to another disk",
-            )
-        ]
-    if result + 2 * checkpoint > free:
-        return [
-            Finding(
-                key=run.key,
-                problem=f"result and checkpoints take up to {(result + 2 * checkpoint) / GB:.1f} GB, but the disk has "
-                f"{free / GB:.1f} GB free",
-                do="free disk space (`snakemake clean_work` removes old work)",
-                certain=False,
-            )
-        ]
-    return []
+    if result > free and not (folder / run.key.replace(".", "/", 1) / "manifest.json").is_file():
+        problem = f"its result takes up to {result / GB:.1f} GB, but the disk of {folder} has {free / GB:.1f} GB free"
+        yield Finding(key=run.key, problem=problem, do=f"{do}, or move results to another disk")
+    elif needed > free:
+        problem = f"result and checkpoints take up to {needed / GB:.1f} GB, but the disk has {free / GB:.1f} GB free"
+        yield Finding(key=run.key, problem=problem, do=do, certain=False)
 
 
-def check_file_system(folder: Path) -> list[Finding]:
+def check_file_system(folder: Path) -> Iterator[Finding]:
     """Check that a folder's file system has what results rely on: locks, and fast memory mapping."""
-    findings = []
     try:
         with TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        findings.append(
-            Finding(
-                key="results",
-                problem=f"the file system of {folder} has no locks ({error.strerror})",
-                do="jobs detect each other by heartbeats in their work folders, which takes 90 seconds after a crash; "
-                "a file system with flock is faster",
-                certain=False,
-            )
+        problem = f"the file system of {folder} has no locks ({error.strerror})"
+        do = (
+            "jobs detect each other by heartbeats in their work folders, which takes 90 seconds after a crash; a file system "
+            "with flock is faster"
         )
+        yield Finding(key="results", problem=problem, do=do, certain=False)
     if is_slow_to_map(folder):
-        findings.append(
-            Finding(
-                key="operation.load_in_memory",
-                problem=f"the file system of {folder} is slow to map, so rows are read into memory first",
-                do="move results to a local disk if they don't fit in memory",
-                certain=False,
-            )
-        )
-    return findings
+        problem = f"the file system of {folder} is slow to map, so rows are read into memory first"
+        do = "move results to a local disk if they don't fit in memory"
+        yield Finding(key="operation.load_in_memory", problem=problem, do=do, certain=False)
 
 
-def check_hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
+def check_hub(key: str, base: Pretrained | Scratch | None) -> Iterator[Finding]:
     """Check that a model from the Hub is cached or can be downloaded: repository, revision, and safetensors in it.
 
     Args:
         key: the config key that names it.
     """
-    if not isinstance(base, Pretrained) or Path(base.path).is_dir() or _is_cached(base):
-        return []
-    revision = base.revision or "main"
-    problem, do, certain = _on_the_hub(base.path, revision)
-    return [Finding(key=f"{key}.path", problem=problem, do=do, certain=certain)] if problem else []
-
-
-def _is_cached(base: Pretrained) -> bool:
-    """Whether the model is in the Hub's cache."""
-    # The import takes a second, so it is done for models from the Hub only.
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(base.path, revision=base.revision or "main", local_files_only=True))
-    except (OSError, ValueError):
-        return False
-    return any(folder.glob("*.safetensors"))
+    if isinstance(base, Pretrained) and not Path(base.path).is_dir():
+        problem, do, certain = _on_the_hub(base.path, base.revision or "main")
+        if problem:
+            yield Finding(key=f"{key}.path", problem=problem, do=do, certain=certain)
 
 
 def _on_the_hub(path: str, revision: str) -> tuple[str, str, bool]:
     """Return what prevents a download, what to do, and whether that is certain; empty strings if nothing does."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    # The import takes a second, so it is done for models from the Hub only.
+    from huggingface_hub import HfApi, errors, snapshot_download
 
+    # It may be in the cache.
+    with suppress(OSError, ValueError):
+        if any(Path(snapshot_download(path, revision=revision, local_files_only=True)).glob("*.safetensors")):
+            return "", "", False
     try:
         info = HfApi().model_info(path, revision=revision, timeout=SECONDS_TO_ANSWER)
         if info.gated:
             # The description of a gated model is public, its files aren't.
             HfApi().auth_check(path)
-    except GatedRepoError:
-        return (
-            f"{path} is gated on the Hub, and your account has no access",
-            "accept its conditions on its page, and set HF_TOKEN in the environment",
-            True,
-        )
-    except RevisionNotFoundError:
+    except errors.GatedRepoError:
+        problem = f"{path} is gated on the Hub, and your account has no access"
+        return problem, "accept its conditions on its page, and set HF_TOKEN in the environment", True
+    except errors.RevisionNotFoundError:
         return f"{path} has no revision {revision!r}", "choose one that is on its page", True
-    except RepositoryNotFoundError:
-        return (
-            f"the Hub has no model {path!r}, or your account can't see it",
-            "check the name, which is no local folder either; for a private model set HF_TOKEN in the environment",
-            True,
-        )
+    except errors.RepositoryNotFoundError:
+        do = "check the name, which is no local folder either; for a private model set HF_TOKEN in the environment"
+        return f"the Hub has no model {path!r}, or your account can't see it", do, True
     except Exception as error:
         # Any other error: libraries have many names for a network failure, and the next try may succeed.
-        return (
-            f"{path} isn't in the Hub's cache on this machine, and the Hub can't be reached ({type(error).__name__})",
-            f"download it on a machine with a network: hf download {path} --revision {revision}",
-            isinstance(error, OfflineModeIsEnabled),
-        )
-    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
-        return (
-            f"{path} has no safetensors at revision {revision!r}",
-            "choose a revision that has them; other formats could run code and aren't read",
-            True,
-        )
-    return "", "", False
+        name = type(error).__name__
+        problem = f"{path} isn't in the Hub's cache on this machine, and the Hub can't be reached ({name})"
+        do = f"download it on a machine with a network: hf download {path} --revision {revision}"
+        return problem, do, isinstance(error, errors.OfflineModeIsEnabled)
+    if any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
+        return "", "", False
+    do = "choose a revision that has them; other formats could run code and aren't read"
+    return f"{path} has no safetensors at revision {revision!r}", do, True

@@ -1,19 +1,16 @@
 """Checks for leaks: held-out prompts of one corpus that are trained on in another corpus.
 
-Prompts are compared by what rows are split by (`corpus.selecting.splits`): the system text and the first user turn, whatever
-follows, so that a pair about a held-out question is found, and the same question with another answer. Case, spacing and
-punctuation don't count; operators and brackets do, as some exercises differ in nothing else. If one of two corpora has no
-system texts, the user turns alone are compared. Rephrased prompts aren't found. Documents are compared by their ids, which are
-digests of their text.
-
-Two 64-bit hashes of each held-out prompt are in memory (some 250 bytes in Python); the training rows are streamed, at 13 µs for
-a row with a prompt of 40 words.
+Prompts are compared by what rows are split by (`corpus.selecting.splits`): the system text, if both corpora have any, and the
+first user turn. Case, spacing and punctuation don't count; operators and brackets do, as some exercises differ in nothing else.
+Rephrased prompts aren't found. Documents are compared by their ids, which are digests of their text.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -32,79 +29,69 @@ NO_SYSTEM = 0
 
 
 def check_leaks(
-    evaluations: Iterable[PreflightEvaluation], corpora: list[Artifact], evaluated: list[Artifact]
-) -> list[Finding]:
-    """Return findings on prompts that one corpus holds out and another trains on; if more than half are, the run is stopped.
+    evaluations: Iterable[PreflightEvaluation], corpora: dict[str, Artifact], evaluated: dict[str, Artifact]
+) -> Iterator[Finding]:
+    """Yield findings on prompts that one corpus holds out and another trains on; if more than half are, the run is stopped.
 
     Args:
-        corpora: those that are trained on.
+        corpora: those that are trained on, by name.
         evaluated: those whose held-out rows are evaluated. Within one corpus equal prompts are always in one split.
     """
-    trained, held_out = _by_name(corpora), _by_name(evaluated)
-    pairs = {(name, other) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
-    findings = []
-    for other in sorted({other for _, other in pairs}):
-        names = sorted(name for name, with_ in pairs if with_ == other)
-        findings += _in_corpus({name: held_out[name] for name in names}, other, trained[other])
-    return findings
+    pairs = {(other, name) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
+    for other, group in groupby(sorted(pairs), itemgetter(0)):
+        seen = corpora[other]
+        prompts = {}
+        for _, name in group:
+            corpus = evaluated[name]
+            if _holds_documents(corpus) and _holds_documents(seen):
+                ids = read_table(corpus.file("held_out.arrow")).column("id")
+                trained = read_table(seen.file("train.arrow")).column("id")
+                both = pc.sum(pc.is_in(ids, value_set=trained)).as_py() or 0
+                yield from _leak(corpus, seen, both, len(ids), "documents")
+            elif not _holds_documents(corpus) and not _holds_documents(seen):
+                prompts[name] = _HeldOut(corpus, _has_system(corpus, "held_out") and _has_system(seen, "train"))
+        for prompt in _prompts(seen, "train") if prompts else ():
+            for held_out in prompts.values():
+                held_out.remove(*prompt)
+        for name, held_out in prompts.items():
+            both = held_out.rows - held_out.unseen.total()
+            yield from _leak(evaluated[name], seen, both, held_out.rows, "prompts")
 
 
-def _by_name(corpora: list[Artifact]) -> dict[str, Artifact]:
-    return {corpus.folder.parent.name: corpus for corpus in corpora}
+def _holds_documents(corpus: Artifact) -> bool:
+    return corpus.manifest["spec"]["kind"] == "text"
 
 
-def _in_corpus(evaluated: dict[str, Artifact], other: str, seen: Artifact) -> list[Finding]:
-    findings, prompts = [], {}
-    for name, corpus in evaluated.items():
-        if _holds_documents(corpus) and _holds_documents(seen):
-            ids = _ids(corpus, "held_out")
-            both = pc.sum(pc.is_in(ids, value_set=_ids(seen, "train"))).as_py() or 0
-            findings += _finding(name, corpus, other, seen, both, len(ids), "documents")
-        elif not _holds_documents(corpus) and not _holds_documents(seen):
-            prompts[name] = _HeldOut(corpus, _has_system(corpus, "held_out") and _has_system(seen, "train"))
-    for prompt in _prompts(seen, "train") if prompts else ():
-        for held_out in prompts.values():
-            held_out.remove(*prompt)
-    for name, held_out in prompts.items():
-        both = held_out.rows - held_out.unseen.total()
-        findings += _finding(name, evaluated[name], other, seen, both, held_out.rows, "prompts")
-    return findings
-
-
-def _finding(name: str, corpus: Artifact, other: str, seen: Artifact, both: int, rows: int, what: str) -> list[Finding]:
+def _leak(corpus: Artifact, seen: Artifact, both: int, rows: int, what: str) -> Iterator[Finding]:
     if not both:
-        return []
-    ways, (spec, others) = [], (corpus.manifest["spec"], seen.manifest["spec"])
+        return
+    name, other = (one.folder.parent.name for one in (corpus, seen))
+    ways, specs = [], [one.manifest["spec"] for one in (corpus, seen)]
     # Two corpora can't be decontaminated against each other; one can, against a corpus that isn't decontaminated itself.
-    if not spec["decontamination"] and not others["decontamination"]:
+    if not any(spec["decontamination"] for spec in specs):
         ways.append("set it ({})")
-    (seed, share), (other_seed, other_share) = splits = [(one["split_seed"], one["held_out"]) for one in (spec, others)]
-    if splits[0] != splits[1] and share < 1:
-        ways.append(
-            f"give both the same split_seed and held_out ({name} has {seed} and {share:g}, {other} {other_seed} and "
-            f"{other_share:g})"
-        )
-    elif share < 1 and (spec["near_duplicates"] or others["near_duplicates"]):
+    (seed, share), (other_seed, other_share) = ((spec["split_seed"], spec["held_out"]) for spec in specs)
+    if (seed, share) != (other_seed, other_share) and share < 1:
+        splits = f"{name} has {seed} and {share:g}, {other} {other_seed} and {other_share:g}"
+        ways.append(f"give both the same split_seed and held_out ({splits})")
+    elif share < 1 and any(spec["near_duplicates"] for spec in specs):
         ways.append("remove near_duplicates from both, so that the split depends on the prompt alone")
     same = ", case, spacing and punctuation aside" if what == "prompts" else ""
-    return [
-        Finding(
-            key=f"corpora.{other}.decontamination",
-            problem=f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}, so scores on them "
-            "say little",
-            do=", or ".join([*ways, "remove them from the files"]),
-            certain=2 * both > rows,
-        )
-    ]
+    trained = f"{both:,} of the {rows:,} held-out {what} of {name} are trained on in {other}{same}"
+    yield Finding(
+        key=f"corpora.{other}.decontamination",
+        problem=f"{trained}, so scores on them say little",
+        do=", or ".join([*ways, "remove them from the files"]),
+        certain=2 * both > rows,
+    )
 
 
 class _HeldOut:
-    """The held-out prompts of a corpus.
+    """The held-out prompts of a corpus, some 250 bytes each.
 
     Attributes:
         rows: the number of held-out rows.
         unseen: the number of rows of each prompt that wasn't seen in training rows yet.
-        with_system: whether prompts are compared with their system texts.
     """
 
     def __init__(self, corpus: Artifact, with_system: bool):
@@ -113,7 +100,6 @@ class _HeldOut:
         self.rows = self.unseen.total()
 
     def remove(self, system: int, user: int) -> None:
-        """Remove a prompt that is trained on."""
         self.unseen.pop(self._key(system, user), None)
 
     def _key(self, system: int, user: int) -> tuple[int, int]:
@@ -124,27 +110,24 @@ def _prompts(corpus: Artifact, split: str) -> Iterator[tuple[int, int]]:
     """Yield for each row the hashes of its system text and of its first user turn."""
     # There are few system texts.
     hash_system = lru_cache(maxsize=256)(_hash)
-    for turns, offsets in _turns(corpus, split):
-        users = np.flatnonzero(pc.equal(turns.field("role"), "user"))
+    for roles, contents, offsets in _turns(corpus, split):
+        users = np.flatnonzero(pc.equal(roles, "user"))
         firsts = pa.array(users[np.searchsorted(users, offsets)])
-        opened = pc.equal(turns.field("role").take(offsets), "system")
-        systems = pc.if_else(opened, turns.field("content").take(offsets), None).to_pylist()
-        for system, user in zip(systems, turns.field("content").take(firsts).to_pylist(), strict=True):
+        opened = pc.equal(roles.take(offsets), "system")
+        systems = pc.if_else(opened, contents.take(offsets), None).to_pylist()
+        for system, user in zip(systems, contents.take(firsts).to_pylist(), strict=True):
             yield NO_SYSTEM if system is None else hash_system(system), _hash(user)
 
 
 def _has_system(corpus: Artifact, split: str) -> bool:
-    return any(
-        pc.any(pc.equal(turns.field("role").take(offsets), "system")).as_py()
-        for turns, offsets in _turns(corpus, split)
-    )
+    return any(pc.any(pc.equal(roles.take(offsets), "system")).as_py() for roles, _, offsets in _turns(corpus, split))
 
 
-def _turns(corpus: Artifact, split: str) -> Iterator[tuple[pa.StructArray, pa.Array]]:
-    """Yield batch by batch the turns that the split depends on, of all rows, and the index of each row's first turn."""
+def _turns(corpus: Artifact, split: str) -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
+    """Yield batch by batch role and content of the turns that the split depends on, and the index of each row's first turn."""
     table = read_table(corpus.file(f"{split}.arrow"))
     for chunk in table.column("messages" if "messages" in table.column_names else "prompt").chunks:
-        yield chunk.values, chunk.offsets[:-1]
+        yield chunk.values.field("role"), chunk.values.field("content"), chunk.offsets[:-1]
 
 
 def _hash(text: str) -> int:
@@ -154,11 +137,3 @@ def _hash(text: str) -> int:
     (True, False)
     """
     return xxhash.xxh3_64_intdigest((" ".join(COMPARED.findall(text.lower())) or text).encode())
-
-
-def _holds_documents(corpus: Artifact) -> bool:
-    return corpus.manifest["spec"]["kind"] == "text"
-
-
-def _ids(corpus: Artifact, split: str) -> pa.ChunkedArray:
-    return read_table(corpus.file(f"{split}.arrow")).column("id")

@@ -1,8 +1,5 @@
 """Comparison of nodes: `python -m snaketune doctor --nodes N` has each of N nodes of a SLURM cluster do the same small work.
 
-    probe    a matrix product, a copy in memory, a file read back          half a second
-    steps    twenty steps of a small transformer, one GPU or the CPU       a few seconds
-
 A node that differs by more than 5% from the median in any of it (for the disk, by half) is named, with the figure and with the
 driver's settings that differ (clock, power limit, temperature, ECC, driver version).
 """
@@ -11,19 +8,18 @@ import json
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median, mode
 from typing import Any
 
 from snaketune.cluster.site import read_site, site_file
 from snaketune.errors import SnaketuneError
 
-TOLERANCE = 0.05
 # Reading a disk once, right after writing, varies more on the same machine.
-DISK_TOLERANCE = 0.5
+TOLERANCE, DISK_TOLERANCE = 0.05, 0.5
 STEPS, WARMUP = 20, 3
 # Width, heads, layers, rows and tokens of the transformer, with a GPU and without one.
 ON_GPU, ON_CPU = (2048, 16, 4, 8, 1024), (256, 4, 2, 2, 128)
@@ -38,42 +34,42 @@ FIGURES = {
 
 def measure_node(folder: Path) -> dict[str, Any]:
     """Return the measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
-    import torch
-
     from snaketune.models.devices import resolve_compute
     from snaketune.models.speed_probe import probe
 
     compute = resolve_compute("auto")
-    measured = {"node": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "device": compute.device.type} | probe(
-        compute.device, folder
-    )
-    measured["steps_per_second"] = _steps(torch, compute)
-    return measured | {"gpu": _gpu()}
+    return {
+        "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+        "device": compute.device.type,
+        **probe(compute.device, folder),
+        "steps_per_second": _steps(compute),
+        "gpu": _gpu(),
+    }
 
 
-def _steps(torch: Any, compute: Any) -> float:
+def _steps(compute: Any) -> float:
+    import torch
+
     width, heads, layers, rows, tokens = ON_GPU if compute.device.type == "cuda" else ON_CPU
     layer = torch.nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(compute.device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     batch = torch.randn(rows, tokens, width, device=compute.device)
-    started = 0.0
-    for step in range(WARMUP + STEPS):
-        if step == WARMUP:
-            _wait(torch, compute)
-            started = time.perf_counter()
-        with compute.autocast():
-            loss = model(batch).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    _wait(torch, compute)
-    return round(STEPS / (time.perf_counter() - started), 3)
 
+    def train(steps: int) -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            with compute.autocast():
+                loss = model(batch).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if compute.device.type != "cpu":
+            torch.accelerator.synchronize(compute.device)
+        return time.perf_counter() - started
 
-def _wait(torch: Any, compute: Any) -> None:
-    if compute.device.type != "cpu":
-        torch.accelerator.synchronize(compute.device)
+    train(WARMUP)
+    return round(STEPS / train(STEPS), 3)
 
 
 def _gpu() -> dict[str, str]:
@@ -85,18 +81,14 @@ def _gpu() -> dict[str, str]:
         "nvidia-smi",
         f"--query-gpu={','.join(QUERIED)}",
         "--format=csv,noheader",
-        *(["--id", first] if first else []),
+        *(["--id", first] * bool(first)),
     ]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.strip().splitlines()
     return dict(zip(QUERIED, map(str.strip, lines[0].split(",")))) if lines else {}
 
 
 def measure_nodes(count: int) -> list[dict[str, Any]]:
-    """Run the measurements on this many nodes of the cluster; partition, account and GPUs are those of the profile's file.
-
-    Raises:
-        SnaketuneError: there is no SLURM, or it refuses the job.
-    """
+    """Run the measurements on this many nodes of the cluster; partition, account and GPUs are those of the profile's file."""
     if not shutil.which("srun"):
         raise SnaketuneError(
             "--nodes: there is no SLURM here (srun isn't found); without --nodes, this node alone is measured"
@@ -104,8 +96,8 @@ def measure_nodes(count: int) -> list[dict[str, Any]]:
     file = site_file() or Path("profiles/slurm/cluster.yaml")
     if not file.is_file():
         raise SnaketuneError(f"{file} doesn't exist; `make slurm-profile` writes it, with SLURM's partitions and GPUs")
-    command = srun_command(count, read_site(file))
-    done = subprocess.run([*command, sys.executable, "-m", "snaketune", "doctor"], capture_output=True, text=True)
+    command = [*srun_command(count, read_site(file)), sys.executable, "-m", "snaketune", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True)
     nodes = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(nodes) < count:
         raise SnaketuneError(
@@ -120,22 +112,15 @@ def srun_command(count: int, site: Any) -> list[str]:
     partition = (with_gpus or list(site.partitions))[0]
     gpus = ["--gres=gpu:1" if site.gpus_by == "gres" else "--gpus-per-node=1"] if with_gpus else []
     named = {"account": site.account, "qos": site.qos, "constraint": site.constraint if with_gpus else None}
-    return [
-        *(
-            "srun",
-            f"--nodes={count}",
-            f"--ntasks={count}",
-            "--ntasks-per-node=1",
-            f"--partition={partition}",
-            "--time=10",
-        ),
-        *("--cpus-per-task=2", "--mem=3000", "--job-name=snaketune-doctor", *gpus),
-        *(f"--{name}={value}" for name, value in named.items() if value),
-    ]
+    fixed = (
+        f"srun --nodes={count} --ntasks={count} --ntasks-per-node=1 --partition={partition} --time=10 --cpus-per-task=2 "
+        "--mem=3000 --job-name=snaketune-doctor"
+    )
+    return [*fixed.split(), *gpus, *(f"--{name}={value}" for name, value in named.items() if value)]
 
 
 def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each node that is far from the median, with the settings in which it differs.
+    """Return a sentence for each node that is far from the median, with the driver's settings in which its GPU differs.
 
     >>> usual = {"device": "cuda", "matmul_flops_per_second": 100.0, "gpu": {"power.limit": "700 W"}}
     >>> slow = usual | {"node": "c", "matmul_flops_per_second": 70.0, "gpu": {"power.limit": "400 W"}}
@@ -144,29 +129,22 @@ def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
     """
     sentences = []
     for node in nodes:
-        off = []
+        off, settings = [], []
         for key, what in FIGURES.items():
-            values = [one[key] for one in nodes if key in one]
             apart = DISK_TOLERANCE if key == "disk_bytes_per_second" else TOLERANCE
-            if key in node and abs(share := node[key] / statistics.median(values) - 1) > apart:
+            usual = median(one[key] for one in nodes if key in one) if key in node else None
+            if usual and abs(share := node[key] / usual - 1) > apart:
                 off.append(f"{what} {abs(share):.0%} {'faster' if share > 0 else 'slower'} than the median")
+        for key, value in node["gpu"].items():
+            usual = mode(one["gpu"].get(key, "") for one in nodes)
+            if usual != value:
+                settings.append(f"{key} is {value} there, elsewhere {usual}")
         if off:
-            sentences.append("; ".join([f"{node['node']}: {', '.join(off)}", *_other_settings(node, nodes)]))
+            sentences.append("; ".join([f"{node['node']}: {', '.join(off)}", *settings]))
     return sentences
 
 
-def _other_settings(node: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
-    """Return the driver's settings of the node's GPU that differ from those of most nodes."""
-    different = []
-    for key, value in node["gpu"].items():
-        usual = statistics.mode(one["gpu"].get(key, "") for one in nodes)
-        if usual != value:
-            different.append(f"{key} is {value} there, elsewhere {usual}")
-    return different
-
-
 def table(nodes: list[dict[str, Any]]) -> str:
-    """Return all figures as a Markdown table."""
     lines = ["| node | " + " | ".join(FIGURES.values()) + " | GPU |", "|---|" + "---|" * len(FIGURES) + "---|"]
     for node in sorted(nodes, key=lambda one: one["node"]):
         cells = [f"{node[key]:,.4g}" for key in FIGURES]

@@ -10,29 +10,17 @@ from transformers import TrainerCallback
 from snaketune.training.launch.worker import is_main_process
 
 PROFILED_STEPS = 2
-# Parts by the names of operators and of the kernels of torch, cuBLAS, CUTLASS, cuDNN and NCCL; the first match counts.
-PARTS = {
-    # A fused pointwise kernel is named after everything in it; the loss has a softmax too.
-    "other": ("triton_poi", "triton_red", "triton_per", "cpp_fused", "log_softmax", "logsoftmax"),
-    "attention": ("attention", "flash", "fmha", "sdpa", "varlen", "softmax"),
-    "optimizer": ("adam", "optimizer", "foreach", "multi_tensor", "sgd", "lion", "adafactor"),
-    "products": (
-        "::mm",
-        "_mm",
-        "addmm",
-        "bmm",
-        "matmul",
-        "gemm",
-        "linear",
-        "cutlass",
-        "cublas",
-        "nvjet",
-        "xmma",
-        "triton_tem",
-    ),
-    "communication": ("nccl", "gloo", "allreduce", "allgather", "reducescatter", "c10d::"),
-    "copies": ("copy", "memcpy", "memset", "cat", "index", "gather", "scatter", "contiguous", "clone"),
+# Parts by the names of operators and of the kernels of torch, cuBLAS, CUTLASS, cuDNN and NCCL; the first match counts. A fused
+# pointwise kernel is named after everything in it; the loss has a softmax too.
+WORDS = {
+    "other": "triton_poi triton_red triton_per cpp_fused log_softmax logsoftmax",
+    "attention": "attention flash fmha sdpa varlen softmax",
+    "optimizer": "adam optimizer foreach multi_tensor sgd lion adafactor",
+    "products": "::mm _mm addmm bmm matmul gemm linear cutlass cublas nvjet xmma triton_tem",
+    "communication": "nccl gloo allreduce allgather reducescatter c10d::",
+    "copies": "copy memcpy memset cat index gather scatter contiguous clone",
 }
+PARTS = {part: tuple(words.split()) for part, words in WORDS.items()}
 REST, WAITING = "other", "waiting"
 
 
@@ -48,20 +36,19 @@ class StepProfiler(TrainerCallback):
         self.state: Literal["before", "running", "done"] = "before"
 
     def on_step_begin(self, args, state, control, **_):
-        """Start the profiler. Called by the Trainer when a step begins."""
         if state.global_step == self.after:
             self.profiler.start()
             self.state = "running"
 
     def on_step_end(self, args, state, control, **_):
-        """Stop the profiler and the training after enough steps. Called by the Trainer when a step is done."""
+        """Stop the profiler and the training after enough steps."""
         if self.state == "running" and state.global_step == self.after + PROFILED_STEPS:
             self._stop()
             self.state = "done"
             control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **_):
-        """Stop the profiler if the training had too few steps. Called by the Trainer."""
+        """Stop the profiler if the training had too few steps."""
         if self.state == "running":
             self._stop()
 
@@ -75,30 +62,24 @@ class StepProfiler(TrainerCallback):
     def shares(self, step_seconds: float) -> dict[str, float]:
         """Return the share of each part in a step; empty if too few steps were profiled.
 
-        On a GPU this is the time in its kernels; on a CPU, operators' own time in the computing thread. Waiting is the
-        remaining time: for data, for Python, for kernel launches.
-
-        Args:
-            step_seconds: of a step without profiling. The profiler doesn't slow kernels down, but delays their launch; on a
-                CPU it slows operators down, so there the shares are of the profiled steps.
+        On a GPU this is the time in its kernels, of `step_seconds` without profiling, which delays their launch. On a CPU it
+        is operators' own time in the computing thread, of the profiled steps, as profiling slows operators down. Waiting is
+        the remaining time: for data, for Python, for kernel launches.
         """
         if self.state != "done":
             return {}
         on_gpu = self.device.type == "cuda"
-        events = [
-            event
-            for event in self.profiler.events()
-            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
+        kind = torch.autograd.DeviceType.CUDA
+        events = [event for event in self.profiler.events() if (event.device_type == kind) == on_gpu]
+        if on_gpu:
             # A GPU's timeline also has ranges that code marks, above the kernels within them.
-            and not (on_gpu and event.is_user_annotation)
-        ]
+            kernels = [event for event in events if not event.is_user_annotation]
+            timed = [(event.name, event.time_range.elapsed_us()) for event in kernels]
+            return shares_by_part(timed, 1e6 * PROFILED_STEPS * step_seconds) if timed else {}
         if not events:
             return {}
-        if on_gpu:
-            timed = ((event.name, event.time_range.elapsed_us()) for event in events)
-            return shares_by_part(timed, 1e6 * PROFILED_STEPS * step_seconds)
         whole = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
-        return shares_by_part(((event.name, event.self_cpu_time_total) for event in events), whole)
+        return shares_by_part([(event.name, event.self_cpu_time_total) for event in events], whole)
 
 
 def shares_by_part(timed: Iterable[tuple[str, float]], whole: float) -> dict[str, float]:

@@ -1,12 +1,13 @@
-"""The `trial` stage: a short, timed training in launched processes, whose weights are discarded
-(`diagnostics.timed_training`)."""
+"""The `trial` stage: a short, timed training in launched processes, whose weights are discarded."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
+from snaketune.diagnostics.trial_files import MEASURED
+from snaketune.errors import SnaketuneError
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one
@@ -31,7 +32,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_calibration,
     operation=(*TRAINING, "share_kernels"),
-    launcher="snaketune.diagnostics.trial_launcher",
+    launcher=__name__,
     cost=ModelCost(flops=0),
     measures=True,
 )
@@ -50,20 +51,24 @@ def build(
     ref_logps: Sequence[Artifact] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with `measured.json`; see `time_training`.
-
-    Args:
-        tracked: not used, as trials aren't tracked.
-    """
+    """Fill `work.payload` with `measured.json`. Args: tracked: not used, as trials aren't tracked."""
     from snaketune.diagnostics.timed_training import time_training
 
-    return time_training(
-        spec,
-        work,
-        operation=operation,
-        pack=pack,
-        tokenizer=tokenizer,
-        model=model,
-        base_layers=base_layers,
-        ref_logps=ref_logps,
-    )
+    return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps)
+
+
+def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
+    """Run `build` as `processes.launch` does, with the batch plan of the run; running out of memory is recorded."""
+    from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan
+    from snaketune.training.launch import processes
+
+    batch_plan = choose_plan(operation, spec.run.training.batch_rows, operation.processes, work.state)
+    (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
+    try:
+        return processes.launch(stage, spec=spec, operation=batch_plan.apply_to(operation), work=work, **inputs)
+    except SnaketuneError as error:
+        if not (work.state / OUT_OF_MEMORY).is_file():
+            raise
+        write_json(work.payload / MEASURED, {"fits": False, "why": f"out of memory with {batch_plan}"})
+        print(f"doesn't fit: {error}", flush=True)
+        return Outcome(counts={"steps": 0})

@@ -35,7 +35,7 @@ from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import parameter_count, set_special_tokens
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.cache.external_files import cached_digest, fingerprint_entries
+from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec

@@ -22,8 +22,7 @@ from pydantic import ValidationError
 from snaketune.config.base import Model
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.leases import Lease
-from snaketune.stages.host.locks import NoLocks, try_lock
+from snaketune.stages.host.locks import Lease, NoLocks, try_lock
 from snaketune.stages.job import RESULTS
 
 JOBS = RESULTS / ".jobs"

@@ -12,10 +12,7 @@ SECONDS_BETWEEN_LINES = 5.0
 def progress(
     items: Iterable[T], what: str, unit: str, total: int | None = None, count: Callable[[T], int] = lambda item: 1
 ) -> Iterator[T]:
-    """Yield `items`, and print the progress every few seconds.
-
-    Args:
-        count: the number of units of an item.
+    """Yield `items`, and print the progress every few seconds. Args: count: the number of units of an item.
 
     >>> list(progress([1, 2], "adding", "numbers"))
     [1, 2]
@@ -27,11 +24,6 @@ def progress(
         done += count(item)
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
-            last = now
-            rate = done / (now - started)
-            remaining = f", {(total - done) / rate:.0f} s left" if total else ""
-            print(
-                f"{what}: {done}{f'/{total}' if total else ''} {unit}, {rate:.3g}/s{remaining}",
-                file=sys.stderr,
-                flush=True,
-            )
+            last, rate = now, done / (now - started)
+            of, remaining = (f"/{total}", f", {(total - done) / rate:.0f} s left") if total else ("", "")
+            print(f"{what}: {done}{of} {unit}, {rate:.3g}/s{remaining}", file=sys.stderr, flush=True)

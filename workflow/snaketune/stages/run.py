@@ -20,8 +20,9 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked, templates
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.findings import gpu_findings, report_findings
-from snaketune.stages.host.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.declaration import Stage
+from snaketune.stages.findings import report_findings
+from snaketune.stages.host.gpus import claimed_gpus, gpu_findings, visible_gpus
 from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile
 from snaketune.stages.links import link_payload
@@ -32,105 +33,54 @@ from snaketune.stages.table import STAGES
 M = TypeVar("M", bound=Model)
 
 
-def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
-    """Set the time of inputs to now if it is in the future, as after a clock was set back.
-
-    Snakemake refuses and removes outputs that are older than their inputs. Times of results decide nothing else.
-    """
-    paths = [
-        path
-        for artifact in read
-        for path in (
-            *(artifact.manifest_path, artifact.manifest_path.with_name("run.json")),
-            *(artifact.folder, artifact.folder / ".snakemake_timestamp"),
-        )
-    ]
-    paths += [Path(path) for path in (operation.preflight, operation.calibration) if path]
-    paths += Path().glob(operation.parts) if operation.parts else ()
-    for path in paths:
-        # If a file's time can't be set, Snakemake reports the conflict itself.
-        with suppress(OSError):
-            if path.stat().st_mtime > time.time():
-                os.utime(path)
-
-
 def run(job: JobFile) -> None:
-    """Run one job.
-
-    Raises:
-        SnaketuneError: a spec, an operation or an input doesn't match the stage.
-    """
+    """Run one job; SnaketuneError if a spec, an operation or an input doesn't match the stage."""
     if job.stage not in STAGES:
         raise SnaketuneError(f"there is no stage {job.stage!r}{unknown(job.stage, STAGES)}")
-    stage, stage_name, out = STAGES[job.stage], job.stage, Path(job.out)
+    stage, out = STAGES[job.stage], Path(job.out)
     code = job.code or code_digest(stage.module)
-    typed, operation = _validated(stage.spec, job.spec, "spec"), _validated(Execution, job.operation, "operation")
-    if unexpected := sorted(job.inputs.keys() - {*stage.one, *stage.many, *stage.files}):
-        raise SnaketuneError(f"inputs: stage {stage_name} has no input {', '.join(unexpected)}; see `snakemake -n`")
-    inputs = {role: [Path(path) for path in paths] for role, paths in job.inputs.items()}
-    artifacts = {role: [result_at(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
-    for role in stage.one:
-        if len(artifacts[role]) != 1:
-            raise SnaketuneError(
-                f"stage {stage_name} needs exactly one {role}, got {len(artifacts[role])}; see `snakemake -n`"
-            )
-    for role, results in artifacts.items():
-        for result in results:
-            if (made_by := result.manifest["stage"]) not in (taken := stage.inputs[role].stages):
-                raise SnaketuneError(
-                    f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(taken)}"
-                )
-    files = {role: inputs.get(role, []) for role in stage.files}
+    spec, operation = _validated(stage.spec, job.spec, "spec"), _validated(Execution, job.operation, "operation")
+    artifacts, files = _inputs(stage, job.inputs)
 
     def build(work: WorkFolder) -> Outcome:
         # A launched process imports and checks the code itself.
-        (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
+        (check_code if stage.launcher else import_checked)(stage.module, code, stage.name)
         if stage.gpu and not (operation.gpus and visible_gpus()):
-            report_findings(gpu_findings(typed, operation))
+            report_findings(gpu_findings(spec, operation))
         with claimed_gpus(operation.gpus) if stage.gpu and not stage.key_module else nullcontext():
             if stage.launcher:
+                settings = {"spec": spec, "operation": operation, "tracking": job.tracking, "work": work, "out": out}
                 launch = import_module(stage.launcher).launch
-                outcome = launch(
-                    stage_name,
-                    spec=typed,
-                    operation=operation,
-                    tracking=job.tracking,
-                    work=work,
-                    out=out,
-                    artifacts=artifacts,
-                    files=files,
-                )
+                outcome = launch(stage.name, **settings, artifacts=artifacts, files=files)
             else:
                 more = {"operation": operation} if stage.takes_operation else {}
-                outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **more)
+                outcome = import_module(stage.module).build(spec, work, **stage.arguments(artifacts, files), **more)
         if templates(stage.module):
             # Templates are read during the build.
-            check_code(stage.module, code, stage_name)
+            check_code(stage.module, code, stage.name)
         return outcome
 
     device = ("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else ""
     if stage.key_module:
         # The key module is imported next; its code has to be that of the plan.
-        check_code(stage.module, code, stage_name)
+        check_code(stage.module, code, stage.name)
     # The keys depend on the device that computes, so they are computed with its GPUs claimed.
     with claimed_gpus(operation.gpus) if stage.key_module else nullcontext():
-        keys = (
-            import_module(stage.key_module).keys(stage_name, typed, operation, code, device) if stage.key_module else ()
-        )
+        arguments = (stage.name, spec, operation, code, device)
         build_once(
-            stage=stage_name,
-            spec=json.loads(canonical(typed)),
+            stage=stage.name,
+            spec=json.loads(canonical(spec)),
             artifacts=artifacts,
             files=files,
             code=code,
             out=out,
             payload=stage.payload,
             build=build,
-            libraries=stage.libraries(typed, artifacts),
+            libraries=stage.libraries(spec, artifacts),
             reruns_on=job.reruns_on,
             rebuild=stage.measures,
             device=device,
-            keys=keys,
+            keys=import_module(stage.key_module).keys(*arguments) if stage.key_module else (),
         )
     # A stage that reads manifests also waits for the results that they describe.
     described = map(result_at, files.get("manifests", ()))
@@ -146,3 +96,35 @@ def _validated(model: type[M], content: dict[str, Any], key: str) -> M:
     except ValidationError as error:
         issues = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
         raise SnaketuneError(f"{key} is invalid: {issues}") from None
+
+
+def _inputs(stage: Stage, given: dict[str, tuple[str, ...]]) -> tuple[dict[str, list[Artifact]], dict[str, list[Path]]]:
+    """Return the artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
+    if unexpected := sorted(given.keys() - {*stage.inputs, *stage.files}):
+        raise SnaketuneError(f"inputs: stage {stage.name} has no input {', '.join(unexpected)}; see `snakemake -n`")
+    artifacts = {role: [result_at(Path(path)) for path in given.get(role, ())] for role in stage.inputs}
+    for role in stage.one:
+        if (count := len(artifacts[role])) != 1:
+            raise SnaketuneError(f"stage {stage.name} needs exactly one {role}, got {count}; see `snakemake -n`")
+    for role, results in artifacts.items():
+        taken = stage.inputs[role].stages
+        for result in results:
+            if (made_by := result.manifest["stage"]) not in taken:
+                raise SnaketuneError(
+                    f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(taken)}"
+                )
+    return artifacts, {role: [Path(path) for path in given.get(role, ())] for role in stage.files}
+
+
+def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
+    """Set future times of inputs to now, as after a clock was set back: Snakemake removes outputs older than their inputs."""
+    paths = [Path(path) for path in (operation.preflight, operation.calibration) if path]
+    paths += Path().glob(operation.parts) if operation.parts else ()
+    for artifact in read:
+        paths += [artifact.manifest_path, artifact.manifest_path.with_name("run.json")]
+        paths += [artifact.folder, artifact.folder / ".snakemake_timestamp"]
+    for path in paths:
+        # If a file's time can't be set, Snakemake reports the conflict itself.
+        with suppress(OSError):
+            if path.stat().st_mtime > time.time():
+                os.utime(path)

@@ -1,7 +1,4 @@
-"""Accepted code changes: results made with earlier code count as made with the current code.
-
-The record is stored among the results and is copied with them, so a copy of the results keeps it.
-"""
+"""Accepted code changes: results made with earlier code count as made with the current code; recorded among the results."""
 
 import json
 from collections.abc import Callable
@@ -27,13 +24,9 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
     """
     accepted = _read(results / RECORD)
     results_by_code: dict[tuple[str, str], list[str]] = {}
-    for path in published_manifests(results):
-        name = path.parent.relative_to(results)
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            results_by_code.setdefault((manifest["stage"], manifest["code"]), []).append(str(name))
-        except (ValueError, LookupError, TypeError) as error:
-            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
+    for path, manifest in published_manifests(results, "stage", "code"):
+        names = results_by_code.setdefault((manifest["stage"], manifest["code"]), [])
+        names.append(str(path.parent.relative_to(results)))
     count = 0
     for (stage, made_with), names in results_by_code.items():
         now = code_of(stage)

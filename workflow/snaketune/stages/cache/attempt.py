@@ -1,22 +1,26 @@
-"""The files, code and versions of one attempt to build a result, compared with the plan again when they are read.
+"""One attempt to build a result: its files, code, versions and threads, and the time of all attempts.
 
-The fingerprint is computed first; files are read, modules imported and threads started later, some of them in other processes.
-`state/attempt.json` holds what those processes compare with.
+`state/attempt.json` holds what processes compare with that read files, import modules or start threads after the fingerprint
+was computed; `state/attempts.json` the seconds of each attempt, also of killed ones, updated every SECONDS_BETWEEN.
 """
 
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.code_digest import import_checked
+from snaketune.stages.cache.work_folders import WorkFolder
 
-FILE = "attempt.json"
+FILE, TIMES = "attempt.json", "attempts.json"
+SECONDS_BETWEEN = 10.0
 # Size, times of the last change of content and of inode (in ns), and inode number; empty for a file that doesn't exist.
 Stamp = tuple[int, ...]
 # Unfinished work that a later attempt resumes: checkpoints of a training, shards and log-probabilities already written.
@@ -24,15 +28,16 @@ UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
-    """Return stamps that differ whenever a file's content has changed, also if it was replaced by an older file."""
-    stamps = {}
-    for path in paths:
-        try:
-            about = path.stat()
-            stamps[str(path)] = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
-        except OSError:
-            stamps[str(path)] = ()
-    return stamps
+    return {str(path): stamp_of(path) for path in paths}
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return values that differ whenever a file's content has changed, also if it was replaced by an older file."""
+    try:
+        about = path.stat()
+    except OSError:
+        return ()
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +61,18 @@ class Attempt:
 
     def check_files(self) -> None:
         """Raise SnaketuneError if a file has changed since before its digest was computed."""
-        if changed := [path for path, stamp in self.stamps.items() if self._changed(path, tuple(stamp))]:
+        if changed := [path for path, stamp in self.stamps.items() if self._has_changed(path, tuple(stamp))]:
             raise SnaketuneError(f"{', '.join(changed)} changed while the {self.stage} stage read it; run again")
 
-    def _changed(self, path: str, before: Stamp) -> bool:
-        now = stamps_of([Path(path)])[path]
+    def _has_changed(self, path: str, before: Stamp) -> bool:
+        now = stamp_of(Path(path))
         if now == before:
             return False
         # A new hard link or new permissions change the inode's time (the third entry) alone; so does an edit that resets times.
         only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
         return not only_inode_time or digest_file(Path(path)) != self.digests.get(path)
 
-    def import_code(self, module: str) -> None:
-        """Import all modules that shape the stage's result; SnaketuneError if their code isn't that of the fingerprint."""
-        import_checked(module, self.code, self.stage)
-
     def save(self, state: Path) -> None:
-        """Write the attempt to a state folder, for `read_attempt`."""
         write_json(state / FILE, vars(self))
 
 
@@ -103,7 +103,6 @@ def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -111,25 +110,59 @@ def thread_count(state: Path) -> int:
     """Return the number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
     previous = read_attempt(state)
     available = int(os.environ.get("OMP_NUM_THREADS") or cores())
-    if previous is None or previous.threads is None:
-        return available
-    if previous.threads != available:
-        print(
-            f"computing with {previous.threads} threads, as the first attempt did, and not with {available}", flush=True
-        )
-    return previous.threads
+    threads = available if previous is None or previous.threads is None else previous.threads
+    if threads != available:
+        print(f"computing with {threads} threads, as the first attempt did, and not with {available}", flush=True)
+    return threads
 
 
 @contextmanager
 def use_threads(threads: int | None) -> Iterator[None]:
-    """Set the number of threads that torch starts with, here or in a child process."""
+    """Set the number of threads that torch starts with, here or in a child process; None leaves it as it is."""
     previous = os.environ.get("OMP_NUM_THREADS")
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
         yield
     finally:
-        if threads is not None:
-            os.environ.pop("OMP_NUM_THREADS")
-            if previous is not None:
-                os.environ["OMP_NUM_THREADS"] = previous
+        if threads is not None and previous is None:
+            del os.environ["OMP_NUM_THREADS"]
+        elif threads is not None:
+            os.environ["OMP_NUM_THREADS"] = previous
+
+
+@contextmanager
+def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
+    """Measure an attempt while it runs. Yields a function that returns the seconds of each attempt, this one's until now."""
+    earlier, started, ended = _earlier_times(work.state / TIMES), monotonic(), threading.Event()
+
+    def elapsed() -> list[float]:
+        return [*earlier, round(monotonic() - started, 3)]
+
+    def write() -> None:
+        # Nothing is written to a folder that was discarded or taken over, and no error here ends a training.
+        with suppress(SnaketuneError, OSError):
+            work.check_held()
+            write_json(work.state / TIMES, elapsed())
+
+    def update() -> None:
+        while not ended.wait(SECONDS_BETWEEN):
+            write()
+
+    thread = threading.Thread(target=update, name="attempts", daemon=True)
+    thread.start()
+    try:
+        yield elapsed
+    finally:
+        ended.set()
+        thread.join()
+        write()
+
+
+def _earlier_times(file: Path) -> list[float]:
+    """Return the seconds of earlier attempts; empty for a first attempt, or if the file is damaged."""
+    try:
+        times = [float(seconds) for seconds in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []
+    return times if all(map(math.isfinite, times)) else []

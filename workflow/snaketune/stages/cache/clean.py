@@ -1,45 +1,32 @@
 """Removal of work folders that no published result came from."""
 
-import json
 import shutil
 from pathlib import Path
 
-from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.work_folders import UNPUBLISHED, published_manifests
+from snaketune.stages.cache.work_folders import WorkFolder, published_manifests
 from snaketune.stages.host.locks import holder, is_free
 
 # Below the work folders: generated responses by cache key (`evaluation/response_cache.py`). A name with a dot is no stage.
 RESPONSES = ".responses"
+RESUMES = "resumes when its config runs again; remove the folder yourself if it won't"
 
 
 def clean(work_root: Path, *, remove: bool) -> None:
     """List the work folders that no manifest below the results folder came from, and with `remove` delete them.
 
-    Retained are the work of published results, results that the report compares with, folders in use, finished results that
-    were never published, and unfinished trainings and reference passes, which can be resumed. Responses are retained if a
-    published evaluation uses them; a running evaluation loses at most what it would have reused after being killed.
-
-    Args:
-        work_root: `results/.work`.
+    Retained are the work of published results and of those that the report compares with, folders in use, finished results that
+    were never published, unfinished trainings and reference passes, and responses that a published evaluation uses; a running
+    evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
     """
     current, responses = set(), set()
-    for manifest in published_manifests(work_root.parent):
-        try:
-            content = json.loads(manifest.read_text(encoding="utf-8"))
-            current |= {content["fingerprint"], *content.get("compared", ())}
-            # The key of an evaluation's responses.
-            responses.add((content.get("generation") or {}).get("responses"))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again") from None
+    for _, manifest in published_manifests(work_root.parent, "fingerprint"):
+        current |= {manifest["fingerprint"], *manifest.get("compared", ())}
+        # The key of an evaluation's responses.
+        responses.add((manifest.get("generation") or {}).get("responses"))
     total = 0
     folders = [*work_root.glob("[!.]*/*"), *work_root.glob(f"{RESPONSES}/*")]
     for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | responses):
-        if link := next((path for path in (folder.parent, folder) if path.is_symlink()), None):
-            print(
-                f"kept {folder}: {link} is a link to a folder that isn't part of these results; remove the link yourself"
-            )
-            continue
-        if why := _in_use(folder):
+        if why := _retained(folder):
             print(f"kept {folder}: {why}")
             continue
         # Removing one of several hard links to a file frees nothing.
@@ -51,15 +38,18 @@ def clean(work_root: Path, *, remove: bool) -> None:
     print(f"{total / 1e6:.1f} MB {'freed' if remove else 'to free; add --remove'}; {len(current)} current results kept")
 
 
-def _in_use(folder: Path) -> str | None:
-    for lock in folder.glob("*lock"):
-        if not is_free(lock):
-            return f"in use by {holder(lock)}"
+def _retained(folder: Path) -> str | None:
+    """Return why a folder isn't removed; None if it is."""
+    if link := next((path for path in (folder.parent, folder) if path.is_symlink()), None):
+        return f"{link} is a link to a folder that isn't part of these results; remove the link yourself"
+    if lock := next((lock for lock in folder.glob("*lock") if not is_free(lock)), None):
+        return f"in use by {holder(lock)}"
     if any(folder.glob("state/checkpoints/checkpoint-*")):
-        return "an unfinished training that resumes when its config runs again; remove the folder yourself if it won't"
+        return f"an unfinished training that {RESUMES}"
     if any(folder.glob("state/chunks/*")):
-        return "an unfinished reference pass that resumes when its config runs again; remove the folder yourself if it won't"
-    if (folder / UNPUBLISHED).is_file() and (folder / "manifest.json").is_file():
+        return f"an unfinished reference pass that {RESUMES}"
+    work = WorkFolder(folder)
+    if work.unpublished.is_file() and work.manifest.is_file():
         return (
             "a finished result that its config's next run publishes; remove the folder yourself if there won't be one"
         )

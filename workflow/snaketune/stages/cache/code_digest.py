@@ -2,10 +2,7 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Packages that only move, describe or draw results are excluded, by the list below.
-
-The shell prefix in workflow/rules/package.smk doesn't count: it sets the path of the package (whose code this digests), the
-config's name for messages, and the wait policy of idle threads.
+docstrings and names of modules. The shell prefix in workflow/rules/package.smk doesn't count: a test lists what it sets.
 """
 
 import hashlib
@@ -18,8 +15,7 @@ from snaketune.stages.cache.libraries import importing
 from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
-# Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`
-# (`tables` writes and reads the rows).
+# Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
 SHAPELESS = {
     # A spec holds every value resolved, and of this package a stage uses only the models that carry the values.
     "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
@@ -29,9 +25,8 @@ SHAPELESS = {
     "cluster": "the resources that a job requests, and when it is preempted; a preempted training resumes exactly",
     "tracking": "draws the log of a training and returns nothing to it; a test checks that the weights are equal",
     "report": "draws results; in the report stage itself, it counts",
-    # Not in this list, though it may seem so: training.launch.processes decides precision and processes; training.checkpoint
-    # holds the state that a training resumes from, which other code mustn't read; models.selftest decides which results are
-    # possible, and runs the model before it is trained.
+    # These count: training.launch.processes decides precision and processes, training.checkpoint holds the state that a
+    # training resumes from, and models.selftest runs the model before it is trained.
 }
 
 
@@ -44,10 +39,8 @@ def code_digest(entry: str) -> str:
     >>> code_digest("snaketune.corpus.corpus") == code_digest("snaketune.packing.plan")
     False
     """
-    parts = sorted({f"{_syntax(module)} {_imported(module, entry)}" for module in shaping_modules(entry)})
-    # The templates that the stage renders.
-    for template in templates(entry):
-        parts.append(f"{template.name} {hashlib.sha256(template.read_bytes()).hexdigest()}")
+    parts = sorted({f"{_syntax(module)[0]} {_imported(module, entry)}" for module in shaping_modules(entry)})
+    parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -90,7 +83,7 @@ def shaping_modules(entry: str) -> set[str]:
         if module in reached or not _counts(module, entry):
             continue
         reached.add(module)
-        for imported in _imports(module):
+        for imported in _syntax(module)[1]:
             waiting += [name for name in (imported.module, _defining(imported)) if _file(name)]
         package = module.rpartition(".")[0]
         if package != PACKAGE:
@@ -101,16 +94,11 @@ def shaping_modules(entry: str) -> set[str]:
 
 def _counts(module: str, entry: str) -> bool:
     """Return whether the package of `module` shapes results. The stage's own package always does."""
-    package = _package(module)
-    return package not in SHAPELESS or package == _package(entry)
+    return _package(module) not in SHAPELESS or _package(module) == _package(entry)
 
 
 def _package(module: str) -> str:
-    """Return the package directly below `snaketune` that a module is in.
-
-    >>> _package("snaketune.packing.plan")
-    'packing'
-    """
+    """Return the package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
     return module.split(".")[1]
 
 
@@ -118,8 +106,8 @@ def _imported(module: str, entry: str) -> str:
     """Return one entry for each name that a module imports from the package: the name here, there, and the module's syntax."""
     return " ".join(
         sorted(
-            f"{one.bound}={'' if defining != one.module else one.name}@{_syntax(defining)}"
-            for one in _imports(module)
+            f"{one.bound}={'' if defining != one.module else one.name}@{_syntax(defining)[0]}"
+            for one in _syntax(module)[1]
             if _counts(defining := _defining(one), entry)
         )
     )
@@ -131,6 +119,10 @@ def _defining(imported: Import) -> str:
     return module if _file(module) else imported.module
 
 
+def _syntax(module: str) -> tuple[str, tuple[Import, ...]]:
+    return syntax_of(_file(module).read_bytes())
+
+
 def _file(module: str) -> Path | None:
     return _find(PACKAGE_FOLDER.parent, module)
 
@@ -139,11 +131,3 @@ def _file(module: str) -> Path | None:
 def _find(root: Path, module: str) -> Path | None:
     path = root.joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-def _syntax(module: str) -> str:
-    return syntax_of(_file(module).read_bytes())[0]
-
-
-def _imports(module: str) -> tuple[Import, ...]:
-    return syntax_of(_file(module).read_bytes())[1]

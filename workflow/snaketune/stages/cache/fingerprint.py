@@ -1,18 +1,32 @@
 """Fingerprints: the digest of everything that shapes a result, which names its work folder.
 
-It covers stage, spec, what can be read from each input, code, kind of device, and versions of libraries if they count. Of spec
-and inputs everything counts unless the stage's `key_module` is more precise: it resolves `precision: auto` on this machine, or
-ignores which rows hold the pairs.
+Of spec and inputs everything counts unless the stage's `key_module` is more precise: it resolves `precision: auto` on this
+machine, or ignores which rows hold the pairs. `results/.work/.digests/` holds digests of external files, so that a file isn't
+read each time that jobs are planned. They are valid while size, times and inode are unchanged; only the kernel sets the time of
+the last inode change (ctime).
 """
 
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_json
+from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.external_files import compute_digest, fingerprint_entries
+from snaketune.stages.cache.attempt import stamp_of
+
+# Reading a smaller file is faster than looking its digest up.
+CACHED_BYTES = 1 << 20
+# Two changes within one tick of the file system's clock leave the same stamp; a tick is at most two seconds.
+TICK_NS = 2_000_000_000
+# Roles whose files are read as a folder, in which a library finds files by name.
+FOLDERS = ("base", "tasks", "task_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +47,22 @@ class Key:
     by: dict[str, str] = field(default_factory=dict)
 
 
+def fingerprint(
+    stage: str,
+    spec: dict[str, Any],
+    inputs: dict[str, list[str]],
+    code: str,
+    device: str,
+    versions: dict[str, str | None] | None,
+) -> str:
+    """Return the fingerprint, 32 hex digits. Args: versions: None if they don't count."""
+    parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
+    return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
+
+
 def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> dict[str, list[str]]:
     """Return the digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
-    return {
-        role: [_counted(artifact, by.get(role)) for artifact in role_artifacts]
-        for role, role_artifacts in artifacts.items()
-    }
+    return {role: [_counted(artifact, by.get(role)) for artifact in some] for role, some in artifacts.items()}
 
 
 def _counted(artifact: Artifact, entry: str | None) -> str:
@@ -52,28 +76,59 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
 
 
 def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[str]]:
-    """Return the digests of the external files by role, for the fingerprint.
-
-    Raises:
-        SnaketuneError: a file doesn't exist.
-    """
-    for role, path in ((role, path) for role, paths in files.items() for path in paths):
-        if not path.is_file():
-            raise SnaketuneError(f"{role}: {path} is not a file")
+    """Return the digests of the external files by role, for the fingerprint; SnaketuneError if one doesn't exist."""
+    for role, paths in files.items():
+        for path in paths:
+            if not path.is_file():
+                raise SnaketuneError(f"{role}: {path} is not a file")
     return {
         role: fingerprint_entries(role, paths, lambda path: compute_digest(path, work_root))
         for role, paths in files.items()
     }
 
 
-def fingerprint(
-    stage: str,
-    spec: dict[str, Any],
-    inputs: dict[str, list[str]],
-    code: str,
-    device: str,
-    versions: dict[str, str | None] | None,
-) -> str:
-    """Return the fingerprint, 32 hex digits. Args: versions: None if they don't count."""
-    parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
-    return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
+def fingerprint_entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
+    """Return a role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
+
+    The folder is the innermost one that holds all of them, so moving it as a whole changes nothing.
+    """
+    paths = list(paths)
+    if role not in FOLDERS or not paths:
+        return [digest(path) for path in paths]
+    folder = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    return [f"{digest(path)} {path.absolute().relative_to(folder).as_posix()}" for path in paths]
+
+
+def cached_digest(path: Path, work_root: Path) -> str:
+    """Return the digest of a file's content, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        if path.stat().st_size < CACHED_BYTES:
+            return digest_file(path)
+        cached = json.loads(_cache_file(path, work_root).read_text(encoding="utf-8"))
+        if cached["stamp"] == [*stamp_of(path)]:
+            return cached["digest"]
+    return compute_digest(path, work_root)
+
+
+def compute_digest(path: Path, work_root: Path) -> str:
+    """Read a file and return the digest of its content, which is cached unless the file has just changed."""
+    before = stamp_of(path)
+    digest = digest_file(path)
+    if (
+        before
+        and before[0] >= CACHED_BYTES
+        and before == stamp_of(path)
+        and time.time_ns() - max(before[1:3]) > TICK_NS
+    ):
+        cache_file = _cache_file(path, work_root)
+        partial = cache_file.with_name(f".{cache_file.name}.{os.getpid()}.partial")
+        # If the folder can't be written to, the file is read again next time.
+        with suppress(OSError):
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({"path": str(path), "stamp": before, "digest": digest}), encoding="utf-8")
+            partial.replace(cache_file)
+    return digest
+
+
+def _cache_file(path: Path, work_root: Path) -> Path:
+    return work_root / ".digests" / f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]}.json"

@@ -1,8 +1,4 @@
-"""The libraries that shape a stage's result; their versions are recorded, so that a change of version can be reported.
-
-A library that a stage uses for some specs only is listed for those only: a new ftfy doesn't concern a corpus that it didn't
-repair.
-"""
+"""The libraries that shape a stage's result with a given spec; their versions are recorded, so that changes can be reported."""
 
 import gc
 import logging
@@ -13,15 +9,7 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.stages.specs import (
-    CalibrateSpec,
-    CorpusSpec,
-    DpoSpec,
-    EvalSpec,
-    RefLogpsSpec,
-    SftSpec,
-    TokenizerSpec,
-)
+from snaketune.stages.specs import CalibrateSpec, CorpusSpec, DpoSpec, EvalSpec, RefLogpsSpec, SftSpec, TokenizerSpec
 
 Inputs = dict[str, list[Artifact]]
 
@@ -34,10 +22,9 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Disable Python's garbage collector during imports.
+    """Disable Python's garbage collector during imports: searching what they create takes as long as creating it.
 
-    The imported objects stay, and searching them for garbage over and over takes about as long as creating them (torch,
-    transformers and peft: 6.5 s of a core, 3.5 s without).
+    With torch, transformers and peft: 6.5 s of a core, 3.5 s without.
     """
     gc.disable()
     try:
@@ -46,6 +33,14 @@ def importing() -> Iterator[None]:
         # Later collections skip them too.
         gc.freeze()
         gc.enable()
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution in this environment; None if it isn't installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def always(*names: str) -> Callable[[Any, Inputs], tuple[str, ...]]:
@@ -58,8 +53,8 @@ def of_corpus(spec: CorpusSpec, inputs: Inputs) -> tuple[str, ...]:
         pyarrow=True,
         datasets=any(source.hub for source in spec.sources),
         ftfy=spec.cleaning.fix_mojibake,
-        datafog=bool(spec.cleaning.mask_personal_data),
-        py3langid=bool(spec.cleaning.languages),
+        datafog=spec.cleaning.mask_personal_data,
+        py3langid=spec.cleaning.languages,
         rensa=spec.near_duplicates is not None,
     )
 
@@ -87,12 +82,8 @@ def of_calibration(spec: CalibrateSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
-    return _used(
-        torch=True,
-        transformers=True,
-        peft=spec.apart or _adds_adapters(inputs),
-        bitsandbytes=spec.quantization is not None,
-    )
+    adapters = spec.apart or _adds_adapters(inputs)
+    return _used(torch=True, transformers=True, peft=adapters, bitsandbytes=spec.quantization is not None)
 
 
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
@@ -105,13 +96,5 @@ def _adds_adapters(inputs: Inputs) -> bool:
     return any("base_dtype" in model.manifest for model in inputs.get("model", ()))
 
 
-def _used(**libraries: bool) -> tuple[str, ...]:
+def _used(**libraries: Any) -> tuple[str, ...]:
     return tuple(name for name, used in libraries.items() if used)
-
-
-def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution in this environment; None if it isn't installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -7,7 +7,7 @@ the content of each external file, and whether the payload is complete (by size;
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.external_files import cached_digest, fingerprint_entries
+from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.compared_results import compared_files
 from snaketune.stages.job import Job
@@ -23,6 +23,8 @@ from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
 MAX_NAMES = 4
+# By role, name and digest of each input.
+Read = dict[str, list[tuple[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +46,25 @@ class Status:
     other_versions: tuple[tuple[str, str, str], ...] = ()
 
 
+@dataclass(kw_only=True)
 class Results:
-    """The results of all jobs of a graph. Each is checked once, on first access."""
+    """The results of all jobs of a graph. Each is checked once, on first access.
 
-    def __init__(
-        self,
-        *,
-        code_of: Callable[[str], str],
-        is_forced: Callable[[Job], bool] = lambda job: False,
-        installed: Callable[[str], str | None] = lambda library: None,
-        reruns_on: dict[str, str] | None = None,
-    ):
-        """Args:
+    Attributes:
         code_of: the digest of a stage's code.
         is_forced: whether the user forces the job, whatever the status of its result (`--forcerun`).
         installed: the version of a library where jobs run; None if unknown.
         reruns_on: stages whose results are stale if they were made with other versions of libraries.
-        """
-        self.code_of = code_of
-        self.is_forced = is_forced
-        self.installed = installed
-        self.reruns_on = reruns_on or {}
-        self._known: dict[str, Status] = {}
-        self._logged: set[str] = set()
+    """
+
+    code_of: Callable[[str], str]
+    is_forced: Callable[[Job], bool] = lambda job: False
+    installed: Callable[[str], str | None] = lambda library: None
+    reruns_on: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, Status] = field(default_factory=dict, init=False)
+    _logged: set[str] = field(default_factory=set, init=False)
 
     def of(self, job: Job) -> Status:
-        """Return the status of the job's result."""
         if job.manifest not in self._known:
             self._known[job.manifest] = self._check(job)
         return self._known[job.manifest]
@@ -88,17 +83,14 @@ class Results:
                 for library, made_with in manifest["versions"].items()
                 if made_with and (here := self.installed(library)) not in (None, made_with)
             )
-            why = tuple(chain(self._reasons(job, manifest), self._versions(job, versions)))
+            why = tuple(self._reasons(job, manifest))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return Status(why=("its manifest.json can't be read",))
+        if versions and self.reruns_on.get(job.stage) == "versions":
+            why += (f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})",)
         above = all(self.of(made).current for made in made_from(job))
-        return Status(
-            content=content,
-            pairs=manifest.get("pairs"),
-            why=why,
-            current=not why and above and not self.is_forced(job),
-            other_versions=versions,
-        )
+        current = not why and above and not self.is_forced(job)
+        return Status(content=content, pairs=manifest.get("pairs"), why=why, current=current, other_versions=versions)
 
     def _reasons(self, job: Job, manifest: dict[str, Any]) -> Iterator[str]:
         if keys := differing(manifest["spec"], json.loads(canonical(job.spec))):
@@ -110,11 +102,8 @@ class Results:
             yield f"missing input ({_some(missing)})"
         else:
             yield from self._inputs(job, manifest["inputs"])
-        if missing := [
-            name
-            for name, entry in (manifest["payload"] | manifest["records"]).items()
-            if _size(Path(job.payload) / name) != entry["bytes"]
-        ]:
+        files = manifest["payload"] | manifest["records"]
+        if missing := [name for name, entry in files.items() if _size(Path(job.payload) / name) != entry["bytes"]]:
             yield f"files are missing or of another size ({_some(missing)})"
         elif not Path(job.run).is_file():
             yield "run.json is missing"
@@ -123,47 +112,39 @@ class Results:
         read = self.inputs_read(job)
         differ = []
         for role in sorted(read.keys() | made_from_digests.keys()):
-            names, digests = zip(*read.get(role, ())) if read.get(role) else ((), ())
-            before = made_from_digests.get(role, [])
-            if len(before) != len(digests):
-                differ.append(f"{role}: {len(digests)}, not {len(before)}")
-            differ += [name for name, now, then in zip(names, digests, before) if now != then]
+            now, before = read.get(role, []), made_from_digests.get(role, [])
+            if len(before) != len(now):
+                differ.append(f"{role}: {len(now)}, not {len(before)}")
+            differ += [name for (name, digest), then in zip(now, before) if digest != then]
         if differ:
             yield f"changed input ({_some(differ)})"
 
-    def inputs_read(self, job: Job) -> dict[str, list[tuple[str, str]]]:
+    def inputs_read(self, job: Job) -> Read:
         """Return name and digest of every input by role, as the job's manifest would have them now."""
-        return _as_files(job) if STAGES[job.stage].reads_manifests else self._as_jobs(job)
-
-    def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
-        by = STAGES[job.stage].digested_by
+        stage = STAGES[job.stage]
+        if stage.reads_manifests:
+            # As they are: the report reads run.json too.
+            return {role: [_as_file(path) for path in paths] for role, paths in inputs_by_role(job).items()}
         made = {
-            role: [(one.key, str(getattr(self.of(one), by.get(role, "content")))) for one in jobs]
+            role: [(one.key, str(getattr(self.of(one), stage.digested_by.get(role, "content")))) for one in jobs]
             for role, jobs in job.artifacts.items()
         }
-        return made | {
-            role: list(
-                zip(files, fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT)))
-            )
-            for role, files in job.files.items()
-        }
-
-    def _versions(self, job: Job, versions: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
-        if versions and self.reruns_on.get(job.stage) == "versions":
-            yield f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})"
+        for role, files in job.files.items():
+            entries = fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT))
+            made[role] = list(zip(files, entries))
+        return made
 
     def log_lines(self, job: Job) -> Iterator[str]:
         """Yield lines that say why the job and everything that it is made from are stale, and which current results were made
         with other versions of libraries. Each job is reported once."""
-        stale: dict[tuple[str, ...], list[str]] = {}
+        stale: dict[tuple[str, str], list[str]] = {}
         versions: dict[tuple[str, str, str], list[str]] = {}
         for one in self._not_logged(job):
             status = self.of(one)
             for why in status.why:
                 stale.setdefault((one.stage, why), []).append(one.key)
-            if status.current:
-                for version in status.other_versions:
-                    versions.setdefault(version, []).append(one.key)
+            for version in status.other_versions if status.current else ():
+                versions.setdefault(version, []).append(one.key)
         for (_, why), names in stale.items():
             yield f"stale: {_some(names)}: {why}"
         for (library, made_with, here), names in sorted(versions.items()):
@@ -184,20 +165,16 @@ def made_from(job: Job) -> Iterable[Job]:
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """Return the paths that a job reads, by role; for the report also those of results that it compares with.
-
-    Raises:
-        SnaketuneError: a result to compare with doesn't exist.
-    """
-    if not STAGES[job.stage].reads_manifests:
-        return {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()} | {
-            role: list(files) for role, files in job.files.items()
-        }
+    """Return the paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
+    stage = STAGES[job.stage]
+    if not stage.reads_manifests:
+        made = {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()}
+        return made | {role: list(files) for role, files in job.files.items()}
     jobs = list(made_from(job))
     files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
     if job.stage == "report":
         files |= compared_files(job.spec.compare)
-    return {role: files[role] for role in STAGES[job.stage].files}
+    return {role: files[role] for role in stage.files}
 
 
 def differing(then: Any, now: Any, key: str = "") -> list[str]:
@@ -215,29 +192,19 @@ def differing(then: Any, now: Any, key: str = "") -> list[str]:
     return [f"{key}: {values}" if len(values) <= 60 else key]
 
 
-def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
-    """Return name and digest of the files of stages that read manifests as they are (the report reads run.json too)."""
-    return {
-        role: [
-            (path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else "") for path in paths
-        ]
-        for role, paths in inputs_by_role(job).items()
-    }
+def _as_file(path: str) -> tuple[str, str]:
+    return path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else ""
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return path.stat().st_size if path.is_file() else -1
 
 
-def _some(names: Iterable[str]) -> str:
+def _some(names: list[str]) -> str:
     """Join the first names, with the number of the others.
 
-    >>> _some("abcdef")
+    >>> _some(list("abcdef"))
     'a, b, c, d and 2 more'
     """
-    names = list(names)
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,10 +1,8 @@
 """The syntax of a module's source as a digest, and what the module imports from the package.
 
 Comments, docstrings, the declaration of a stage and the names of modules don't count, so that a module can be renamed or moved
-without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so the
-digests are cached below the results, by the bytes of the sources.
-
-    results/.work/.code.json    by digest of a source: the digest of its syntax, and its imports
+without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so CACHE
+holds by digest of a source the digest of its syntax, and its imports.
 """
 
 import ast
@@ -25,11 +23,7 @@ CACHE = Path("results/.work/.code.json")
 
 
 class Import(NamedTuple):
-    """One name that a module imports from the package.
-
-    >>> Import("snaketune.packing.plan", "build", "build_plan")  # from snaketune.packing.plan import build as build_plan
-    Import(module='snaketune.packing.plan', name='build', bound='build_plan')
-    """
+    """One name that a module imports from the package: `from module import name as bound`."""
 
     module: str
     name: str
@@ -52,8 +46,7 @@ def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
 @cache
 def _parser_version() -> str:
     """Digest of this module and of the version of Python, which both decide what the trees look like."""
-    own = Path(__file__).read_bytes() + repr(sys.version_info[:2]).encode()
-    return xxhash.xxh3_64_hexdigest(own)
+    return xxhash.xxh3_64_hexdigest(Path(__file__).read_bytes() + repr(sys.version_info[:2]).encode())
 
 
 @cache
@@ -84,8 +77,10 @@ def _parse(source: bytes) -> tuple[str, list[Import]]:
     without_imports = _WithoutImports()
     tree = without_imports.visit(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            _drop_docstring(node)
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if ast.get_docstring(node, clean=False) is not None:
+                    node.body = node.body[1:] or [ast.Pass()]
     return hashlib.sha256(_shape(tree).encode()).hexdigest(), without_imports.imports
 
 
@@ -96,7 +91,6 @@ class _WithoutImports(ast.NodeTransformer):
         self.imports: list[Import] = []
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
-        """Collect `from snaketune.package.module import name as bound`."""
         if node.level or node.module == PACKAGE:
             raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package.module import name`")
         if not node.module.startswith(f"{PACKAGE}."):
@@ -114,9 +108,7 @@ class _WithoutImports(ast.NodeTransformer):
 def _declares_stage(node: ast.stmt) -> bool:
     """Return True for `STAGE = Stage(...)` and for the imports that it needs."""
     match node:
-        case ast.Assign(targets=[ast.Name(id="STAGE")]):
-            return True
-        case ast.ImportFrom(module="snaketune.stages.declaration"):
+        case ast.Assign(targets=[ast.Name(id="STAGE")]) | ast.ImportFrom(module="snaketune.stages.declaration"):
             return True
     return False
 
@@ -137,9 +129,3 @@ def _shape(node: Any) -> str:
         if value is not None and value != [] and name not in ("type_params", "kind"):
             parts.append(f"{name}={_shape(value)}")
     return f"({' '.join(parts)})"
-
-
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    match node.body:
-        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            node.body = rest or [ast.Pass()]

@@ -1,16 +1,16 @@
 """Work folders: where stages work, and where finished results are cached until they are published, for the first time or again.
 
+Snakemake deletes a rule's declared outputs before every attempt, so stages don't work there. A retry finds its own unfinished
+work by its fingerprint; so does a config that was put back to an earlier state.
+
     results/.work/<stage>/<fingerprint>/
-        lock, lock.lease     held while a process works here (locks.py, leases.py)
+        lock, lock.lease     held while a process works here (host/locks.py)
         state/               survives a killed attempt (checkpoints; attempt.json: what the attempt uses)
         payload.partial/     the payload while it is written
         payload/             complete, once manifest.json exists
         manifest.json
         run.json
         unpublished          exists while the result may not have been published yet
-
-Snakemake deletes a rule's declared outputs before every attempt, so stages don't work there. A retry finds its own unfinished
-work by its fingerprint; so does a config that was put back to an earlier state.
 """
 
 import hashlib
@@ -18,32 +18,23 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import (
-    Artifact,
-    note_published,
-    read_artifact,
-    sync_names,
-    write_json,
-    write_manifest,
-)
+from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, sync_names, write_json, write_manifest
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.leases import Lease
+from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")
-UNPUBLISHED = "unpublished"
 # By output folder, the fingerprint of the result that is to be published there.
 CLAIMS = ".claims"
 
 
-def published_manifests(results: Path) -> list[Path]:
-    """Return the manifests of all published results. Hidden folders are skipped: they hold work, and a job file may be named
-    `manifest`."""
-    manifests = sorted(results.rglob("manifest.json"))
-    return [path for path in manifests if not path.relative_to(results).parts[0].startswith(".")]
+def _path(name: str) -> Any:
+    """Return a property of `WorkFolder`: the path of this name."""
+    return property(lambda work: work.folder / name)
 
 
 @dataclass(frozen=True)
@@ -57,34 +48,17 @@ class WorkFolder:
     folder: Path
     lease: Lease | None = None
 
+    payload = _path("payload.partial")
+    finished = _path("payload")
+    state = _path("state")
+    manifest = _path("manifest.json")
+    run = _path("run.json")
+    unpublished = _path("unpublished")
+
     @property
     def root(self) -> Path:
         """The folder of all work folders: `results/.work`."""
         return self.folder.parent.parent
-
-    @property
-    def payload(self) -> Path:
-        return self.folder / "payload.partial"
-
-    @property
-    def finished(self) -> Path:
-        return self.folder / "payload"
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def manifest(self) -> Path:
-        return self.folder / "manifest.json"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run.json"
-
-    @property
-    def unpublished(self) -> Path:
-        return self.folder / UNPUBLISHED
 
     def check_held(self) -> None:
         """Raise SnaketuneError if another process has taken the folder over; called before anything shared is written."""
@@ -97,7 +71,7 @@ class WorkFolder:
             return None
         try:
             artifact = read_artifact(self.manifest, "payload")
-            for name in (*artifact.manifest["payload"], *artifact.manifest["records"]):
+            for name in _files(artifact):
                 artifact.file(name)
         except SnaketuneError as error:
             print(f"the cached result is damaged and is made again: {str(error).split(';')[0]}", flush=True)
@@ -106,7 +80,6 @@ class WorkFolder:
         return artifact
 
     def made_at(self) -> str:
-        """Return when the result was made."""
         try:
             return json.loads(self.run.read_text(encoding="utf-8"))["started"]
         except (OSError, ValueError, LookupError, TypeError):
@@ -137,6 +110,10 @@ class WorkFolder:
         shutil.rmtree(self.state, ignore_errors=True)
 
 
+def _files(artifact: Artifact) -> list[str]:
+    return sorted((*artifact.manifest["payload"], *artifact.manifest["records"]))
+
+
 def sync_folder(folder: Path) -> None:
     """Flush all files below `folder` to disk, so that a manifest written afterwards is true after a power cut too."""
     for path in (folder, *folder.rglob("*")):
@@ -147,7 +124,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -195,10 +171,8 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     Args:
         work: the folder that holds it.
         requested: entries of the manifest that describe the job it is published for.
-    Raises:
-        SnaketuneError: another job has claimed the output folder since.
     """
-    out, run = claim.out, work.run
+    out, names = claim.out, _files(artifact)
     claim.check()
     # From here on, if the disk is full for long, the result may exist in the work folder only.
     work.unpublished.touch()
@@ -208,7 +182,7 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     for leftover in (partial, out / payload):
         remove(leftover)
     partial.mkdir()
-    for name in sorted((*artifact.manifest["payload"], *artifact.manifest["records"])):
+    for name in names:
         target = partial / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -216,10 +190,27 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
         except OSError:
             shutil.copyfile(artifact.folder / name, target)
     partial.rename(out / payload)
-    note_published(out, out / payload, (*artifact.manifest["payload"], *artifact.manifest["records"]))
-    if run.is_file():
+    note_published(out, out / payload, names)
+    if work.run.is_file():
         (out / "run.json").unlink(missing_ok=True)
-        shutil.copyfile(run, out / "run.json")
+        shutil.copyfile(work.run, out / "run.json")
     claim.check()
     write_manifest(out / "manifest.json", artifact.manifest | requested)
     work.unpublished.unlink(missing_ok=True)
+
+
+def published_manifests(results: Path, *keys: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield path and content of the manifest of each published result, all of which must have `keys`.
+
+    Hidden folders are skipped: they hold work, and a job file may be named `manifest`.
+    """
+    for path in sorted(results.rglob("manifest.json")):
+        if path.relative_to(results).parts[0].startswith("."):
+            continue
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            for key in keys:
+                manifest[key]
+        except (ValueError, LookupError, TypeError) as error:
+            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
+        yield path, manifest

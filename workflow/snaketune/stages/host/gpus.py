@@ -1,12 +1,9 @@
 """GPU slots: each job claims GPUs of its own. Snakemake counts a `gpu` resource, but doesn't say which GPUs a job gets.
 
-A slot is a lock file per GPU and host; a job that holds it sees only that GPU, by CUDA_VISIBLE_DEVICES. SLURM assigns GPUs to
-its jobs and may number them from 0 in each. Several jobs of a workflow may run within one SLURM job, and a SLURM job may have
-more GPUs than it requested, so slots are claimed there too, per SLURM job. On machines without GPUs nothing is claimed.
-
-A slot is named after the GPU's UUID if nvidia-smi lists it, so that a GPU has one slot whether it is given by number or by
-UUID. A number means the same GPU to CUDA and to nvidia-smi only if all GPUs are of one model: CUDA counts the fastest first,
-nvidia-smi by bus. Each MIG slice of a card counts as a GPU.
+A slot is a lock file per GPU, host and SLURM job (which may number its GPUs from 0, run several jobs of a workflow, and have
+more GPUs than it requested). It is named after the GPU's UUID if nvidia-smi lists it, so that a GPU has one slot whether it is
+given by number or by UUID. A number means the same GPU to CUDA and to nvidia-smi only if all GPUs are of one model: CUDA counts
+the fastest first, nvidia-smi by bus. Each MIG slice of a card counts as a GPU.
 """
 
 import os
@@ -19,24 +16,29 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from snaketune.config.operation import Operation
+from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.errors import SnaketuneError
+from snaketune.stages.findings import Finding
 from snaketune.stages.host.locks import NoLocks, try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS_BETWEEN_TRIES = 1.0
 SECONDS_FOR_DRIVER = 30.0
 # Lines of `nvidia-smi -L`; the slices of a card follow it, indented.
 CARD = re.compile(r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[^)]+)\)")
 SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
+ALLOW = "operation.allow_cpu: true"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, or a slice of one, as the driver lists it: `name` is torch's name for it, `index` nvidia-smi's for the card."""
+    """A GPU or a slice of one: `name` is torch's, `index` the card's. If the driver doesn't list it, both are empty."""
 
     index: str
     uuid: str
@@ -47,17 +49,16 @@ def driver_gpus() -> list[Gpu]:
     """Return the GPUs that nvidia-smi lists, of sliced cards the slices; empty without nvidia-smi, or if it hangs."""
     if not shutil.which("nvidia-smi"):
         return []
+    command = ["nvidia-smi", "-L"]
     try:
         # With a broken card it exits with an error, but lists the others.
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=SECONDS_FOR_DRIVER
-        ).stdout
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS_FOR_DRIVER)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"nvidia-smi doesn't list this machine's GPUs: {error}", flush=True)
         return []
     gpus: list[Gpu] = []
     card = None
-    for line in listed.splitlines():
+    for line in done.stdout.splitlines():
         if seen := CARD.match(line):
             card = Gpu(**seen.groupdict())
             gpus.append(card)
@@ -69,12 +70,17 @@ def driver_gpus() -> list[Gpu]:
 
 def visible_gpus() -> list[str]:
     """Return identifiers of the GPUs that this process may use, without importing torch (which would initialize them)."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        named = (gpu.strip() for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    if VISIBLE in os.environ:
+        named = (gpu.strip() for gpu in os.environ[VISIBLE].split(","))
         # Like CUDA, which ignores everything from the first unknown entry on: `-1` or `NoDevFiles` hides all.
         return list(takewhile(lambda gpu: gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")), named))
     listed = driver_gpus()
     return [gpu.index if _numbers_agree(listed) else gpu.uuid for gpu in listed]
+
+
+def gpu_model() -> str:
+    """Return torch's name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
+    return _of(gpus[0], driver_gpus()).name if (gpus := visible_gpus()) else ""
 
 
 def _numbers_agree(listed: list[Gpu]) -> bool:
@@ -88,100 +94,101 @@ def _sliced(listed: list[Gpu]) -> bool:
     return any(gpu.uuid.startswith("MIG-") for gpu in listed)
 
 
-def _of(identifier: str, listed: list[Gpu]) -> Gpu | None:
-    """Return the GPU with this index, UUID or UUID prefix; None if that isn't certain."""
+def _of(identifier: str, listed: list[Gpu]) -> Gpu:
+    """Return the GPU with this index, UUID or UUID prefix; one without a name if that isn't certain."""
     if identifier.isdecimal():
         matches = [gpu for gpu in listed if gpu.index == identifier] if _numbers_agree(listed) else []
     else:
         matches = [gpu for gpu in listed if gpu.uuid.startswith(identifier)]
-    return matches[0] if len(matches) == 1 else None
-
-
-def gpu_model() -> str:
-    """Return torch's name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
-    if not (gpus := visible_gpus()):
-        return ""
-    gpu = _of(gpus[0], driver_gpus())
-    return gpu.name if gpu else ""
+    return matches[0] if len(matches) == 1 else Gpu(index="", uuid=identifier, name="")
 
 
 @contextmanager
 def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
     """Claim `count` GPUs and make them the only visible ones; wait while too few are free. They are of one model if possible.
 
-    Raises:
-        SnaketuneError: the machine has GPUs, but fewer than `count`; or one job requests several slices of cards.
+    Without GPUs nothing is claimed; SnaketuneError if there are fewer than `count`, or several slices of cards are requested.
     """
-    gpus = visible_gpus()
-    if count and not gpus:
+    visible = visible_gpus()
+    if count and not visible:
         yield []
         return
-    if count > len(gpus):
-        raise SnaketuneError(
-            f"operation.gpus: the job requests {count} GPUs, this machine has {len(gpus)}; lower operation.gpus"
-        )
     listed = driver_gpus() if count else []
-    known = {gpu: _of(gpu, listed) for gpu in gpus}
-    # A GPU that is listed twice has one slot.
-    gpus = list({(known[gpu] or gpu): gpu for gpu in reversed(gpus)}.values())[::-1]
-    if count > len(gpus):
-        raise SnaketuneError(
-            f"operation.gpus: the job requests {count} GPUs, CUDA_VISIBLE_DEVICES lists {len(gpus)}; lower operation.gpus"
-        )
-    groups = _candidate_groups(gpus, known, count, sliced=_sliced(listed))
+    gpus: dict[str, Gpu] = {}
+    for identifier in visible:
+        # A GPU that is given twice has one slot.
+        if (gpu := _of(identifier, listed)) not in gpus.values():
+            gpus[identifier] = gpu
+    for known, where in ((visible, "this machine has"), (gpus, f"{VISIBLE} lists")):
+        if count > len(known):
+            raise SnaketuneError(
+                f"operation.gpus: the job requests {count} GPUs, {where} {len(known)}; lower operation.gpus"
+            )
+    groups = _candidate_groups(gpus, count, sliced=_sliced(listed))
     folder.mkdir(parents=True, exist_ok=True)
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    before = os.environ.get(VISIBLE)
     with ExitStack() as held:
         claimed: list[str] = []
         waiting = False
         while len(claimed) < count:
-            claimed = next(filter(None, (_try_all(group, known, count, folder, held) for group in groups)), [])
-            if len(claimed) < count:
+            claimed = next(filter(None, (_try_all(group, count, folder, held) for group in groups)), [])
+            if not claimed:
                 if not waiting:
                     print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
                     waiting = True
                 time.sleep(SECONDS_BETWEEN_TRIES)
         # A job that requests no GPU sees none.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
+        os.environ[VISIBLE] = ",".join(claimed)
         try:
             yield claimed
         finally:
             if before is None:
-                del os.environ["CUDA_VISIBLE_DEVICES"]
+                del os.environ[VISIBLE]
             else:
-                os.environ["CUDA_VISIBLE_DEVICES"] = before
+                os.environ[VISIBLE] = before
 
 
-def _candidate_groups(gpus: list[str], known: dict[str, Gpu | None], count: int, *, sliced: bool) -> list[list[str]]:
-    """Return the groups of GPUs to claim `count` from: those of one model that are large enough, otherwise all GPUs.
+def _candidate_groups(gpus: dict[str, Gpu], count: int, *, sliced: bool) -> list[dict[str, Gpu]]:
+    """Return the groups to claim `count` GPUs from: those of one model that are large enough, otherwise all GPUs.
 
     Args:
+        gpus: by identifier.
         sliced: whether the machine has sliced cards (MIG).
-    Raises:
-        SnaketuneError: several GPUs are requested of slices; CUDA shows a process only one.
     """
-
-    def name(gpu: str) -> str:
-        known_gpu = known[gpu]
-        return known_gpu.name if known_gpu else ""
-
     if count <= 1:
         return [gpus]
-    groups = [list(group) for _, group in groupby(sorted(gpus, key=name), name)]
+    models: dict[str, dict[str, Gpu]] = {}
+    for identifier, gpu in gpus.items():
+        models.setdefault(gpu.name, {})[identifier] = gpu
     if sliced:
         # A number may be that of a slice.
-        groups = [group for group in groups if all(gpu.startswith("GPU-") for gpu in group)]
-    if enough := [group for group in groups if len(group) >= count]:
+        models = {name: some for name, some in models.items() if all(gpu.startswith("GPU-") for gpu in some)}
+    if enough := [models[name] for name in sorted(models) if len(models[name]) >= count]:
         return enough
     if sliced:
         raise SnaketuneError(
             f"operation.gpus: {count} GPUs are requested, but this machine's GPUs are slices of cards (MIG), of which CUDA "
             "shows a job only one; set operation.gpus: 1, or run it on whole cards"
         )
-    models = ", ".join(f"{len(group)} {name(group[0]) or 'unknown'}" for group in groups)
-    if len(groups) > 1:
-        print(f"note: {count} GPUs of different models ({models}): each step waits for the slowest", flush=True)
+    if len(models) > 1:
+        counts = ", ".join(f"{len(models[name])} {name or 'unknown'}" for name in sorted(models))
+        print(f"note: {count} GPUs of different models ({counts}): each step waits for the slowest", flush=True)
     return [gpus]
+
+
+def _try_all(gpus: dict[str, Gpu], count: int, folder: Path, held: ExitStack) -> list[str]:
+    """Lock `count` free slots, or none, so that two jobs can't wait for each other's slots."""
+    machine = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
+    with ExitStack() as attempt:
+        claimed = []
+        for identifier, gpu in gpus.items():
+            if slot := _try_slot(folder, f"{machine}-{re.sub(r'[^0-9A-Za-z]', '-', gpu.uuid)}.lock"):
+                attempt.enter_context(slot)
+                claimed.append(identifier)
+            if len(claimed) == count:
+                held.enter_context(attempt.pop_all())
+                return claimed
+    return []
 
 
 def _try_slot(folder: Path, name: str) -> TextIO | None:
@@ -194,19 +201,28 @@ def _try_slot(folder: Path, name: str) -> TextIO | None:
         return try_lock(own / name)
 
 
-def _try_all(gpus: list[str], known: dict[str, Gpu | None], count: int, folder: Path, held: ExitStack) -> list[str]:
-    """Lock `count` free slots, or none, so that two jobs can't wait for each other's slots."""
-    machine = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
-    with ExitStack() as attempt:
-        claimed = []
-        for gpu in gpus:
-            known_gpu = known[gpu]
-            name = re.sub(r"[^0-9A-Za-z]", "-", known_gpu.uuid if known_gpu else gpu)
-            if not (slot := _try_slot(folder, f"{machine}-{name}.lock")):
-                continue
-            attempt.enter_context(slot)
-            claimed.append(gpu)
-            if len(claimed) == count:
-                held.enter_context(attempt.pop_all())
-                return claimed
-    return []
+def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
+    """Return what needs a GPU, for a job that has none; empty if the config allows the CPU. Args: spec: of any GPU stage.
+
+    >>> print(*gpu_findings(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
+    operation.gpus: 2 GPUs are configured, and this job has none; run it on a machine with GPUs, set gpus: 1, or train in 2
+        processes on the CPU by operation.allow_cpu: true
+    """
+    if operation.allow_cpu:
+        return []
+    # A calibration has the spec of the run that it measures in its own.
+    run = getattr(spec, "run", spec)
+    training = getattr(run, "training", None)
+    findings = []
+    if getattr(run, "quantization", None):
+        do = f"run it on a machine with one, remove quantization, or compute them on the CPU, slowly, by {ALLOW}"
+        findings.append(("quantization", "4-bit weights are used to fit a GPU", do))
+    if training and OPTIMIZERS[training.optimizer].for_gpus:
+        do = f"run it on a machine with one, set adamw_torch_fused, or keep it on the CPU by {ALLOW}"
+        findings.append(("training.optimizer", f"{training.optimizer} is used to fit a GPU", do))
+    for key, count, what in (("gpus", operation.gpus, "GPUs"), ("nodes", operation.nodes, "nodes with GPUs")):
+        if count > 1:
+            processes = f"train in {operation.processes} processes on the CPU by {ALLOW}"
+            do = f"run it on a machine with GPUs, set {key}: 1, or {processes}"
+            findings.append((f"operation.{key}", f"{count} {what} are configured", do))
+    return [Finding(key=key, problem=f"{problem}, and this job has none", do=do) for key, problem, do in findings]

@@ -1,8 +1,7 @@
 """The command line that starts a training on each node, for `snakemake -n` to log and for `training.launch.processes` to run.
 
-A single process is started directly. Several are started by `accelerate launch`, which starts and watches those of one node. On
-one machine they connect at a port that torchrun itself opens, so no two trainings can choose the same. On several, SLURM starts
-one `accelerate launch` per node, and they connect on the node that runs the job, by SLURM's own variables.
+A single process is started directly, several by one `accelerate launch` per node. On one machine they connect at a port that
+torchrun itself opens, so no two trainings can choose the same; on several, on the node that runs the job, by SLURM's variables.
 """
 
 import os
@@ -26,10 +25,9 @@ MODULE = "snaketune.training.launch.worker"
 # torchrun also reads its options from environment variables: its own store, on a free port that the kernel chooses. The address
 # is given because the host's name may not resolve.
 ALONE = ("env", "PET_STANDALONE=1", "PET_LOCAL_ADDR=127.0.0.1")
-# Below the range of ephemeral ports; it differs between jobs of a cluster.
-PORT = "$((10000 + SLURM_JOB_ID % 20000))"
-# The first node, which runs the job and calls srun.
-FIRST_NODE = "$SLURM_LAUNCH_NODE_IPADDR"
+# Of several nodes: the first one, which runs the job and calls srun, and a port below the range of ephemeral ports that differs
+# between jobs of a cluster.
+RENDEZVOUS = "--main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000))"
 
 
 def command(operation: Operation, state: Path, python: str = "python") -> list[str]:
@@ -47,14 +45,9 @@ def command(operation: Operation, state: Path, python: str = "python") -> list[s
 def node_lines(operation: Operation, state: Path) -> list[str]:
     """Return the command of each node as a shell line.
 
-    >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("S")), sep="\\n")
-    ... # doctest: +NORMALIZE_WHITESPACE
-    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 0
-        --main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000))
-        --module snaketune.training.launch.worker S/job.json
-    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 1
-        --main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000))
-        --module snaketune.training.launch.worker S/job.json
+    >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("S")), sep="\\n")  # doctest: +ELLIPSIS
+    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 0 ... S/job.json
+    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 1 ... S/job.json
     """
     if operation.nodes == 1:
         return [shlex.join(command(operation, state))]
@@ -68,8 +61,7 @@ def describe_launch(job: Job) -> Iterator[str]:
         return
     # The fingerprint is known when the inputs exist.
     state = WorkFolder(WORK_ROOT / job.stage / "FINGERPRINT").state
-    each = operation.processes_per_node
-    devices = f"one for each of {each} GPUs" if operation.gpus else "one on the CPU"
+    devices = f"one for each of {operation.processes_per_node} GPUs" if operation.gpus else "one on the CPU"
     where = f" on each of {operation.nodes} nodes, by {shlex.join(_steps(operation))}" if operation.nodes > 1 else ""
     stage = f", ZeRO stage {operation.zero_stage}" if operation.zero_stage else ""
     yield f"{job.key}: {operation.processes} processes ({operation.launch}{stage}), {devices}{where}"
@@ -87,11 +79,7 @@ def check_nodes(operation: Operation) -> None:
 
 
 def check_limit(operation: Operation, most: int | None) -> None:
-    """Raise SnaketuneError, with what to do, if a job requests more GPUs than this run may use on this machine.
-
-    Args:
-        most: the limit of `--resources gpu=N`, by default all GPUs; None for no limit.
-    """
+    """Raise SnaketuneError, with what to do, if a job requests more GPUs than `--resources gpu=N` (None: any number) allows."""
     if most is not None and operation.gpus > max(1, most) and visible_gpus():
         raise SnaketuneError(
             f"operation.gpus: {operation.gpus} GPUs, but this run may use {most} (--resources gpu={most}, or all that this "
@@ -110,15 +98,14 @@ def check_installed(operation: Operation) -> None:
 def _steps(operation: Operation) -> list[str]:
     """Return the srun command for one step per node; all end if one fails, and each may use all of the job's cores there."""
     nodes = operation.nodes
-    return [
-        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
-        *("--kill-on-bad-exit=1", "--cpu-bind=none", "--input=none"),
-    ]
+    words = (
+        f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"
+    )
+    return words.split()
 
 
 def _on_node(rank: str, state: Path, python: str) -> str:
-    rendezvous = f"--machine_rank {rank} --main_process_ip {FIRST_NODE} --main_process_port {PORT}"
-    return f"{shlex.join(_accelerate(state, python))} {rendezvous} {shlex.join(_module(state))}"
+    return f"{shlex.join(_accelerate(state, python))} --machine_rank {rank} {RENDEZVOUS} {shlex.join(_module(state))}"
 
 
 def _accelerate(state: Path, python: str) -> list[str]:

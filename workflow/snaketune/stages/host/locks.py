@@ -1,25 +1,41 @@
-"""Locks between processes and nodes: the holder is written in the file, and the kernel releases it when the holder dies.
+"""Locks between processes and nodes: `flock`, and a lease that other hosts can see.
 
-Advisory `flock`, coherent across nodes on NFSv4, Lustre (`-o flock`) and GPFS. filelock makes the same call, but its files
-don't name their holders. On other file systems it works on its own host only, or not at all, so the holder also has a lease,
-which other hosts can see (leases.py).
+    <lock>          locked by flock; names the last process that had it
+    <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is the last heartbeat
+
+`flock` is immediate, is never lost to a process that is merely slow, and the kernel releases it when its holder dies. NFSv4,
+Lustre (`-o flock`) and GPFS have it across nodes, other file systems within one host only, or not at all. So a process that has
+the lock also takes a lease and waits for those of other hosts; without flock, the lease is the only lock. All times are by the
+file system's clock. Code that holds the GIL for longer than DEAD_SECONDS looks dead: another host may take the folder over,
+and the work since the last checkpoint is lost, but nothing is written twice.
 """
 
 import errno
 import fcntl
+import json
 import os
 import socket
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.leases import Lease
 
 SECONDS_BETWEEN_TRIES = 0.5
-# Errors of a file system without such locks: an NFS mount without its lock service, Lustre without `-o flock`, FUSE.
+SECONDS_BETWEEN_BEATS = 5.0
+# NFS clients may show a file as it was up to 60 s ago (acregmax); a lease older than this has missed six more heartbeats.
+DEAD_SECONDS = 90.0
+# After an outage of the file server all leases look dead, so a lease is watched for two heartbeats before it is taken over.
+WATCHED_SECONDS = 2 * SECONDS_BETWEEN_BEATS
+# A process that takes over a dead lease waits this long for others that do so too; the last one to write has it.
+SETTLING_SECONDS = 2.0
+# Errors of a file system without flock: an NFS mount without its lock service, Lustre without `-o flock`, FUSE.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -27,12 +43,41 @@ class NoLocks(OSError):
     """The file system has no flock."""
 
 
+@contextmanager
+def locked(lock: Path, what: str) -> Iterator["Lease"]:
+    """Hold `lock`, waiting for its present holder; the lease that is yielded shows whether it is still held."""
+    logged, lease, flock = False, Lease(lock), True
+    while True:
+        # The holder may be removing the folder.
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = try_lock(lock)
+        except NoLocks as error:
+            if flock:
+                problem = f"no flock in {lock.parent} ({error.strerror})"
+                print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
+            file, flock = nullcontext(), False
+        if file:
+            if lease.take(flock=flock):
+                break
+            if flock:
+                file.close()
+        if not logged:
+            print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
+            logged = True
+        time.sleep(SECONDS_BETWEEN_TRIES)
+    with file:
+        lease.beat()
+        try:
+            yield lease
+        finally:
+            lease.give_back()
+
+
 def try_lock(lock: Path) -> TextIO | None:
     """Take a lock if it is free, and return the open file, which holds it until it is closed; None if another process has it.
 
-    Raises:
-        NoLocks: the file system has none.
-        SnaketuneError: the file is a link.
+    Raises NoLocks if the file system has none, and SnaketuneError if the file is a link.
     """
     try:
         # A link would be followed, and its target truncated.
@@ -43,11 +88,10 @@ def try_lock(lock: Path) -> TextIO | None:
         raise
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
     except OSError as error:
         file.close()
+        if isinstance(error, BlockingIOError):
+            return None
         if error.errno in NO_LOCKS:
             raise NoLocks(error.errno, error.strerror, str(lock)) from None
         raise
@@ -77,32 +121,191 @@ def holder(lock: Path) -> str:
     return str(leased) if leased and not leased.is_dead else lock.read_text().strip() or "another process"
 
 
-@contextmanager
-def locked(lock: Path, what: str) -> Iterator[Lease]:
-    """Hold `lock`, waiting for its present holder; the lease that is yielded shows whether it is still held."""
-    logged, lease, flock = False, Lease(lock), True
-    while True:
-        # The holder may be removing the folder.
-        lock.parent.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """The process that holds a lease.
+
+    Attributes:
+        began: start time of the process by the kernel's count, since its number may be reused.
+        boot: id of the machine's boot; empty if unknown. Another machine may have the same name.
+        processes: the PID namespace of the process's number.
+        token: unique id of this lease.
+    """
+
+    host: str
+    process: int
+    began: str
+    boot: str
+    processes: str
+    token: str
+
+    @classmethod
+    def here(cls) -> "Holder":
+        """Return this process as a holder, with a new token."""
+        host, process, (boot, processes) = socket.gethostname(), os.getpid(), _boot_and_namespace()
+        began, token = _start_time(process), uuid.uuid4().hex
+        return cls(host=host, process=process, began=began, boot=boot, processes=processes, token=token)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        return self.boot == _boot_and_namespace()[0] if self.boot else self.host == socket.gethostname()
+
+    @property
+    def is_dead(self) -> bool | None:
+        """Whether it has ended; None if this process can't look it up in the kernel."""
+        if not self.is_on_this_machine or self.processes != _boot_and_namespace()[1]:
+            return None
         try:
-            file = try_lock(lock)
-        except NoLocks as error:
-            if flock:
-                problem = f"no flock in {lock.parent} ({error.strerror})"
-                print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
-            file, flock = nullcontext(), False
-        if file:
-            if lease.take(flock=flock):
-                break
-            if flock:
-                file.close()
-        if not logged:
-            print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
-            logged = True
-        time.sleep(SECONDS_BETWEEN_TRIES)
-    with file:
-        lease.beat()
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return _start_time(self.process) != self.began
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+def end_process(message: str) -> None:
+    """End this process at once, since its further writes would mix with another process's files."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class Lease:
+    """One lock's lease file, as one process sees it."""
+
+    def __init__(self, lock: Path):
+        self.path = lock.with_name(f"{lock.name}.lease")
+        self.own = Holder.here()
+        self._partial = lock.with_name(f".{self.path.name}.{self.own.token}")
+        self._ended = threading.Event()
+        # The last heartbeat seen of another holder, and since when it is unchanged.
+        self._seen, self._since = (None, 0.0), 0.0
+
+    def take(self, *, flock: bool) -> bool:
+        """Take the lease unless a live process has it.
+
+        Args:
+            flock: whether this process holds the lock that the lease belongs to, so no other process on this machine does.
+        """
+        with suppress(FileExistsError):
+            # If this process dies before it writes, the empty file counts as dead in time.
+            self.path.open("x").close()
+            self._write()
+            return True
+        if not (existing := self._read()):
+            return False
+        holder, beat = existing
+        if flock and holder and holder.is_on_this_machine:
+            # A live process would still have the lock.
+            self._write()
+            return True
+        dead = holder.is_dead if holder else None
+        if not (self._is_silent(holder, beat) if dead is None else dead):
+            return False
+        self._write()
+        time.sleep(SETTLING_SECONDS)
+        return self.is_ours()
+
+    def is_free(self) -> bool:
+        """Whether no live process seems to have the lease. Only reads; creates nothing for a lease that doesn't exist."""
+        if not (existing := self._read()):
+            return True
+        holder, beat = existing
+        if holder and holder.is_dead is not None:
+            return holder.is_dead
+        now = time.time()
+        # On a full disk, which is about to be cleaned, the file system's clock can't be read.
+        with suppress(OSError):
+            now = self._now()
+        return now - beat > DEAD_SECONDS
+
+    def holder(self) -> Holder | None:
+        """Return the holder that the file names."""
+        return existing[0] if (existing := self._read()) else None
+
+    def is_ours(self) -> bool:
+        return self.holder() == self.own
+
+    def check(self) -> None:
+        """Raise SnaketuneError if the lease is lost; called before anything is written that another process might write."""
+        # A file that can't be read now doesn't mean a lost lease; the following write will fail if there is a problem.
+        with suppress(OSError):
+            if not self.is_ours():
+                raise SnaketuneError(self._lost())
+
+    def beat(self, on_lost: Callable[[str], None] = end_process) -> None:
+        """Send heartbeats from now on, in a thread. Args: on_lost: called with the message when the lease is lost."""
+
+        def send() -> None:
+            while not self._ended.wait(SECONDS_BETWEEN_BEATS):
+                # The file server may be away or the disk full: the next heartbeat may succeed.
+                with suppress(OSError):
+                    if self.is_ours():
+                        os.utime(self.path)
+                    elif not self._ended.is_set():
+                        on_lost(self._lost())
+                        return
+
+        threading.Thread(target=send, daemon=True, name=self.path.name).start()
+
+    def give_back(self) -> None:
+        """Release the lease; that of another process stays."""
+        self._ended.set()
+        with suppress(OSError):
+            if self.is_ours():
+                self.path.unlink()
+
+    def _lost(self) -> str:
+        return (
+            f"{self.path.parent} was taken over by {self.holder() or 'another process'} (this process sent no heartbeat for "
+            f"{DEAD_SECONDS:.0f} s), so this process writes nothing more. The other one resumes from the last checkpoint"
+        )
+
+    def _is_silent(self, holder: Holder | None, beat: float) -> bool:
+        """Whether there was no heartbeat for so long that the holder counts as dead."""
+        if (holder, beat) != self._seen:
+            self._seen, self._since = (holder, beat), time.monotonic()
+        return self._now() - beat > DEAD_SECONDS and time.monotonic() - self._since >= WATCHED_SECONDS
+
+    def _now(self) -> float:
         try:
-            yield lease
+            with self._partial.open("w") as file:
+                return os.fstat(file.fileno()).st_mtime
         finally:
-            lease.give_back()
+            self._partial.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[Holder | None, float] | None:
+        """Return the holder (None if the file names none) and the last heartbeat; None if there is no lease."""
+        try:
+            # Opened first, since NFS may show old attributes of a file that isn't open.
+            with self.path.open(encoding="utf-8") as file:
+                beat, text = os.fstat(file.fileno()).st_mtime, file.read()
+        except FileNotFoundError:
+            return None
+        try:
+            return Holder(**json.loads(text)), beat
+        except (ValueError, TypeError):
+            return None, beat
+
+    def _write(self) -> None:
+        self._partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
+        self._partial.replace(self.path)
+
+
+def _start_time(process: int) -> str:
+    try:
+        # The name of the program may contain blanks and brackets.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _boot_and_namespace() -> tuple[str, str]:
+    """Return the id of the machine's boot and this process's PID namespace; empty without /proc, as on macOS."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return "", ""

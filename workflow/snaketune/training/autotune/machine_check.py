@@ -19,8 +19,8 @@ from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
 from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.findings import ALLOW, Finding, gpu_findings
-from snaketune.stages.host.gpus import visible_gpus
+from snaketune.stages.findings import Finding
+from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
 from snaketune.stages.specs import DpoSpec, SftSpec
 
 DAY = 24 * 3600

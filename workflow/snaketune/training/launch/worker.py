@@ -19,6 +19,7 @@ from snaketune.config.secrets import without_secrets
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import read_attempt
+from snaketune.stages.cache.code_digest import import_checked
 from snaketune.stages.cache.libraries import importing, quiet_libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.disk_errors import disk_error_message
@@ -145,7 +146,7 @@ def main(job_file: Path) -> None:
             from transformers.utils.logging import disable_progress_bar
         disable_progress_bar()
         if attempt := read_attempt(job_file.parent):
-            attempt.import_code(STAGES[job["stage"]].module)
+            import_checked(STAGES[job["stage"]].module, attempt.code, attempt.stage)
         build_stage(job)
     except Preempted as preempted:
         # Not a failure, so exit with status 0: launchers print a traceback for any other.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache import elapsed
+from snaketune.stages.cache import attempt
 from snaketune.stages.outcome import Outcome
 
 from .test_build_once import run
@@ -18,7 +18,7 @@ from .test_build_once import run
 
 def test_the_time_that_a_result_took_is_that_of_all_attempts(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(elapsed, "monotonic", lambda: now[0])
+    monkeypatch.setattr(attempt, "monotonic", lambda: now[0])
 
     def takes(seconds: float, fails: bool):
         def build(work):
@@ -58,7 +58,7 @@ def test_times_that_are_no_numbers_fail_nothing(tmp_path, damaged):
 
     with pytest.raises(SnaketuneError):
         run(tmp_path, build=fails)
-    (retained,) = tmp_path.glob(f"results/.work/demo/*/state/{elapsed.FILE}")
+    (retained,) = tmp_path.glob(f"results/.work/demo/*/state/{attempt.TIMES}")
     retained.write_text(damaged)
     assert len(json.loads((run(tmp_path).parent / "run.json").read_text())["attempts"]) == 1
 
@@ -66,12 +66,12 @@ def test_times_that_are_no_numbers_fail_nothing(tmp_path, damaged):
 def _is_killed(folder: Path) -> None:
     def build(work):
         for _ in range(2000):
-            if (work.state / elapsed.FILE).exists():
+            if (work.state / attempt.TIMES).exists():
                 break
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    elapsed.SECONDS_BETWEEN = 0.05
+    attempt.SECONDS_BETWEEN = 0.05
     run(folder, build=build)
 
 

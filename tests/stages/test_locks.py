@@ -17,17 +17,16 @@ import pytest
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.host import leases, locks
-from snaketune.stages.host.leases import Holder, Lease
-from snaketune.stages.host.locks import holder, locked
+from snaketune.stages.host import locks
+from snaketune.stages.host.locks import Holder, Lease, holder, locked
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Seconds as fractions of them."""
-    monkeypatch.setattr(leases, "SECONDS_BETWEEN_BEATS", 0.1)
-    monkeypatch.setattr(leases, "WATCHED_SECONDS", 0.3)
-    monkeypatch.setattr(leases, "SETTLING_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "SECONDS_BETWEEN_BEATS", 0.1)
+    monkeypatch.setattr(locks, "WATCHED_SECONDS", 0.3)
+    monkeypatch.setattr(locks, "SETTLING_SECONDS", 0.1)
     monkeypatch.setattr(locks, "SECONDS_BETWEEN_TRIES", 0.05)
 
 
@@ -99,16 +98,16 @@ def test_another_host_that_lives_is_waited_for(lock, capsys):
 
 
 def test_another_host_that_is_silent_is_dead_after_it_was_watched(lock):
-    put(lock, elsewhere(), beat_ago=leases.DEAD_SECONDS + 5)
+    put(lock, elsewhere(), beat_ago=locks.DEAD_SECONDS + 5)
     started = time.monotonic()
     with locked(lock, "demo") as lease:
         assert lease.is_ours()
-    assert time.monotonic() - started >= leases.WATCHED_SECONDS
+    assert time.monotonic() - started >= locks.WATCHED_SECONDS
 
 
 def test_an_outage_of_the_file_server_ends_no_lease(lock):
     """All leases look old when it is back, until the next beats come through."""
-    lease, done = put(lock, elsewhere(), beat_ago=leases.DEAD_SECONDS + 5), threading.Event()
+    lease, done = put(lock, elsewhere(), beat_ago=locks.DEAD_SECONDS + 5), threading.Event()
     asking = Lease(lock)
     assert not asking.take(flock=True)
     time.sleep(0.2)
@@ -248,7 +247,7 @@ def test_a_holder_whose_lease_was_taken_writes_nothing_more(tmp_path, lock):
 def test_a_holder_that_was_suspended_for_long_ends_when_it_continues(lock):
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from snaketune.stages.host import leases\nleases.SECONDS_BETWEEN_BEATS = 0.1\n"
+        "from snaketune.stages.host import locks\nlocks.SECONDS_BETWEEN_BEATS = 0.1\n"
         "from snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )

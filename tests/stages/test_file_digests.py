@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.digests import digest_file
-from snaketune.stages.cache import external_files
-from snaketune.stages.cache.external_files import cached_digest, compute_digest
+from snaketune.stages.cache import fingerprint
+from snaketune.stages.cache.fingerprint import cached_digest, compute_digest
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch) -> Path:
     """A file that is worth a note, and was written long enough ago for one."""
-    monkeypatch.setattr(external_files, "CACHED_BYTES", 4)
-    monkeypatch.setattr(external_files, "TICK_NS", 0)
+    monkeypatch.setattr(fingerprint, "CACHED_BYTES", 4)
+    monkeypatch.setattr(fingerprint, "TICK_NS", 0)
     (tmp_path / "rows.jsonl").write_text("first")
     return tmp_path / "rows.jsonl"
 
@@ -26,7 +26,7 @@ def data(tmp_path, monkeypatch) -> Path:
 def reads(monkeypatch) -> list[Path]:
     """The files that were really read."""
     read: list[Path] = []
-    monkeypatch.setattr(external_files, "digest_file", lambda path: read.append(path) or digest_file(path))
+    monkeypatch.setattr(fingerprint, "digest_file", lambda path: read.append(path) or digest_file(path))
     return read
 
 
@@ -73,7 +73,7 @@ def test_a_note_that_makes_no_sense_is_written_again(data, reads, text):
 
 
 def test_a_file_of_just_now_is_not_noted_since_the_next_change_may_leave_the_same_stamp(data, monkeypatch):
-    monkeypatch.setattr(external_files, "TICK_NS", 60_000_000_000)
+    monkeypatch.setattr(fingerprint, "TICK_NS", 60_000_000_000)
     cached_digest(data, data.parent / "work")
     assert not (data.parent / "work").exists()
 
@@ -85,7 +85,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_noted(data, monkeypatch):
         path.write_text("second")
         return digest
 
-    monkeypatch.setattr(external_files, "digest_file", slow)
+    monkeypatch.setattr(fingerprint, "digest_file", slow)
     cached_digest(data, data.parent / "work")
     assert not (data.parent / "work").exists()
 
