@@ -61,6 +61,12 @@ def test_a_training_covers_what_its_launched_process_runs():
     assert "training.loop.trl_trainer" in modules("sft") - modules("dpo")
 
 
+def test_a_template_counts_for_the_stages_beside_it():
+    found = {stage: {path.name for path in code.templates(STAGES[stage].module)} for stage in STAGES}
+    assert {stage for stage, names in found.items() if names} == {"card", "report"}
+    assert found["card"] == {"card.md.jinja"} and "index.html.jinja" in found["report"]
+
+
 def test_every_reason_is_of_something_that_is_there():
     for name in code.SHAPELESS:
         assert code._file(f"snaketune.{name}"), name
