@@ -39,6 +39,16 @@ class Result:
         return f"{self.stage}:{self.name}" if self.stage in ("sft", "dpo") else self.name
 
     @property
+    def key(self) -> str:
+        """The config key that defines it: `dpo.demo`, `eval.demo`; `dpo.sweep` for all variants of a grid."""
+        return self.job.config_key or f"{self.stage}.{self.name.partition('/')[0]}"
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The log of a training, a dict per logged step."""
+        return self.run.get("history") or []
+
+    @property
     def manifest(self) -> dict[str, Any]:
         return self.artifact.manifest
 

@@ -20,29 +20,13 @@ STAGE = Stage(
     files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
     libraries=libraries.always("matplotlib", "jinja2"),
     cost=Cost(mb=1500, minutes=10),
+    further_files="snaketune.report.compare.earlier_results",
     link="best",
 )
 
 
-def build(
-    spec: ReportSpec,
-    work: WorkFolder,
-    *,
-    manifests: list[Path],
-    runs: list[Path],
-    compared: Sequence[Path] = (),
-    compared_runs: Sequence[Path] = (),
-    compared_evals: Sequence[Path] = (),
-) -> Outcome:
+def build(spec: ReportSpec, work: WorkFolder, **files: Sequence[Path]) -> Outcome:
     """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests; see `write_pages`."""
     from snaketune.report.page_files import write_pages
 
-    return write_pages(
-        spec,
-        work,
-        manifests=manifests,
-        runs=runs,
-        compared=compared,
-        compared_runs=compared_runs,
-        compared_evals=compared_evals,
-    )
+    return write_pages(spec, work, **files)

@@ -98,6 +98,7 @@ class Stage:
         job_name: the folder of a job below `results/<stage>/`, as a pattern of wildcards.
         inputs: by role, the results that it reads.
         files: roles filled by external files.
+        further_files: for a stage that reads manifests, the module whose `further_files` returns the paths of others by role.
         libraries: the distributions whose version shapes the result, from spec and artifacts.
         cost: the resources of a job, or a function of the job's spec that returns them.
         group: the group of short jobs that are sent to a cluster as one job (`cluster.groups`).
@@ -122,6 +123,7 @@ class Stage:
     job_name: str = "{name}"
     inputs: dict[str, Input] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    further_files: str = ""
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     cost: Cost | ModelCost | Callable[[Any], Cost] = Cost()
     group: Literal["data", "models"] | None = None

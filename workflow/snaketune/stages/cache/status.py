@@ -8,6 +8,7 @@ the content of each external file, and whether the payload is complete (by size;
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from snaketune.artifacts.manifest import content_digest, is_damaged, with_curren
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.external_files import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
-from snaketune.stages.compared_results import compared_files
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
@@ -184,10 +184,10 @@ def made_from(job: Job) -> Iterable[Job]:
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """Return the paths that a job reads, by role; for the report also those of results that it compares with.
+    """Return the paths that a job reads, by role, those that its stage names as further files included.
 
     Raises:
-        SnaketuneError: a result to compare with doesn't exist.
+        SnaketuneError: a result that the report compares with doesn't exist.
     """
     if not STAGES[job.stage].reads_manifests:
         return {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()} | {
@@ -195,8 +195,8 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
         }
     jobs = list(made_from(job))
     files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
-    if job.stage == "report":
-        files |= compared_files(job.spec.compare)
+    if module := STAGES[job.stage].further_files:
+        files |= import_module(module).further_files(job.spec)
     return {role: files[role] for role in STAGES[job.stage].files}
 
 
