@@ -89,8 +89,6 @@ CALLED = {
     "stages.plan.convert_jobs": {"convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest"},
-    # By the report, of runs of another time.
-    "stages.compared_results": {"result_of"},
     "stages.host.disk_errors": {"disk_error_message"},
     "stages.host.gpus": {"gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},
