@@ -80,6 +80,8 @@ CALLED = {
     "cluster.deadline": {"job_end_time", "requeue_job", "seconds_until"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},
+    # By the report, of the names of earlier runs.
+    "config.paths": {"check_plain"},
     "config.secrets": {"without_secrets"},
     "config.suggestions": {"unknown"},
     "config.optimizers": {"missing_package"},

@@ -7,7 +7,7 @@ of them in matplotlib.
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from snaketune.report.data.counts_csv import count_rows
 from snaketune.report.data.dropped_examples import dropped_examples
 from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
-from snaketune.report.data.preference_shift import PreferenceChange, flips, preference_changes
+from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, choose
 from snaketune.report.data.tokenized import tokenized_rows
@@ -45,28 +45,8 @@ SAMPLES_ON_THE_OVERVIEW = 4
 FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
-def write_pages(
-    spec: ReportSpec,
-    work: WorkFolder,
-    *,
-    manifests: list[Path],
-    runs: list[Path],
-    compared: Sequence[Path] = (),
-    compared_runs: Sequence[Path] = (),
-    compared_evals: Sequence[Path] = (),
-) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests.
-
-    Args:
-        manifests: Manifests of all results to report on, in the order of `spec.jobs`.
-        runs: Their run.json files, each beside its manifest. Where one is missing, its values are shown as missing.
-        compared, compared_runs: Manifests and run.json files of earlier trainings, in the order of `spec.compare`.
-        compared_evals: Manifests of the evaluations of their models.
-    Raises:
-        SnaketuneError: If a manifest or payload can't be read.
-    """
-    results = ResultSet(spec.jobs, manifests, runs)
-    earlier = EarlierRuns(results, spec.compare, list(compared), list(compared_runs), list(compared_evals))
+def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
+    """Fill `work.payload` with the files that `pages_for` lists for the stages of the results."""
     pages = Pages(spec, results, earlier)
     for name in pages_for(results.stages, compared=bool(earlier.others)):
         path = work.payload / name
@@ -188,17 +168,19 @@ class Pages:
 
     def _changes(self, labels: list[str], most: int) -> list[dict[str, Any]]:
         """The changes in the held-out pairs of the runs `labels`: figures, counts and the pairs that flipped."""
-        numbered = [(number, one) for label in labels for number, one in enumerate(self.changes) if one.label == label]
-        return [self._change(number, one, most) for number, one in numbered]
-
-    def _change(self, number: int, change: PreferenceChange, most: int) -> dict[str, Any]:
-        return {
-            "change": change,
-            # The chart has two panels per change.
-            "panels": self.panels["preferences"][2 * number : 2 * number + 2],
-            "outcomes": {"per token": change.outcomes(True), "whole response": change.outcomes(False)},
-            "flips": {name: flips(self.results, change, name == "won", most) for name in ("won", "lost")},
-        }
+        # The chart has two panels per change.
+        panels = {id(one): self.panels["preferences"][2 * n : 2 * n + 2] for n, one in enumerate(self.changes)}
+        return [
+            {
+                "change": one,
+                "panels": panels[id(one)],
+                "outcomes": {"per token": one.outcomes(True), "whole response": one.outcomes(False)},
+                "flips": {name: flips(self.results, one, name == "won", most) for name in ("won", "lost")},
+            }
+            for label in labels
+            for one in self.changes
+            if one.label == label
+        ]
 
 
 def _csv(table: Table) -> str:

@@ -1,7 +1,4 @@
-"""The `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report.
-
-`report.page_files` writes them.
-"""
+"""The `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +22,29 @@ STAGE = Stage(
 )
 
 
-def build(spec: ReportSpec, work: WorkFolder, **files: Sequence[Path]) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests; see `write_pages`."""
+def build(
+    spec: ReportSpec,
+    work: WorkFolder,
+    *,
+    manifests: list[Path],
+    runs: list[Path],
+    compared: Sequence[Path] = (),
+    compared_runs: Sequence[Path] = (),
+    compared_evals: Sequence[Path] = (),
+) -> Outcome:
+    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests.
+
+    Args:
+        manifests: Manifests of all results to report on, in the order of `spec.jobs`.
+        runs: Their run.json files, each beside its manifest. Where one is missing, its values are shown as missing.
+        compared, compared_runs: Manifests and run.json files of earlier trainings, in the order of `spec.compare`.
+        compared_evals: Manifests of the evaluations of their models.
+    Raises:
+        SnaketuneError: If a manifest or payload can't be read.
+    """
+    from snaketune.report.compare.earlier_runs import EarlierRuns
+    from snaketune.report.data.results import ResultSet
     from snaketune.report.page_files import write_pages
 
-    return write_pages(spec, work, **files)
+    results = ResultSet(spec.jobs, manifests, runs)
+    return write_pages(spec, work, results, EarlierRuns(results, spec.compare, compared, compared_runs, compared_evals))

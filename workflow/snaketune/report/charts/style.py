@@ -8,6 +8,7 @@ on white.
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +49,7 @@ PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
+TITLE = {"width": 56, "break_long_words": False, "break_on_hyphens": False}
 # An id that matplotlib generated.
 DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 SETTINGS = {
@@ -144,7 +146,7 @@ def svg_file(chart: Chart) -> str:
         # Each panel is a subfigure, so that long labels of one don't shrink the others.
         subfigures = figure.subfigures(len(ratios), columns, squeeze=False, height_ratios=ratios, wspace=0.03)
         for panel, subfigure in zip(chart.panels, subfigures.flat):
-            subfigure.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
+            subfigure.suptitle(textwrap.fill(panel.title, **TITLE), x=0.015, ha="left", fontsize=9.5)
             panel.draw(subfigure.subplots())
         if chart.key:
             lines = [
@@ -194,7 +196,15 @@ def message(text: str) -> Panel:
 
     def draw(ax: Axes) -> None:
         ax.set_axis_off()
-        ax.text(0.5, 0.5, _wrapped(text, 44), ha="center", va="center", transform=ax.transAxes, color=MUTED)
+        ax.text(
+            0.5,
+            0.5,
+            textwrap.fill(text, **TITLE | {"width": 44}),
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+            color=MUTED,
+        )
 
     return Panel(title="", draw=draw, height=1.4)
 
@@ -218,15 +228,6 @@ def percentages(ax: Axes, axis: str) -> None:
 
 def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def _wrapped(text: str, width: int = 56) -> str:
-    lines = [""]
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += f"{word} "
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _svg(figure: Figure) -> str:

@@ -4,7 +4,7 @@ Each earlier run is compared with the run of this config whose spec is most simi
 are untrusted: digests are verified, no file outside its folder is opened, and values that aren't numbers are ignored.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,9 +74,9 @@ class EarlierRuns:
         self,
         results: ResultSet,
         entries: Iterable[str],
-        manifests: list[Path],
-        runs: list[Path],
-        evaluations: list[Path],
+        manifests: Sequence[Path],
+        runs: Sequence[Path],
+        evaluations: Sequence[Path],
     ):
         """Read the manifests and run.json files of all entries.
 

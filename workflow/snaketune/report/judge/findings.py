@@ -5,28 +5,13 @@ from dataclasses import dataclass
 WARNS, NOTES = "warns", "notes"
 # Findings are shown by severity, then by kind: results, trainings, data, machines, choices.
 KINDS = (
-    "worse",
-    "too few rows",
-    "stopped early",
-    "training warning",
-    "loss not falling",
-    "chosen falling",
-    "held-out loss rising",
-    "overfitting",
-    "low MFU",
-    "slow micro-batch",
-    "waited for data",
-    "tokens lost",
-    "little supervised",
-    "counts",
-    "quarantined",
-    "repeated prompts",
-    "truncated responses",
-    "preflight",
-    "slow node",
-    "best of many runs",
-    "edge of",
-)
+    "worse", "too few rows",
+    "stopped early", "training warning", "loss not falling", "chosen falling", "held-out loss rising", "overfitting",
+    "low MFU", "slow micro-batch", "waited for data",
+    "tokens lost", "little supervised", "counts", "quarantined", "repeated prompts", "truncated responses",
+    "preflight", "slow node",
+    "best of many runs", "edge of",
+)  # fmt: skip
 # Number of runs that a group names.
 NAMED = 3
 
