@@ -102,3 +102,21 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{path} can't be read: {error}") from None
+
+
+def at_path(scores: Any, path: str) -> Any:
+    """The value at a dotted path, or None. Names may contain dots themselves.
+
+    >>> at_path({"tasks": {"v1.5": {"acc": 0.5}}}, "tasks.v1.5.acc")
+    0.5
+    """
+    if not path:
+        return scores
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        if isinstance(scores, dict) and name in scores:
+            value = at_path(scores[name], ".".join(parts[end:]))
+            if value is not None:
+                return value
+    return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.load import HUB_ID
-from snaketune.publishing.results import Result, Results, read_json
+from snaketune.publishing.results import Result, Results, at_path, read_json
 from snaketune.stages.specs import CardSpec
 
 # By section of scores.json: path of a score → its name, and the path of its size (tokens, prompts or pairs).
@@ -92,8 +92,8 @@ def _scores_of(result: Result) -> Iterator[Score]:
     for section, known in SCORES.items():
         for on, measured in scores.get(section, {}).items():
             for path, (name, size) in known.items():
-                if _is_number(value := _at_path(measured, path)):
-                    interval, size = _bounds(_at_path(measured, f"{path}_interval")), _at_path(measured, size)
+                if _is_number(value := at_path(measured, path)):
+                    interval, size = _bounds(at_path(measured, f"{path}_interval")), at_path(measured, size)
                     about = {"evaluation": evaluation, "section": section, "on": on, "path": path, "name": name}
                     yield Score(**about, value=value, interval=interval, size=size)
     # Metric names of tasks are those of lm-evaluation-harness, and may contain dots.
@@ -108,13 +108,6 @@ def _scores_of(result: Result) -> Iterator[Score]:
 def _bounds(interval: Any) -> tuple[float, float] | None:
     known = isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval))
     return (interval[0], interval[1]) if known else None
-
-
-def _at_path(measured: Any, path: str) -> Any:
-    """The value at a dotted path, or None."""
-    for key in path.split("."):
-        measured = measured.get(key) if isinstance(measured, dict) else None
-    return measured
 
 
 def _is_number(value: Any) -> bool:

@@ -1,8 +1,7 @@
 """Styles of the figures: colours, panels, and deterministic SVG.
 
-A chart is a list of panels. An SVG file holds them side by side; a page holds each separately, so that on a phone they are
-stacked at a readable size. In a page, colours are CSS variables that follow the light or dark scheme; in a file they are fixed,
-on white.
+An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each separately, so that they are
+stacked at a readable size on a phone, in colours that are CSS variables and follow the light or dark scheme.
 """
 
 import io

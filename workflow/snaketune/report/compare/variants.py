@@ -11,7 +11,7 @@ from typing import Any
 from snaketune.config.score_names import REWARDS
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.results import Result
+from snaketune.publishing.results import Result, at_path
 from snaketune.report.compare.differing_keys import differing, run_name
 from snaketune.report.compare.measures import Measure, measures
 from snaketune.report.data.results import ResultSet, is_number, natural
@@ -158,24 +158,6 @@ def csv_rows(variants: Variants) -> tuple[list[str], list[dict[str, Any]]]:
             | {"stopped at step": stopped and stopped.step, "because": stopped and stopped.reason}
         )
     return ["variant", "best", *variants.keys, *named, "warnings", "stopped at step", "because"], rows
-
-
-def at_path(scores: Any, path: str) -> Any:
-    """The value at a dotted path, or None. Names may contain dots themselves.
-
-    >>> at_path({"tasks": {"v1.5": {"acc": 0.5}}}, "tasks.v1.5.acc")
-    0.5
-    """
-    if not path:
-        return scores
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
-        if isinstance(scores, dict) and name in scores:
-            value = at_path(scores[name], ".".join(parts[end:]))
-            if value is not None:
-                return value
-    return None
 
 
 def _sort_measure(results: ResultSet, labels: list[str], columns: list[Measure], path: str) -> Measure | None:
