@@ -258,3 +258,10 @@ def test_a_run_json_of_another_shape_is_refused(earlier, current, entries):
     edit(earlier.folder / "results/dpo/demo/run.json", **entries)
     with pytest.raises(SnaketuneError, match=r"report\.compare: .*run\.json isn't in the form that a training writes"):
         compare(current, BEFORE)
+
+
+@pytest.mark.parametrize("stopped", [3, {"step": "x", "reason": "y"}])
+def test_an_early_stop_of_another_shape_is_refused(earlier, current, stopped):
+    edit(earlier.folder / "results/dpo/demo/manifest.json", stopped=stopped)
+    with pytest.raises(SnaketuneError, match=r"report\.compare: .* isn't in the form that a stage writes"):
+        compare(current, BEFORE)

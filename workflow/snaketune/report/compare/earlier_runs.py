@@ -4,7 +4,8 @@ Each earlier run is compared with the run of this config whose spec is most simi
 are untrusted: digests are verified, no file outside its folder is opened, and values that aren't numbers are ignored.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -119,9 +120,14 @@ class EarlierRuns:
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """One comparison per stage. Raises SnaketuneError if a result isn't in the form that stages write."""
-        try:
+        with self._check_shape():
             by_stage = {stage: [one for one in self.others if one.run.stage == stage] for stage in COMPARED}
             return [self._comparison(stage, others) for stage, others in by_stage.items() if others]
+
+    @contextmanager
+    def _check_shape(self) -> Iterator[None]:
+        try:
+            yield
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise SnaketuneError(
                 f"{KEY}: one of {', '.join(self.labels)} isn't in the form that a stage writes: {error!r}; remove it"
@@ -163,8 +169,9 @@ class EarlierRuns:
         """Loss and throughput curves of our and the earlier runs, by stage."""
         panels = []
         for one in self.comparisons:
-            panels.append(curve("loss", f"{one.stage}: Training loss", "loss", one.runs, styles, decimal))
-            panels.append(throughput(one.runs, styles, f"{one.stage}: "))
+            with self._check_shape():
+                panels.append(curve("loss", f"{one.stage}: Training loss", "loss", one.runs, styles, decimal))
+                panels.append(throughput(one.runs, styles, f"{one.stage}: "))
         drawn = [panel for panel in panels if panel] or [message("None of the runs has a log.")]
         key = {label: styles[label] for one in self.comparisons for label in one.labels}
         return Chart(name="compare", panels=drawn, key=key)
