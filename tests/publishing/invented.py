@@ -6,7 +6,7 @@ from typing import Any
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
-from snaketune.publishing import card
+from snaketune.publishing.cards import card
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CardSpec, CorpusDescription, ReportedJob
 from snaketune.stages.table import STAGES

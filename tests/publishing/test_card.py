@@ -8,8 +8,8 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.card_results import CardResults
-from snaketune.publishing.markdown import text
+from snaketune.publishing.cards.card_results import CardResults
+from snaketune.publishing.cards.card_text import escaped
 from snaketune.stages.specs import CorpusDescription
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
@@ -181,7 +181,7 @@ def test_an_invalid_hub_id_makes_no_link_and_no_code(tmp_path):
 
 
 def test_urls_in_untrusted_text_become_no_links():
-    assert text("http://x https://y www.z me@z") == r"http\://x https\://y www\.z me\@z"
+    assert escaped("http://x https://y www.z me@z") == r"http\://x https\://y www\.z me\@z"
 
 
 def test_manifests_in_another_order_are_refused(tmp_path):

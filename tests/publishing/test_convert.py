@@ -10,7 +10,6 @@ import pytest
 from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.publishing import convert
-from snaketune.publishing.gguf_layout import lay_out
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ConvertSpec
 
@@ -150,4 +149,4 @@ def test_a_damaged_model_is_not_converted(tmp_path):
     model = a_model(tmp_path)
     (model.folder / "model.safetensors").write_text("x")
     with pytest.raises(SnaketuneError, match="damaged"):
-        lay_out(model, tmp_path / "laid_out")
+        convert.lay_out(model, tmp_path / "laid_out")

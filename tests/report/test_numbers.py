@@ -13,7 +13,7 @@ from benchmarks.sft.demo import exact_match
 from invented_data import bad
 
 from snaketune.evaluation.score_intervals import wilson
-from snaketune.report.compare.scores import measures
+from snaketune.report.compare.measures import measures
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.dropped_examples import dropped_examples
 from snaketune.report.data.histograms import read_distribution
@@ -21,9 +21,9 @@ from snaketune.report.data.job_table import job_rows
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import choose
-from snaketune.report.data.supervised_spans import tokenized_rows
-from snaketune.report.judge import facts
+from snaketune.report.data.tokenized import tokenized_rows
 from snaketune.report.judge.headline import cards, model_lineage
+from snaketune.report.judge.training_rules import trainings
 from snaketune.report.text import short
 from snaketune.tables import read_table
 
@@ -139,15 +139,17 @@ def test_ignored_columns_are_listed_with_their_rows(results):
 
 
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
-    chat = next(corpus.flow for corpus in tokenized_rows(result_set(sweep)) if corpus.flow.name == "chat-tokens-aa")
+    chat = next(
+        corpus["flow"] for corpus in tokenized_rows(result_set(sweep)) if corpus["flow"].name == "chat-tokens-aa"
+    )
     assert chat.counts["train"]["rows"] == 60
     assert chat.paths == {("fast", ""): 2, ("reference", "the template trims"): 1}
     assert (chat.parts, chat.parity_rows) == (3, 40)
 
 
 def test_only_supervised_text_is_marked_and_special_tokens_are_separate(sweep, sweep_pages):
-    samples = [corpus.samples for corpus in tokenized_rows(result_set(sweep))]
-    spans = [(span.text, span.supervised, span.special) for span in samples[0][0]]
+    samples = [corpus["samples"] for corpus in tokenized_rows(result_set(sweep))]
+    spans = [(span["text"], span["supervised"], span["special"]) for span in samples[0][0]]
     assert spans == [("<s>", False, True), ("Hi", False, False), ("Yes", True, False), ("</s>", True, True)]
     page = (sweep_pages / "packing.html").read_text("utf-8")
     assert '<span>Hi</span><mark>Yes</mark><mark class="control">&lt;/s&gt;</mark>' in page
@@ -156,9 +158,11 @@ def test_only_supervised_text_is_marked_and_special_tokens_are_separate(sweep, s
 def test_examples_come_from_the_records(sweep, sweep_pages):
     chat = next(result for result in result_set(sweep).of("corpus") if result.name == "chat")
     examples = dropped_examples(chat)
-    assert [row.location for row in examples.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
-    assert [group.rows for group in examples.groups] == [4, 3]
-    assert [(hit.count, hit.evaluated, hit.location) for hit in examples.hits] == [(2, "pairs, row 6a", "chat.jsonl:5")]
+    assert [row["location"] for row in examples["quarantined"]["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
+    assert [group["rows"] for group in examples["groups"]] == [4, 3]
+    assert [(hit["count"], hit["evaluated"], hit["location"]) for hit in examples["hits"]] == [
+        (2, "pairs, row 6a", "chat.jsonl:5")
+    ]
     page = (sweep_pages / "corpus.html").read_text("utf-8")
     for text in (
         "group 4",
@@ -174,7 +178,7 @@ def test_only_the_first_lines_of_a_record_are_read(results):
     lines = [bad("not_json", line) for line in range(5000)] + [bad("late", 5000)]
     results.corpus("chat", quarantined={"not_json": 5000, "late": 1}, records={"quarantine.jsonl": lines})
     reported = dropped_examples(result_set(results).of("corpus")[0])
-    assert {reason: len(rows) for reason, rows in reported.quarantined.items()} == {"not_json": 3}
+    assert {reason: len(rows) for reason, rows in reported["quarantined"].items()} == {"not_json": 3}
     _, pages = results.report()
     assert "late" in (pages / "corpus.html").read_text("utf-8")
 
@@ -182,7 +186,9 @@ def test_only_the_first_lines_of_a_record_are_read(results):
 def test_rows_of_a_table_are_named_by_number(results):
     row = {"file": "a.parquet", "row": 7, "reason": "x", "detail": "y", "excerpt": "z"}
     results.corpus("chat", quarantined={"x": 1}, records={"quarantine.jsonl": [row]})
-    assert dropped_examples(result_set(results).of("corpus")[0]).quarantined["x"][0].location == "a.parquet, row 7"
+    assert (
+        dropped_examples(result_set(results).of("corpus")[0])["quarantined"]["x"][0]["location"] == "a.parquet, row 7"
+    )
 
 
 def test_rows_are_measured_against_their_own_length(results):
@@ -254,7 +260,7 @@ def test_tokens_trained_are_those_of_the_steps_that_ran(results, counts, epoch, 
     reported = result_set(results)
     (flow,) = training_flows(reported)
     assert (flow.tokens, flow.epochs) == (tokens, epochs)
-    assert facts.trainings(reported)[0].epochs == epochs
+    assert trainings(reported)[0].epochs == epochs
     shown = [card.value for card in cards(reported) if card.title == "Tokens trained"]
     assert shown == ([short(tokens)] if tokens else [])
     _, pages = results.report()
@@ -269,7 +275,7 @@ def test_the_headline_follows_the_best_model_back_to_its_base(sweep):
 
 def test_cost_is_summed(sweep):
     cost = {card.title: card for card in cards(result_set(sweep))}
-    assert cost["Tokens per second"].values == [("sft", "22 k"), ("dpo", "9 k")]
+    assert cost["Tokens per second"].values == (("sft", "22 k"), ("dpo", "9 k"))
     # Two DPO runs of one second with two processes each; CPU jobs aren't counted.
     assert cost["GPU hours"].value == "under 0.01"
     assert "by 4 runs, 5,081 steps in total; 1 more on raw rows" in cost["Tokens trained"].note
@@ -292,9 +298,9 @@ def test_the_time_of_a_run_includes_all_attempts(results):
     results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
     reported = result_set(results)
     (row,) = job_rows(reported)
-    assert (row.seconds, "3 attempts, the last one 10.0 s" in row.facts) == ("5 min 10 s", True)
+    assert (row["seconds"], "3 attempts, the last one 10.0 s" in row["facts"]) == ("5 min 10 s", True)
     # The waiting time is that of the last attempt.
-    (training,) = facts.trainings(reported)
+    (training,) = trainings(reported)
     assert (training.waited_s, training.seconds) == (5.0, 10.0)
 
 
@@ -321,8 +327,8 @@ def test_samples_are_round_robin_over_tasks_with_all_models(results):
     results.evaluate("main/base-a", right=0.0, samples=3)
     results.evaluate("main/sft-a", right=1.0, samples=3)
     chosen = choose(result_set(results).evaluations["main"])
-    assert [sample.task for sample in chosen] == ["counting", "weekday", "counting"]
-    assert [[answer.verdict for answer in sample.answers] for sample in chosen] == [["wrong", "right"]] * 3
+    assert [sample["task"] for sample in chosen] == ["counting", "weekday", "counting"]
+    assert [[answer["verdict"] for answer in sample["answers"]] for sample in chosen] == [["wrong", "right"]] * 3
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.0, 5), (1.0, 5), (0.3, 1000)])
@@ -336,8 +342,8 @@ def test_a_run_follows_the_run_that_it_was_trained_from():
     jobs = {label: SimpleNamespace(label=label) for label in ("sft:one", "sft:two", "dpo:run")}
     sources = {"dpo:run": "sft:two", "sft:two": "sft:one"}
     results = SimpleNamespace(
-        of=lambda stage: [job for label, job in jobs.items() if label.startswith(stage)],
-        made_from=lambda job, role: [jobs[sources[job.label]]] if job.label in sources else [],
+        of=lambda *stages: [job for label, job in jobs.items() if label.startswith(stages)],
+        first=lambda job, role: jobs.get(sources.get(job.label)) if job else None,
     )
     models = [SimpleNamespace(model=label, scores={}) for label in ("dpo:run", "base:one", "sft:two", "sft:one")]
     assert model_lineage(results, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]

@@ -18,9 +18,9 @@ def test_changes_are_broken_down_by_source(results):
     (change,) = preference_changes(result_set(results))
     first, second = change.by_source()
     # up and high; down and low.
-    assert (first.name, first.pairs, first.before, first.after) == ("0: one/<b>.jsonl", 2, 0.5, 1.0)
-    assert (second.name, second.pairs, second.before, second.after) == ("1: two.jsonl", 2, 0.5, 0.0)
-    assert first.chosen == pytest.approx(0.5 * 10 * (0.8 + 0.5) / 2) and first.rejected == 0
+    assert (first["name"], first["pairs"], first["before"], first["after"]) == ("0: one/<b>.jsonl", 2, 0.5, 1.0)
+    assert (second["name"], second["pairs"], second["before"], second["after"]) == ("1: two.jsonl", 2, 0.5, 0.0)
+    assert first["chosen"] == pytest.approx(0.5 * 10 * (0.8 + 0.5) / 2) and first["rejected"] == 0
     _, pages = results.report()
     page = (pages / "preferences.html").read_text("utf-8")
     assert "0: one/&lt;b&gt;.jsonl" in page and "50% → 100%" in page
@@ -37,7 +37,7 @@ def test_a_tie_is_half_a_preference(results):
     results.pairs("main/dpo-a", ties, reference=ties, sources=2)
     results.evaluate("main/dpo-a")
     (change,) = preference_changes(result_set(results))
-    assert [(one.before, one.after) for one in change.by_source()] == [(0.5, 0.5)] * 2
+    assert [(one["before"], one["after"]) for one in change.by_source()] == [(0.5, 0.5)] * 2
     _, pages = results.report()
     assert "chosen preferred per token in 50% → 50%" in (pages / "preferences.svg").read_text("utf-8")
 
@@ -119,8 +119,8 @@ def test_flipped_pairs_are_shown_with_their_texts(results):
     results.evaluate("main/dpo-a")
     reported = result_set(results)
     (flip,) = flips(reported, preference_changes(reported)[0], True, 5)
-    assert (flip.prompt, flip.chosen) == ("[user] ask up", "<i>good up</i>")
-    assert len(flip.rejected) < 1000
+    assert (flip["prompt"], flip["chosen"]) == ("[user] ask up", "<i>good up</i>")
+    assert len(flip["rejected"]) < 1000
     _, pages = results.report()
     for name in ("index.html", "preferences.html"):
         page = (pages / name).read_text("utf-8")

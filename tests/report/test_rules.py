@@ -1,26 +1,52 @@
 """Rules of the report: facts for which each fires, facts for which it doesn't, and the config key that it names."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from snaketune.report.compare.scores import Measure
+from snaketune.report.compare.measures import Measure
 from snaketune.report.compare.variants import EarlyStop, TrainingWarning
-from snaketune.report.data.preflight_findings import parse_findings
-from snaketune.report.judge import rules
-from snaketune.report.judge.all_findings import groups, steps
-from snaketune.report.judge.facts import BestRun, CorpusFacts, EvaluatedPrompts, PackFacts, SweptKey, TrainingFacts
-from snaketune.report.judge.slow_nodes import slow_nodes
+from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts
+from snaketune.report.data.packing_flow import PackFlow, SplitFlow
+from snaketune.report.judge.all_findings import parse_findings, slow_nodes
+from snaketune.report.judge.data_rules import (
+    EvaluatedPrompts,
+    corpus_findings,
+    difference_findings,
+    pack_findings,
+    prompt_findings,
+    sweep_findings,
+)
+from snaketune.report.judge.findings import KINDS, ReportFinding, groups, in_order, steps
+from snaketune.report.judge.training_rules import TrainingFacts, training_findings
 from snaketune.report.judge.verdict import Difference, Verdict
 
 RUN = TrainingFacts(
     label="dpo:a", key="dpo.a", epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}, mfu=0.4,
     gpu=True, waited_s=1.0, seconds=100.0, slowdown_percent=2.0,
 )  # fmt: skip
-PACK = PackFacts(
-    name="chat-512", key="sft.a.packing", split="train", unit="conversations", length=512, tokens=1000, supervised=300
+SPLIT = SplitFlow(
+    split="train", read=100, read_tokens=1000, kept=100, documents=100, tokens=1000, supervised=300, dropped={},
+    dropped_tokens={}, truncated={"rows": 0, "tokens": 0}, split_up={"rows": 0, "pieces": 0}, shared={}, mismatched=0,
+    rows=2, capacity=1024, lost_to_length={"rows": 0, "tokens": 0, "enough": 1024},
+)  # fmt: skip
+PACK = PackFlow(
+    name="chat-512",
+    kind="sft",
+    length=512,
+    overflow="drop",
+    corpus="chat",
+    tokenizer="demo",
+    tokenized=None,
+    splits=[SPLIT],
 )
-CORPUS = CorpusFacts(name="chat", read=1000, quarantined={"not_json": 2})
+CORPUS = CorpusFlow(
+    name="chat", kind="conversations", quarantined={"not_json": 2}, kept={"train": 898, "held_out": 100}, sources=[],
+    rows=RowCounts(read=1000, extra=0, repeated=0, joined=0, quarantined=2, dropped={}, kept=998),
+    notes={}, repairs={}, cleaned={}, masked={},
+    near_duplicates=None, contamination=None, characters=None,
+)  # fmt: skip
 PROMPTS = EvaluatedPrompts(
     evaluation="main",
     corpus="chat",
@@ -31,87 +57,119 @@ PROMPTS = EvaluatedPrompts(
     truncated=3,
     max_new_tokens=64,
 )
-SWEPT = SweptKey(key="dpo.sweep", name="beta", values=(0.1, 0.2, 0.4), best=0.2, run="dpo:b")
 COLLAPSE = TrainingWarning(kind="collapse", step=20, text="is collapsing", at_end="has collapsed")
 
-# The rule, healthy facts, changes that make it fire, a part of its message, and the key that it names.
+
+def of_split(split: SplitFlow) -> list[ReportFinding]:
+    return list(pack_findings(replace(PACK, splits=[split]), split, "sft.a.packing"))
+
+
+# The rules, healthy facts, changes that make one fire, its kind, a part of its message, and the key that it names.
+TRAINING, DATA = (training_findings, RUN), (of_split, SPLIT)
 FIRES = [
-    (rules.ended_early, RUN, {"stopped": EarlyStop(step=40, reason="kl 60")}, "step 40: kl 60", "dpo.a.training.learning_rate"),
-    (rules.training_warning, RUN, {"warnings": (COLLAPSE,)}, "has collapsed", "dpo.a.loss"),
-    (rules.loss_not_falling, RUN, {"loss": (2.0, 1.99)}, "did not fall: 2 → 1.99", "dpo.a.training.learning_rate"),
-    (rules.loss_not_falling, RUN, {"loss": (2.0, 2.5)}, "rose: 2 → 2.5", "dpo.a.training.learning_rate"),
-    (rules.loss_not_falling, RUN, {"loss": (-0.5, -0.4)}, "rose: -0.5 → -0.4", "dpo.a.training.learning_rate"),
-    (rules.chosen_falling, RUN, {"chosen": (-1.0, -1.2)}, "-1 → -1.2 nats per token", "dpo.a.loss"),
-    (rules.held_out_rising, RUN, {"held_out": {"chat": (1.0, 1.1)}}, "chat rose: 1 → 1.1", "dpo.a.training.epochs"),
-    (rules.overfitted, RUN, {"loss": (2.0, 0.2)}, "training loss of the last steps 0.2", "dpo.a.training.epochs"),
-    (rules.low_mfu, RUN, {"mfu": 0.05}, "MFU is 5%", "dpo.a.training.micro_batch_rows"),
-    (rules.low_mfu, RUN, {"mfu": 0.05, "calibrated": True}, "MFU is 5%", "dpo.a.training.batch_rows"),
-    (rules.low_mfu, RUN, {"mfu": 0.09, "gpu": False}, "20 to 40%", "dpo.a.training.micro_batch_rows"),
-    (rules.waited_for_data, RUN, {"waited_s": 20.0}, "20% of its time", "dpo.a.operation.load_in_memory"),
-    (rules.slow_micro_batch, RUN, {"slowdown_percent": 35.0}, "35% slower than the best", "dpo.a.training.micro_batch_rows"),
-    (rules.lost_to_length, PACK, {"lost_to_length": (0.1, 0.26, 1024)}, "26% of the tokens don't fit", "sft.a.packing.length"),
-    (rules.little_supervised, PACK, {"supervised": 9}, "0.9% of the tokens", "sft.a.packing.train_on"),
-    (rules.pack_count_errors, PACK, {"count_errors": ("3 in, 2 out",)}, "3 in, 2 out", ""),
-    (rules.corpus_count_errors, CORPUS, {"count_errors": ("3 in, 2 out",)}, "3 in, 2 out", ""),
-    (rules.much_quarantined, CORPUS, {"quarantined": {"not_json": 9, "empty": 1}}, "(1%) are quarantined: 9 not json",
-     "corpora.chat.repair"),
-    (rules.repeated_prompts, PROMPTS, {"distinct": 80}, "20 of 100 held-out prompts of chat", "corpora.chat.near_duplicates"),
-    (rules.truncated_answers, PROMPTS, {"truncated": 30}, "30% of the responses of dpo:a",
+    (*TRAINING, {"stopped": EarlyStop(step=40, reason="kl 60")}, "stopped early", "step 40: kl 60",
+     "dpo.a.training.learning_rate"),
+    (*TRAINING, {"warnings": (COLLAPSE,)}, "training warning: collapse", "has collapsed", "dpo.a.loss"),
+    (*TRAINING, {"loss": (2.0, 1.99)}, "loss not falling", "did not fall: 2 → 1.99", "dpo.a.training.learning_rate"),
+    (*TRAINING, {"loss": (2.0, 2.5)}, "loss not falling", "rose: 2 → 2.5", "dpo.a.training.learning_rate"),
+    (*TRAINING, {"loss": (-0.5, -0.4), "held_out": {}}, "loss not falling", "rose: -0.5 → -0.4",
+     "dpo.a.training.learning_rate"),
+    (*TRAINING, {"chosen": (-1.0, -1.2)}, "chosen falling", "-1 → -1.2 nats per token", "dpo.a.loss"),
+    (*TRAINING, {"held_out": {"chat": (1.0, 1.1)}}, "held-out loss rising", "chat rose: 1 → 1.1", "dpo.a.training.epochs"),
+    (*TRAINING, {"loss": (2.0, 0.2)}, "overfitting", "training loss of the last steps 0.2", "dpo.a.training.epochs"),
+    (*TRAINING, {"mfu": 0.05}, "low MFU", "MFU is 5%", "dpo.a.training.micro_batch_rows"),
+    (*TRAINING, {"mfu": 0.05, "calibrated": True}, "low MFU", "MFU is 5%", "dpo.a.training.batch_rows"),
+    (*TRAINING, {"mfu": 0.09, "gpu": False}, "low MFU", "20 to 40%", "dpo.a.training.micro_batch_rows"),
+    (*TRAINING, {"waited_s": 20.0}, "waited for data", "20% of its time", "dpo.a.operation.load_in_memory"),
+    (*TRAINING, {"slowdown_percent": 35.0}, "slow micro-batch", "35% slower than the best", "dpo.a.training.micro_batch_rows"),
+    (*DATA, {"lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}, "tokens lost", "26% of the tokens don't fit",
+     "sft.a.packing.length"),
+    (*DATA, {"supervised": 9}, "little supervised", "0.9% of the tokens", "sft.a.packing.train_on"),
+    (*DATA, {"kept": 99}, "counts", "100 rows read, but 99 packed", ""),
+    (corpus_findings, CORPUS, {"rows": replace(CORPUS.rows, kept=997)}, "counts", "1,000 rows came in, but 999 went out", ""),
+    (corpus_findings, CORPUS,
+     {"quarantined": {"not_json": 9, "empty": 1}, "rows": replace(CORPUS.rows, quarantined=10, kept=990)},
+     "quarantined", "(1%) are quarantined: 9 not json", "corpora.chat.repair"),
+    (prompt_findings, PROMPTS, {"distinct": 80}, "repeated prompts", "20 of 100 held-out prompts of chat",
+     "corpora.chat.near_duplicates"),
+    (prompt_findings, PROMPTS, {"truncated": 30}, "truncated responses", "30% of the responses of dpo:a",
      "eval.main.generation.max_new_tokens"),
-    (rules.best_of_many_runs, BestRun(run="dpo:b", candidates=3), {"candidates": 12}, "the best of 12 runs", "eval"),
-    (rules.best_at_the_edge, SWEPT, {"best": 0.4}, "the highest beta that was tried", "dpo.sweep.grid"),
-    (rules.best_at_the_edge, SWEPT, {"best": 0.1}, "the lowest beta that was tried", "dpo.sweep.grid"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "sound", "changes", "text", "key"), FIRES)
-def test_a_rule_fires_on_a_problem_and_not_on_healthy_facts(rule, sound, changes, text, key):
-    assert rule(sound) is None
-    finding = rule(replace(sound, **changes))
+@pytest.mark.parametrize(("rules", "sound", "changes", "kind", "text", "key"), FIRES)
+def test_a_rule_fires_on_a_problem_and_not_on_healthy_facts(rules, sound, changes, kind, text, key):
+    assert list(rules(sound)) == []
+    (finding,) = (one for one in rules(replace(sound, **changes)) if one.kind == kind)
     assert text in finding.message
     assert finding.key == key
 
 
-def test_every_rule_is_tested():
-    tables = (
-        rules.TRAINING_RULES,
-        rules.PACK_RULES,
-        rules.CORPUS_RULES,
-        rules.PROMPT_RULES,
-        rules.SWEEP_RULES,
-        rules.BEST_RUN_RULES,
+def sweep(best: float, values: tuple[float, ...], others: int = 0) -> list[ReportFinding]:
+    """The findings about runs with these betas, and `others` with the first of them."""
+    betas = {f"dpo:{n}": value for n, value in enumerate((*values, *values[:1] * others))}
+    label = next(label for label, value in betas.items() if value == best)
+    run = SimpleNamespace(label=label, key="dpo.sweep")
+    measured = SimpleNamespace(values=dict.fromkeys(betas, 0.5))
+    variants = SimpleNamespace(
+        best=label, sorted_by=measured, keys={"beta": {one: f"{b:g}" for one, b in betas.items()}}
     )
-    assert {rule for table in tables for rule in table} == {case[0] for case in FIRES}
+    return list(sweep_findings(SimpleNamespace(of=lambda stage: [run]), variants))
+
+
+def test_the_best_run_at_the_edge_or_of_many_is_a_finding():
+    assert sweep(0.2, (0.1, 0.2, 0.4)) == []
+    for best, which, further in ((0.4, "highest", "upwards: beta 0.8"), (0.1, "lowest", "downwards: beta 0.05")):
+        (finding,) = sweep(best, (0.1, 0.2, 0.4))
+        assert f"the {which} beta that was tried" in finding.message and further in finding.action
+        assert (finding.kind, finding.key) == ("edge of beta", "dpo.sweep.grid")
+    (finding,) = sweep(0.2, (0.1, 0.2, 0.4), others=9)
+    assert "the best of 12 runs" in finding.message
+    assert (finding.kind, finding.key) == ("best of many runs", "eval")
+
+
+def test_every_rule_is_tested():
+    # Those of the verdict, of preflight, of hosts and of sweeps have tests of their own.
+    own = {"worse", "too few rows", "preflight", "slow node", "best of many runs", "edge of"}
+    assert {case[3].partition(":")[0] for case in FIRES} == set(KINDS) - own
+
+
+def test_findings_are_sorted_by_severity_and_kind():
+    kinds = ["edge of beta", "slow node", "worse: base:a, x", "stopped early"]
+    findings = [ReportFinding(kind=kind, where="", message="", severity="notes") for kind in kinds]
+    findings += [ReportFinding(kind="slow node", where="", message="warns")]
+    assert [one.kind for one in in_order(findings)] == ["slow node", *(kinds[n] for n in (2, 3, 1, 0))]
 
 
 @pytest.mark.parametrize(
-    ("rule", "changes"),
+    ("kind", "changes"),
     [
         # Missing values.
-        (rules.loss_not_falling, {"loss": None}),
-        (rules.chosen_falling, {"chosen": None}),
-        (rules.low_mfu, {"mfu": None}),
-        (rules.slow_micro_batch, {"slowdown_percent": None}),
-        (rules.waited_for_data, {"waited_s": None}),
-        (rules.waited_for_data, {"seconds": None, "waited_s": 50.0}),
+        ("loss not falling", {"loss": None}),
+        ("chosen falling", {"chosen": None}),
+        ("low MFU", {"mfu": None}),
+        ("slow micro-batch", {"slowdown_percent": None}),
+        ("waited for data", {"waited_s": None}),
+        ("waited for data", {"seconds": None, "waited_s": 50.0}),
         # Reported by another rule, or resolved by the end.
-        (rules.loss_not_falling, {"loss": (2.0, 2.5), "stopped": EarlyStop(step=1, reason="")}),
-        (rules.chosen_falling, {"chosen": (-1.0, -2.0), "warnings": (COLLAPSE,)}),
-        (rules.training_warning, {"warnings": (replace(COLLAPSE, at_end=None),)}),
-        (rules.overfitted, {"loss": (2.0, 0.2), "held_out": {"chat": (1.0, 1.2)}}),
+        ("loss not falling", {"loss": (2.0, 2.5), "stopped": EarlyStop(step=1, reason="")}),
+        ("chosen falling", {"chosen": (-1.0, -2.0), "warnings": (COLLAPSE,)}),
+        ("training warning", {"warnings": (replace(COLLAPSE, at_end=None),)}),
+        ("overfitting", {"loss": (2.0, 0.2), "held_out": {"chat": (1.0, 1.2)}}),
         # A single epoch doesn't overfit; nor does a training that didn't learn.
-        (rules.overfitted, {"loss": (2.0, 0.2), "epochs": 1.0}),
-        (rules.held_out_rising, {"loss": (1.0, 2.0), "held_out": {"chat": (1.0, 2.0)}}),
+        ("overfitting", {"loss": (2.0, 0.2), "epochs": 1.0}),
+        ("held-out loss rising", {"loss": (1.0, 2.0), "held_out": {"chat": (1.0, 2.0)}}),
         # Usual for a small model on a CPU.
-        (rules.low_mfu, {"mfu": 0.12, "gpu": False}),
+        ("low MFU", {"mfu": 0.12, "gpu": False}),
     ],
 )
-def test_a_rule_does_not_fire_without_meaningful_values(rule, changes):
-    assert rule(replace(RUN, **changes)) is None
+def test_a_rule_does_not_fire_without_meaningful_values(kind, changes):
+    assert not [one for one in training_findings(replace(RUN, **changes)) if one.kind.startswith(kind)]
 
 
 def test_little_supervised_ignores_held_out_rows():
-    assert rules.little_supervised(replace(PACK, supervised=0, split="held_out")) is None
+    held_out = replace(SPLIT, supervised=0, split="held_out")
+    assert list(pack_findings(replace(PACK, splits=[SPLIT, held_out]), held_out, "sft.a.packing")) == []
 
 
 def difference(low: float, high: float, unit: str = "share") -> Difference:
@@ -124,23 +182,23 @@ def difference(low: float, high: float, unit: str = "share") -> Difference:
 
 def test_a_worse_measure_is_a_finding():
     verdict = Verdict(model="dpo:a-1", against="base:a", key="dpo.sweep", differences=[])
-    finding = rules.worse_than_before(difference(-0.3, -0.1), verdict)
+    (finding,) = difference_findings(difference(-0.3, -0.1), verdict)
     assert "worse than base:a: exact match of chat −20 points (−30 to −10)" in finding.message
     assert finding.key == "dpo.sweep.training.learning_rate"
-    assert rules.worse_than_before(difference(-0.1, 0.1), verdict) is None
-    assert rules.worse_than_before(difference(0.1, 0.3), verdict) is None
+    assert list(difference_findings(difference(-0.1, 0.1), verdict)) == []
+    assert list(difference_findings(difference(0.1, 0.3), verdict)) == []
 
 
 def test_an_inconclusive_evaluation_is_too_small():
     verdict = Verdict(model="dpo:a", against="base:a", differences=[])
-    finding = rules.too_few_rows(difference(-0.2, 0.2), verdict)
+    (finding,) = difference_findings(difference(-0.2, 0.2), verdict)
     assert "only differences above 20 points are significant" in finding.message
     assert (finding.action, finding.key) == (
         "hold out about 4 times as many rows to detect 10 points",
         "corpora.chat.held_out",
     )
     for one in (difference(-0.05, 0.05), difference(0.1, 0.5), difference(-0.2, 0.2, unit="nats")):
-        assert rules.too_few_rows(one, verdict) is None
+        assert list(difference_findings(one, verdict)) == []
 
 
 def probed(host: str, device: str = "NVIDIA H200", processor: str = "", **figures: float) -> dict:
@@ -215,7 +273,9 @@ def test_preflight_findings_have_location_key_and_action():
 def test_equal_findings_are_grouped_and_steps_are_not_repeated():
     runs = [replace(RUN, label=f"dpo:s-{n}", key="dpo.sweep", loss=(1.0, 1.0 + n), mfu=0.01) for n in range(5)]
     ended = replace(RUN, stopped=EarlyStop(step=1, reason="x"))
-    finding = [*map(rules.loss_not_falling, runs), rules.ended_early(ended)]
+    # One rule's findings at a time.
+    found = [one for run in (*runs, ended) for one in training_findings(run)]
+    finding = [one for one in found if one.kind in ("loss not falling", "stopped early")]
     grouped = groups(finding)
     assert [(group.where[0], len(group.where), group.unnamed) for group in grouped] == [
         ("dpo:s-0", 5, 2),
@@ -225,12 +285,12 @@ def test_equal_findings_are_grouped_and_steps_are_not_repeated():
         ("dpo.sweep.training.learning_rate", ["loss not falling"]),
         ("dpo.a.training.learning_rate", ["stopped early"]),
     ]
-    count_errors = [rules.pack_count_errors(replace(PACK, count_errors=(text,))) for text in "ab"]
+    count_errors = [one for kept in (98, 99) for one in of_split(replace(SPLIT, kept=kept))]
     verdict = Verdict(model="dpo:a", against="base:a", key="dpo.a", differences=[])
     one = difference(-0.3, -0.1)
     other = replace(one, measure=replace(one.measure, name="f1"))
-    worse = [rules.worse_than_before(measured, verdict) for measured in (one, other)]
+    worse = [found for measured in (one, other) for found in difference_findings(measured, verdict)]
     # Different messages stay separate, though the step is the same.
     assert [len(groups(some)) for some in (count_errors, worse)] == [2, 2]
     assert [step.reasons for step in steps(worse)] == [["worse"]]
-    assert steps([rules.pack_count_errors(replace(PACK, count_errors=("x",)))]) == []
+    assert steps(count_errors) == []

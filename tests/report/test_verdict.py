@@ -7,12 +7,23 @@ import numpy as np
 import pytest
 from invented_sweeps import result_set, sft_and_pairs
 
+from snaketune.publishing.results import Result
 from snaketune.report.compare.variants import compare_variants
-from snaketune.report.judge import facts
+from snaketune.report.data.packing_flow import pack_flows
+from snaketune.report.data.results import logged_numbers
 from snaketune.report.judge.all_findings import collect_findings
-from snaketune.report.judge.difference_intervals import paired, separate
+from snaketune.report.judge.data_rules import (
+    evaluated_prompts,
+    pack_findings,
+    sweep_findings,
+    swept_values,
+    users_of_packs,
+)
 from snaketune.report.judge.headline import headline, judged_lineage
+from snaketune.report.judge.intervals import paired, separate
+from snaketune.report.judge.training_rules import trainings
 from snaketune.report.judge.verdict import row_outcomes
+from snaketune.stages.specs import ReportedJob
 
 PAIRS = [f"p{n:02}" for n in range(40)]
 
@@ -191,13 +202,14 @@ def test_runs_of_a_grid_have_the_config_key_of_the_grid(results):
         results.jobs[key] = results.jobs[key].model_copy(update={"config_key": "dpo.s"})
         results.evaluate(f"main/dpo-{name}", right=beta)
     reported = result_set(results)
-    assert {run.key for run in facts.trainings(reported)} == {"sft.a", "dpo.s"}
-    (beta,) = facts.swept_keys(reported, compare_variants(reported, "preferences.pairs.logp_accuracy"))
-    assert (beta.values, beta.best, beta.key) == ((0.1, 0.2, 0.3), 0.3, "dpo.s")
-    assert facts.swept_keys(reported, compare_variants(reported, None)) == []
-    (best,) = facts.best_runs(compare_variants(reported, "preferences.pairs.logp_accuracy"))
-    assert (best.run, best.candidates) == ("dpo:s-b3", 3)
-    assert facts.best_runs(compare_variants(reported, None)) == []
+    assert {run.key for run in trainings(reported)} == {"sft.a", "dpo.s"}
+    sorted_, unsorted = (compare_variants(reported, by) for by in ("preferences.pairs.logp_accuracy", None))
+    assert swept_values(sorted_) == {"beta": {"dpo:s-b1": 0.1, "dpo:s-b2": 0.2, "dpo:s-b3": 0.3}}
+    # Three runs aren't many.
+    (edge,) = sweep_findings(reported, sorted_)
+    assert (edge.where, edge.key) == ("dpo.s", "dpo.s.grid")
+    assert edge.message == "the best run, dpo:s-b3, has the highest beta that was tried, 0.3"
+    assert list(sweep_findings(reported, unsorted)) == []
 
 
 def test_facts_of_a_training_are_taken_from_its_run(results):
@@ -208,7 +220,7 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     run = json.loads(path.read_text())
     measured = {"device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
     path.write_text(json.dumps(run | measured | {"calibration": {"trials": []}}))
-    (reported,) = facts.trainings(result_set(results))
+    (reported,) = trainings(result_set(results))
     assert (reported.gpu, reported.mfu, reported.waited_s, reported.slowdown_percent, reported.calibrated) == (
         True,
         0.4,
@@ -220,12 +232,16 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     losses = [entry["loss"] for entry in run["history"]]
     assert reported.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
     assert reported.held_out == {"chat": (1.8, 1.5)}
-    train, held_out, *_ = facts.packs(result_set(results))
-    assert (train.key, train.lost_to_length, held_out.split) == ("sft.a.packing", None, "held_out")
+    flow, _ = pack_flows(result_set(results))
+    assert users_of_packs(result_set(results))[f"pack/{flow.name}"] == "sft.a.packing"
+    assert [split.split for split in flow.splits] == ["train", "held_out"]
+    assert not flow.warnings and not list(pack_findings(flow, flow.train, "sft.a.packing"))
 
 
 def test_log_entries_that_are_no_numbers_are_ignored():
-    assert facts.numbers([{"loss": 1}, {"loss": "2"}, {"loss": True}, {"loss": float("nan")}, {}, "x"], "loss") == [1.0]
+    history = [{"loss": 1}, {"loss": "2"}, {"loss": True}, {"loss": float("nan")}, {}, "x"]
+    run = Result(job=ReportedJob(stage="sft", name="a"), artifact=None, run={"history": history})
+    assert logged_numbers(run, "loss") == [1.0]
 
 
 def test_truncated_responses_are_counted(results):
@@ -234,7 +250,7 @@ def test_truncated_responses_are_counted(results):
     manifest = json.loads(path.read_text())
     for most, cut_off in ((5, 12), (6, 0)):
         path.write_text(json.dumps(manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}}))
-        (reported,) = facts.evaluated_prompts(result_set(results), ["base:a"])
+        (reported,) = evaluated_prompts(result_set(results), ["base:a"])
         assert (reported.answers, reported.distinct, reported.truncated) == (12, 6, cut_off)
 
 

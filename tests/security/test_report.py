@@ -128,7 +128,7 @@ def test_of_a_compared_result_nothing_outside_its_folder_is_read(tmp_path, name)
     from invented_results import Results
 
     from snaketune.errors import SnaketuneError
-    from snaketune.stages.compared_results import compared_files
+    from snaketune.report.compare.earlier_results import compared_files
 
     results = Results(tmp_path)
     results.add("dpo", "theirs", run={})

@@ -61,6 +61,12 @@ def test_a_training_covers_what_its_launched_process_runs():
     assert "training.loop.trl_trainer" in modules("sft") - modules("dpo")
 
 
+def test_a_template_counts_for_the_stages_beside_it():
+    found = {stage: {path.name for path in code.templates(STAGES[stage].module)} for stage in STAGES}
+    assert {stage for stage, names in found.items() if names} == {"card", "report"}
+    assert found["card"] == {"card.md.jinja"} and "index.html.jinja" in found["report"]
+
+
 def test_every_reason_is_of_something_that_is_there():
     for name in code.SHAPELESS:
         assert code._file(f"snaketune.{name}"), name
@@ -74,6 +80,8 @@ CALLED = {
     "cluster.deadline": {"job_end_time", "requeue_job", "seconds_until"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},
+    # By the report, of the names of earlier runs.
+    "config.paths": {"check_plain"},
     "config.secrets": {"without_secrets"},
     "config.suggestions": {"unknown"},
     "config.optimizers": {"missing_package"},
@@ -82,8 +90,6 @@ CALLED = {
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
-    # By the report, of runs of another time.
-    "stages.compared_results": {"result_of"},
     "stages.host.disk_errors": {"disk_error_message"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},

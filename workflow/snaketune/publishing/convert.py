@@ -4,6 +4,7 @@ The converter decides which architectures and tokenizers are supported; if it fa
 The user installs it: `convert_hf_to_gguf.py` in the folder that LLAMA_CPP names, else on PATH.
 """
 
+import json
 import os
 import re
 import shutil
@@ -11,11 +12,11 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.gguf_layout import lay_out
 from snaketune.stages.cache.work_folders import WorkFolder, remove
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome
@@ -39,6 +40,10 @@ CONVERTER, LLAMA_CPP = "convert_hf_to_gguf.py", "LLAMA_CPP"
 LAST_LINES = 12
 # Environment variables that the converter doesn't get.
 SECRET = re.compile(r"^(HF|HUGGING_FACE)_|(TOKEN|KEY|SECRET|PASSWORD)$")
+# The sentencepiece file of a tokenizer that was trained here, and the name that the converter expects.
+TRAINED_TOKENIZER, CONVERTER_TOKENIZER = "sentencepiece.model", "tokenizer.model"
+# Families whose tokens and logits, with a tokenizer that was trained here, were checked against llama.cpp.
+FAMILIES = ("llama", "mistral")
 
 
 def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
@@ -62,29 +67,13 @@ def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
     # An earlier attempt that was killed may have left the folder.
     remove(work.state / LAYOUT)
     folder, target = lay_out(model, work.state / LAYOUT), work.payload / f"model-{spec.type}.gguf"
-    status, output = _run(
-        [*command, str(folder.resolve()), "--outfile", str(target.resolve()), "--outtype", spec.type], work.state
-    )
+    command += [str(folder.resolve()), "--outfile", str(target.resolve()), "--outtype", spec.type]
+    status, output = _run(command, work.state)
     if status or not target.is_file():
         raise SnaketuneError(
             "\n       ".join([f"{converter} failed (exit status {status}); its last output:", *output])
         )
     return Outcome(about={"converter": digest_file(converter)})
-
-
-def _run(command: list[str], state: Path) -> tuple[int, list[str]]:
-    """Run a program without a shell, and print its output. Return the exit status and the last lines."""
-    # The converter may run code from the Hub that the model's config names; offline, without cache and token, it can't.
-    hidden = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((state / "hub").resolve())}
-    environment = {name: value for name, value in os.environ.items() if not SECRET.search(name)} | hidden
-    output: deque[str] = deque(maxlen=LAST_LINES)
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            output.append(line.rstrip())
-    return process.returncode, list(output)
 
 
 def find_converter() -> tuple[list[str], Path]:
@@ -101,3 +90,66 @@ def find_converter() -> tuple[list[str], Path]:
         f"llama.cpp's {CONVERTER} was not found: get it with `git clone https://github.com/ggml-org/llama.cpp`, and set its "
         f"folder with `export {LLAMA_CPP}=/path/to/llama.cpp`, or put the script on PATH"
     )
+
+
+def lay_out(model: Artifact, folder: Path) -> Path:
+    """Fill `folder` with links to the files of a model, so that the GGUF file tokenizes text as in training.
+
+    The converter reads a sentencepiece tokenizer only from `tokenizer.model`. Without that file it builds one from
+    tokenizer.json, whose tokens have no ranks and another notation for spaces: the GGUF file loads, but tokenizes differently.
+    It also adds a space before every text unless tokenizer_config.json disables that; for some model families it always does.
+
+    Raises:
+        SnaketuneError: If a file is damaged, or the converter would write a different tokenizer.
+    """
+    folder.mkdir(parents=True)
+    for path in model.files():
+        if path.parent == model.folder:
+            (folder / path.name).symlink_to(path.resolve())
+    _check_tokenizer(folder)
+    if (folder / TRAINED_TOKENIZER).exists():
+        (folder / CONVERTER_TOKENIZER).symlink_to((folder / TRAINED_TOKENIZER).resolve())
+        config = folder / "tokenizer_config.json"
+        content = _read(config) | {"add_prefix_space": False}
+        config.unlink(missing_ok=True)
+        config.write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def _check_tokenizer(folder: Path) -> None:
+    tokenizer = _read(folder / "tokenizer.json").get("model", {})
+    kind, family = tokenizer.get("type"), _read(folder / "config.json").get("model_type")
+    if (folder / TRAINED_TOKENIZER).exists():
+        if kind != "BPE":
+            raise SnaketuneError(
+                f"the tokenizer is {kind}, which llama.cpp would read as BPE; train one with model: bpe"
+            )
+        if family not in FAMILIES:
+            raise SnaketuneError(
+                f"for architecture {family}, the converter would change a tokenizer that was trained here; it keeps it for "
+                f"{' and '.join(FAMILIES)}"
+            )
+    elif (kind == "Unigram" or tokenizer.get("byte_fallback")) and not (folder / CONVERTER_TOKENIZER).exists():
+        raise SnaketuneError(
+            f"the tokenizer is from sentencepiece, and without its {CONVERTER_TOKENIZER} the converter would change it; copy "
+            f"the model's folder, add {CONVERTER_TOKENIZER} of the base model, and run the converter on the copy yourself"
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _run(command: list[str], state: Path) -> tuple[int, list[str]]:
+    """Run a program without a shell, and print its output. Return the exit status and the last lines."""
+    # The converter may run code from the Hub that the model's config names; offline, without cache and token, it can't.
+    hidden = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((state / "hub").resolve())}
+    environment = {name: value for name, value in os.environ.items() if not SECRET.search(name)} | hidden
+    output: deque[str] = deque(maxlen=LAST_LINES)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            output.append(line.rstrip())
+    return process.returncode, list(output)

@@ -1,8 +1,8 @@
 """Push models to the Hub: `python -m snaketune push`, which `snakemake push` calls.
 
-All files of a model are one commit, so a repository has either the complete new model or the previous one. Files that were
-uploaded before a push was killed, or that haven't changed, aren't sent again. The token is read from HF_TOKEN and never written
-or printed.
+Only the files that a manifest describes are uploaded, and the card. All files of a model are one commit, so a repository has
+either the complete new model or the previous one. Files that were uploaded before a push was killed, or that haven't changed,
+aren't sent again. The token is read from HF_TOKEN and never written or printed.
 """
 
 import json
@@ -10,24 +10,41 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 from pydantic import TypeAdapter
 
+from snaketune.artifacts.digests import digest_file
 from snaketune.config.load import load
 from snaketune.config.publishing import Push
 from snaketune.config.secrets import HIDDEN, without_secrets
 from snaketune.config.suggestions import unknown
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.upload_files import Upload, upload_of
+from snaketune.publishing.cards.card import CARD
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.job import Job
+from snaketune.stages.job import RESULTS, Job, result_at
 
 TOKEN = "HF_TOKEN"
 # Loaders read all weight files in a folder, so those of the previous model must be deleted.
 WEIGHTS = (".safetensors", ".safetensors.index.json")
+# Snakemake writes this file into output folders.
+SNAKEMAKE_FILE = ".snakemake_timestamp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """What is pushed of a model: its files by their names in the repository, with verified digests.
+
+    Attributes:
+        fingerprint: Fingerprint of its training.
+    """
+
+    paths: dict[str, Path]
+    digests: dict[str, str]
+    fingerprint: str
 
 
 def requested_models(names: list[str], config: Path, section: str | None) -> dict[str, Push]:
@@ -73,9 +90,14 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
     Raises:
         SnaketuneError: If a result is damaged or incomplete, there is no token, or the Hub refuses.
     """
-    uploads = {name: upload_of(push.model) for name, push in models.items()}
+    uploads = {name: _upload_of(push.model) for name, push in models.items()}
     for name, push in models.items():
-        _print_files(name, push, uploads[name])
+        visibility = "private" if push.private else "public"
+        print(f"push.{name}: {push.model} to {push.repository} ({visibility}, branch {push.branch})")
+        sizes = {file: path.stat().st_size for file, path in uploads[name].paths.items()}
+        for file, size in sizes.items():
+            print(f"{size:>16,}  {uploads[name].digests[file]}  {file}")
+        print(f"{sum(sizes.values()):>16,}  in {len(sizes)} files", flush=True)
     if dry_run:
         print("nothing was sent", flush=True)
         return
@@ -89,12 +111,31 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
             print(f"push.{name}: {_send(push, uploads[name], token)}", flush=True)
 
 
-def _print_files(name: str, push: Push, upload: Upload) -> None:
-    visibility = "private" if push.private else "public"
-    print(f"push.{name}: {push.model} to {push.repository} ({visibility}, branch {push.branch})")
-    for file, about in upload.files.items():
-        print(f"{about.bytes:>16,}  {about.digest}  {file}")
-    print(f"{upload.bytes:>16,}  in {len(upload.files)} files", flush=True)
+def _upload_of(model: str) -> Upload:
+    """Collect the files of a model (`sft:NAME` or `dpo:NAME`) and its card.
+
+    Raises:
+        SnaketuneError: If a file is missing or changed, the card is of another result, or there are files that no manifest has.
+    """
+    kind, name = model.split(":")
+    trained = result_at(RESULTS / kind / name / "manifest.json")
+    card = result_at(RESULTS / "card" / f"{kind}-{name}" / "manifest.json")
+    if digest_file(trained.manifest_path) not in card.manifest["inputs"]["manifests"]:
+        raise SnaketuneError(
+            f"{card.manifest_path} is of another result of {model}; run: snakemake {card.manifest_path}"
+        )
+    described = {*trained.manifest["payload"], *trained.manifest["records"], SNAKEMAKE_FILE}
+    present = {path.relative_to(trained.folder).as_posix() for path in trained.folder.rglob("*") if not path.is_dir()}
+    if others := sorted(present - described):
+        raise SnaketuneError(
+            f"{trained.folder} has {', '.join(others[:5])}, not in {trained.manifest_path}; move these files elsewhere"
+        )
+    owner = dict(sorted((dict.fromkeys(trained.manifest["payload"], trained) | {CARD: card}).items()))
+    return Upload(
+        paths={file: result.file(file) for file, result in owner.items()},
+        digests={file: result.manifest["payload"][file]["digest"] for file, result in owner.items()},
+        fingerprint=trained.manifest["fingerprint"],
+    )
 
 
 def _send(push: Push, upload: Upload, token: str) -> str:
@@ -114,22 +155,20 @@ def _send(push: Push, upload: Upload, token: str) -> str:
         api.create_branch(push.repository, branch=push.branch, exist_ok=True)
     remote = api.model_info(push.repository, revision=push.branch)
     remote_files = {file.rfilename for file in remote.siblings or ()}
-    stale = sorted(file for file in remote_files - upload.files.keys() if file.endswith(WEIGHTS))
-    operations = [
-        *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=about.path) for file, about in upload.files.items()),
-        *(CommitOperationDelete(path_in_repo=file) for file in stale),
-    ]
+    stale = sorted(file for file in remote_files - upload.paths.keys() if file.endswith(WEIGHTS))
     done = api.create_commit(
         push.repository,
-        operations,
+        [
+            *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=path) for file, path in upload.paths.items()),
+            *(CommitOperationDelete(path_in_repo=file) for file in stale),
+        ],
         commit_message=f"{push.model}, snaketune {upload.fingerprint[:8]}",
         revision=push.branch,
     )
     if done.oid == remote.sha:
         return f"nothing new; {done.commit_url} is up to date"
-    return f"pushed, {done.commit_url}" + (
-        f"; deleted weights of the previous model: {', '.join(stale)}" if stale else ""
-    )
+    deleted = f"; deleted weights of the previous model: {', '.join(stale)}" if stale else ""
+    return f"pushed, {done.commit_url}{deleted}"
 
 
 @contextmanager

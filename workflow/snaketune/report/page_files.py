@@ -7,113 +7,184 @@ of them in matplotlib.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
-from snaketune.report.charts.preference_charts import preferences_chart
-from snaketune.report.charts.style import Chart, Style, model_styles, svg_file
-from snaketune.report.charts.training_curves import dpo_chart, sft_chart
-from snaketune.report.charts.variant_charts import variants_chart
-from snaketune.report.compare import scores
-from snaketune.report.compare.other_results import ComparedRuns
-from snaketune.report.compare.side_by_side import prompt_corpora, side_by_side_files, tables
-from snaketune.report.compare.variants import Variants, best_entry, compare_variants, csv_rows
-from snaketune.report.data import counts_csv
-from snaketune.report.data.preference_shift import PreferenceChange, preference_changes
+from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
+from snaketune.report.charts.style import model_styles, svg_file
+from snaketune.report.charts.training_charts import dpo_chart, sft_chart
+from snaketune.report.compare import measures, variants
+from snaketune.report.compare.earlier_runs import EarlierRuns
+from snaketune.report.compare.side_by_side import Table, prompt_corpora, side_by_side_files, tables
+from snaketune.report.data.corpus_flow import corpus_flows
+from snaketune.report.data.counts_csv import count_rows
+from snaketune.report.data.dropped_examples import dropped_examples
+from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
+from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.results import ResultSet
-from snaketune.report.html import Pages
+from snaketune.report.data.samples import Sample, choose
+from snaketune.report.data.tokenized import tokenized_rows
+from snaketune.report.html import inline_panels, render
+from snaketune.report.judge.all_findings import collect_findings
+from snaketune.report.judge.findings import groups, steps
+from snaketune.report.judge.headline import cards, headline, judged_lineage
 from snaketune.report.pages import pages_for
+from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportSpec
 
 # Spreadsheets compute a cell that begins with one of these (also in full width); some ignore leading whitespace.
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# Samples and flipped pairs on the overview, and flipped pairs on their own page.
+SAMPLES_ON_THE_OVERVIEW = 4
+FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 
-def write_pages(
-    spec: ReportSpec,
-    work: WorkFolder,
-    *,
-    manifests: list[Path],
-    runs: list[Path],
-    compared: Sequence[Path] = (),
-    compared_runs: Sequence[Path] = (),
-    compared_evals: Sequence[Path] = (),
-) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests.
-
-    Args:
-        manifests: Manifests of all results to report on, in the order of `spec.jobs`.
-        runs: Their run.json files, each beside its manifest. Where one is missing, its values are shown as missing.
-        compared, compared_runs: Manifests and run.json files of earlier trainings, in the order of `spec.compare`.
-        compared_evals: Manifests of the evaluations of their models.
-    Raises:
-        SnaketuneError: If a manifest or payload can't be read.
-    """
-    results = ResultSet(spec.jobs, manifests, runs)
-    variants = compare_variants(results, spec.sort_by)
-    others = ComparedRuns(results, spec.compare, list(compared), list(compared_runs), list(compared_evals))
-    names = pages_for(results.stages, compared=bool(others.others))
-    changes = preference_changes(results)
-    styles = model_styles([*results.models, *others.labels])
-    charts = _charts(results, variants, changes, styles)
-    if others.others:
-        charts["compare"] = others.chart(styles)
-    pages = Pages(spec, results, charts, styles, variants, changes, others)
-    for name in names:
+def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
+    """Fill `work.payload` with the files that `pages_for` lists for the stages of the results."""
+    pages = Pages(spec, results, earlier)
+    for name in pages_for(results.stages, compared=bool(earlier.others)):
         path = work.payload / name
         match path.suffix:
             case ".html":
-                _write(path, pages.render(path.stem))
+                _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
             case ".svg":
-                _write(path, svg_file(charts[path.stem]))
+                _write(path, svg_file(pages.charts[path.stem]))
             case ".json":
-                write_json(path, scores.as_json(results))
-            case _:
-                _write(path, _csv(*_table(path.stem, results, variants)))
+                write_json(path, measures.as_json(results))
+            case ".csv":
+                _write(path, _csv(pages.table(path.stem)))
     for evaluation, corpora in prompt_corpora(results.evaluations).items():
-        for key, files in side_by_side_files({evaluation: corpora}).items():
-            csv_tables = tables(evaluation, key.partition("/")[2], results.evaluations[evaluation])
-            for name, table in zip(files, csv_tables.values(), strict=True):
+        for corpus in corpora:
+            (files,) = side_by_side_files({evaluation: [corpus]}).values()
+            for name, table in zip(files, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
                 (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
-                _write(work.payload / name, _csv(*table))
+                _write(work.payload / name, _csv(table))
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
     # The clean target keeps the work folders of compared results.
-    compared_work = {"compared": others.fingerprints} if others.others else {}
-    return Outcome(counts=counts, about=best_entry(variants) | compared_work)
+    compared_work = {"compared": earlier.fingerprints} if earlier.others else {}
+    return Outcome(counts=counts, about=variants.best_entry(pages.variants) | compared_work)
 
 
-def _charts(
-    results: ResultSet, variants: Variants, changes: list[PreferenceChange], styles: dict[str, Style]
-) -> dict[str, Chart]:
-    """All charts by the stem of their file name."""
-    charts = data_charts(results)
-    if results.of("sft"):
-        charts["sft"] = sft_chart(results, styles)
-    if results.of("dpo"):
-        charts["dpo"] = dpo_chart(results, styles)
-        charts["variants"] = variants_chart(variants, changes, styles)
-    if results.of("eval"):
-        charts["evaluation"] = scores.evaluation_chart(results, styles)
-    if {"dpo", "eval"} <= results.stages:
-        charts["preferences"] = preferences_chart(changes, styles)
-    return charts
+class Pages:
+    """The charts, tables and values of all pages of one report.
+
+    Attributes:
+        charts: By the stem of their file name.
+        shared: The values that every page has.
+        values: By page, a function that returns the values that only it has.
+    """
+
+    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns):
+        self.results, self.earlier = results, earlier
+        self.variants = variants.compare_variants(results, spec.sort_by)
+        self.changes = preference_changes(results)
+        styles = model_styles([*results.models, *earlier.labels])
+        self.charts = data_charts(results)
+        if results.of("sft"):
+            self.charts["sft"] = sft_chart(results, styles)
+        if results.of("dpo"):
+            self.charts["dpo"] = dpo_chart(results, styles)
+            self.charts["variants"] = variants_chart(self.variants, self.changes, styles)
+        if results.of("eval"):
+            self.charts["evaluation"] = evaluation_chart(results, styles)
+        if {"dpo", "eval"} <= results.stages:
+            self.charts["preferences"] = preferences_chart(self.changes, styles)
+        if earlier.others:
+            self.charts["compare"] = earlier.chart(styles)
+        # The overview shows figures of other pages too; each is drawn once.
+        self.panels = {name: inline_panels(chart) for name, chart in self.charts.items()}
+        self.shared = {
+            "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
+            "styles": styles,
+            "charts": self.charts,
+            "panels": self.panels,
+            "variants": self.variants,
+        }
+        self.values: dict[str, Callable[[], dict[str, Any]]] = {
+            "index": self._index,
+            "corpus": self._corpus,
+            "packing": self._packing,
+            "preferences": lambda: {"preference_changes": self._changes(self.variants.labels, FLIPS)},
+            "samples": self._samples_page,
+            "compare": lambda: {"comparisons": earlier.comparisons},
+        }
+
+    def table(self, name: str) -> Table:
+        """Columns and rows of a CSV file, by the stem of its name."""
+        match name:
+            case "data":
+                return count_rows(self.results)
+            case "variants":
+                return variants.csv_rows(self.variants)
+        return measures.csv_rows(self.results)
+
+    def _index(self) -> dict[str, Any]:
+        results, best = self.results, self.variants.best
+        lineage = judged_lineage(results, best)
+        top = headline(results, lineage)
+        findings = collect_findings(results, lineage, top.verdicts, self.variants, self.earlier.runs)
+        return {
+            "headline": top,
+            "cards": list(cards(results)),
+            "findings": groups(findings),
+            "steps": steps(findings),
+            "corpora": corpus_flows(results),
+            "packs": pack_flows(results),
+            "trainings": training_flows(results),
+            "tokenizers": tokenizer_rows(results),
+            "tables": {
+                name: {"models": [scored.model for scored in models], "measures": measures.measures(models)}
+                for name, models in results.evaluations.items()
+            },
+            "samples": self._samples(SAMPLES_ON_THE_OVERVIEW),
+            "preference_changes": self._changes([best] if best else self.variants.labels[:1], FLIPS_ON_THE_OVERVIEW),
+            "jobs": job_rows(results),
+            "versions": versions(results),
+        }
+
+    def _corpus(self) -> dict[str, Any]:
+        examples = map(dropped_examples, self.results.of("corpus"))
+        return {"corpora": list(zip(corpus_flows(self.results), examples, self.panels["characters"], strict=True))}
+
+    def _packing(self) -> dict[str, Any]:
+        flows = pack_flows(self.results)
+        drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "supervised")), strict=True)
+        panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
+        return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.results)}
+
+    def _samples_page(self) -> dict[str, Any]:
+        files = side_by_side_files(prompt_corpora(self.results.evaluations))
+        return {"samples": self._samples(), "side_by_side": files}
+
+    def _samples(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
+        evaluations = self.results.evaluations.items()
+        return {name: choose(models, per_corpus, self.results.initial_models) for name, models in evaluations}
+
+    def _changes(self, labels: list[str], most: int) -> list[dict[str, Any]]:
+        """The changes in the held-out pairs of the runs `labels`: figures, counts and the pairs that flipped."""
+        # The chart has two panels per change.
+        panels = {id(one): self.panels["preferences"][2 * n : 2 * n + 2] for n, one in enumerate(self.changes)}
+        return [
+            {
+                "change": one,
+                "panels": panels[id(one)],
+                "outcomes": {"per token": one.outcomes(True), "whole response": one.outcomes(False)},
+                "flips": {name: flips(self.results, one, name == "won", most) for name in ("won", "lost")},
+            }
+            for label in labels
+            for one in self.changes
+            if one.label == label
+        ]
 
 
-def _table(name: str, results: ResultSet, variants: Variants) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    match name:
-        case "data":
-            return counts_csv.COLUMNS, counts_csv.csv_rows(results)
-        case "variants":
-            return csv_rows(variants)
-    return scores.csv_rows(results)
-
-
-def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
+def _csv(table: Table) -> str:
+    columns, rows = table
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()

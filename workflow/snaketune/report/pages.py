@@ -5,6 +5,32 @@ from collections.abc import Collection
 from snaketune.report.compare.side_by_side import side_by_side_files
 from snaketune.stages.graph import JobGraph
 
+# Stages that must have results, and for each file of the report its category in Snakemake's report and its caption.
+PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
+    (set(), {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}),
+    ({"corpus"}, {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}),
+    # The length of a document in tokens is known only after packing.
+    (
+        {"pack"},
+        {
+            "packing.html": ("Data", "rows"),
+            "lengths.svg": ("Data", "lengths"),
+            "packing.svg": ("Data", "packing"),
+            "supervised.svg": ("Data", "supervised"),
+        },
+    ),
+    ({"sft"}, {"sft.svg": ("Training", "sft")}),
+    ({"dpo"}, {"dpo.svg": ("Training", "dpo")}),
+    ({"dpo"}, {f"variants.{suffix}": ("Variants", "variants") for suffix in ("svg", "csv")}),
+    ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg", "json")}),
+    ({"eval"}, {"samples.html": ("Evaluation", "samples")}),
+    (
+        {"dpo", "eval"},
+        {"preferences.html": ("Evaluation", "preferences"), "preferences.svg": ("Evaluation", "distributions")},
+    ),
+)
+COMPARISON = {f"compare.{suffix}": ("Comparison", "compare") for suffix in ("html", "svg")}
+
 
 def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
     """The pages for the stages of the graph; a config without DPO has no DPO page.
@@ -17,9 +43,7 @@ def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
 
 def judging_files(graph: JobGraph) -> list[str]:
     """The CSV files of all responses below `results/report/pages`, which are too large for Snakemake's report."""
-    corpora: dict[str, tuple[str, ...]] = {
-        job.name.partition("/")[0]: job.spec.conversations for job in graph.stage("eval")
-    }
+    corpora = {job.name.partition("/")[0]: job.spec.conversations for job in graph.stage("eval")}
     return [name for names in side_by_side_files(corpora).values() for name in names]
 
 
@@ -32,37 +56,5 @@ def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tupl
     >>> list(pages_for({"corpus"}))
     ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
     """
-    pages = {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}
-    if "corpus" in stages:
-        pages |= {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}
-    if "pack" in stages:
-        # The length of a document in tokens is known only after packing.
-        pages |= {
-            "packing.html": ("Data", "rows"),
-            "lengths.svg": ("Data", "lengths"),
-            "packing.svg": ("Data", "packing"),
-            "supervised.svg": ("Data", "supervised"),
-        }
-    if "sft" in stages:
-        pages["sft.svg"] = ("Training", "sft")
-    if "dpo" in stages:
-        pages |= {
-            "dpo.svg": ("Training", "dpo"),
-            "variants.svg": ("Variants", "variants"),
-            "variants.csv": ("Variants", "variants"),
-        }
-    if "eval" in stages:
-        pages |= {
-            "evaluation.csv": ("Evaluation", "evaluation"),
-            "evaluation.svg": ("Evaluation", "evaluation"),
-            "evaluation.json": ("Evaluation", "evaluation"),
-            "samples.html": ("Evaluation", "samples"),
-        }
-    if "dpo" in stages and "eval" in stages:
-        pages |= {
-            "preferences.html": ("Evaluation", "preferences"),
-            "preferences.svg": ("Evaluation", "distributions"),
-        }
-    if compared:
-        pages |= {"compare.html": ("Comparison", "compare"), "compare.svg": ("Comparison", "compare")}
-    return pages
+    pages = {name: about for needed, some in PAGES if needed <= {*stages} for name, about in some.items()}
+    return pages | (COMPARISON if compared else {})

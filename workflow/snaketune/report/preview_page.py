@@ -6,21 +6,10 @@ from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import conditions
 from snaketune.preview.source_preview import SourcePreview
-from snaketune.report.charts.style import COLOURS
-from snaketune.report.html import environment
+from snaketune.report.html import render
 
 
 def page(previews: list[SourcePreview]) -> str:
     """Render the previews of all files as one page."""
-    return (
-        environment()
-        .get_template("preview.html.jinja")
-        .render(
-            previews=previews,
-            colours=COLOURS,
-            conditions=conditions,
-            excerpt=excerpt,
-            quantile=np.quantile,
-            text_kind=TEXT,
-        )
-    )
+    helpers = {"conditions": conditions, "excerpt": excerpt, "quantile": np.quantile, "text_kind": TEXT}
+    return render("preview", previews=previews, **helpers)

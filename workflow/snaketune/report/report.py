@@ -1,7 +1,4 @@
-"""The `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report.
-
-`report.page_files` writes them.
-"""
+"""The `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +17,7 @@ STAGE = Stage(
     files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
     libraries=libraries.always("matplotlib", "jinja2"),
     cost=Cost(mb=1500, minutes=10),
+    further_files="snaketune.report.compare.earlier_results",
     link="best",
 )
 
@@ -34,15 +32,19 @@ def build(
     compared_runs: Sequence[Path] = (),
     compared_evals: Sequence[Path] = (),
 ) -> Outcome:
-    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests; see `write_pages`."""
+    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests.
+
+    Args:
+        manifests: Manifests of all results to report on, in the order of `spec.jobs`.
+        runs: Their run.json files, each beside its manifest. Where one is missing, its values are shown as missing.
+        compared, compared_runs: Manifests and run.json files of earlier trainings, in the order of `spec.compare`.
+        compared_evals: Manifests of the evaluations of their models.
+    Raises:
+        SnaketuneError: If a manifest or payload can't be read.
+    """
+    from snaketune.report.compare.earlier_runs import EarlierRuns
+    from snaketune.report.data.results import ResultSet
     from snaketune.report.page_files import write_pages
 
-    return write_pages(
-        spec,
-        work,
-        manifests=manifests,
-        runs=runs,
-        compared=compared,
-        compared_runs=compared_runs,
-        compared_evals=compared_evals,
-    )
+    results = ResultSet(spec.jobs, manifests, runs)
+    return write_pages(spec, work, results, EarlierRuns(results, spec.compare, compared, compared_runs, compared_evals))

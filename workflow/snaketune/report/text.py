@@ -1,13 +1,14 @@
 """Format numbers, and make untrusted text printable."""
 
 import math
-import unicodedata
+import re
 from typing import Any
 
 SHOWN_CHARACTERS = 2000
 NOTHING = "–"
-# Whitespace is part of a response and stays.
-ALLOWED_CONTROLS = "\n\t"
+# Control characters (line breaks and tabs are part of a response and stay), lone surrogates, bidirectional controls, and two
+# characters that XML forbids.
+UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
 def whole(value: float | None) -> str:
@@ -84,7 +85,7 @@ def clean(value: Any) -> str:
     >>> clean("a\\x00b\\u202ec\\n")
     'a�b�c\\n'
     """
-    return "".join("�" if _unshowable(c) else c for c in str(value).replace("\r\n", "\n"))
+    return UNSHOWABLE.sub("�", str(value).replace("\r\n", "\n"))
 
 
 def clip(value: Any, limit: int = SHOWN_CHARACTERS) -> str:
@@ -95,14 +96,6 @@ def clip(value: Any, limit: int = SHOWN_CHARACTERS) -> str:
     """
     text = clean(value)
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
-
-
-def _unshowable(c: str) -> bool:
-    return c in _UNSHOWABLE or (unicodedata.category(c) in ("Cc", "Cs") and c not in ALLOWED_CONTROLS)
-
-
-# Bidirectional controls, and two characters that XML forbids.
-_UNSHOWABLE = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\ufffe\uffff")
 
 
 def _known(value: float | None) -> bool:

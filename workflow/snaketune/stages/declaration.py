@@ -76,6 +76,8 @@ class Stage:
     job_name: str = "{name}"  # the folder of a job below `results/<stage>/`, as a pattern of wildcards
     inputs: dict[str, Input] = field(default_factory=dict)  # by role, the results that it reads
     files: tuple[str, ...] = ()  # roles filled by external files
+    # For a stage that reads manifests: the module whose `further_files` returns the paths of other files, by role.
+    further_files: str = ""
     # The distributions whose version shapes the result, from spec and artifacts.
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     # The resources of a job, or a function of the job's spec that returns them.

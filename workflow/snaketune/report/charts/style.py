@@ -1,14 +1,15 @@
 """Styles of the figures: colours, panels, and deterministic SVG.
 
-A chart is a list of panels. An SVG file holds them side by side; a page holds each separately, so that on a phone they are
-stacked at a readable size. In a page, colours are CSS variables that follow the light or dark scheme; in a file they are fixed,
-on white.
+An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each separately, so that they are
+stacked at a readable size on a phone, in colours that are CSS variables and follow the light or dark scheme.
 """
 
 import io
 import math
 import re
+import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 # name: (light scheme, dark scheme). Series use the colour-blind-safe palette of Okabe and Ito.
 COLOURS = {
@@ -37,6 +40,7 @@ COLOURS = {
     "dpo-3": ("#e69f00", "#ffc54a"),
     "dpo-4": ("#8a3a5e", "#d487ab"),
 }
+MUTED = COLOURS["muted"][0]
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "D", "s", "^")
 # Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
@@ -44,6 +48,7 @@ PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
+TITLE = {"width": 56, "break_long_words": False, "break_on_hyphens": False}
 # An id that matplotlib generated.
 DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 SETTINGS = {
@@ -70,7 +75,6 @@ SETTINGS = {
     "hatch.linewidth": 0.8,
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
-    "hist.bins": 30,
 }
 
 
@@ -111,55 +115,58 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
     >>> [style.colour for style in model_styles(["base:a", "sft:a", "sft:b", "dpo:a"]).values()]
     ['base-1', 'sft-1', 'sft-2', 'dpo-1']
     """
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     styles = {}
     for label in labels:
         kind = label.partition(":")[0]
-        number = seen.get(kind, 0)
-        seen[kind] = number + 1
         colours = [name for name in COLOURS if name.startswith(f"{kind}-")]
-        turn = number // len(colours) % len(DASHES)
-        styles[label] = Style(colour=colours[number % len(colours)], dash=DASHES[turn], marker=MARKERS[turn])
+        turn, number = divmod(seen[kind], len(colours))
+        seen[kind] += 1
+        styles[label] = Style(colour=colours[number], dash=DASHES[turn % 4], marker=MARKERS[turn % 4])
     return styles
 
 
 def svg_file(chart: Chart) -> str:
     """A chart as a standalone SVG file, with its panels in two columns or one."""
-    tallest, lowest = (pick(panel.height for panel in chart.panels) for pick in (max, min))
+    panel_heights = [panel.height for panel in chart.panels]
     # A short panel beside a tall one would be stretched.
-    columns = 2 if len(chart.panels) > 1 and tallest < 1.8 * lowest else 1
-    rows = math.ceil(len(chart.panels) / columns)
-    heights = [max(p.height for p in chart.panels[r * columns : (r + 1) * columns]) for r in range(rows)]
+    columns = 2 if len(chart.panels) > 1 and max(panel_heights) < 1.8 * min(panel_heights) else 1
+    heights = [max(panel_heights[first : first + columns]) for first in range(0, len(panel_heights), columns)]
     width = PANEL_WIDTH * (2 if columns == 2 else 1.5)
-    key_columns = _key_columns(chart.key, width)
+    # As many columns of the legend as fit.
+    fit = int(width / (0.6 + 0.085 * max(map(len, chart.key), default=0)))
+    key_columns = max(1, min(KEY_COLUMNS, len(chart.key), fit))
     key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / key_columns) if chart.key else 0.0
     titles = 0.35
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
-        size = (width, sum(heights) + titles * rows + key_height)
+        size = (width, sum(heights) + titles * len(heights) + key_height)
         figure = Figure(figsize=size, layout="constrained")
         ratios = [height + titles for height in heights] + ([key_height] if chart.key else [])
         # Each panel is a subfigure, so that long labels of one don't shrink the others.
         subfigures = figure.subfigures(len(ratios), columns, squeeze=False, height_ratios=ratios, wspace=0.03)
         for panel, subfigure in zip(chart.panels, subfigures.flat):
-            subfigure.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
+            subfigure.suptitle(textwrap.fill(panel.title, **TITLE), x=0.015, ha="left", fontsize=9.5)
             panel.draw(subfigure.subplots())
         if chart.key:
-            figure.legend(handles=_handles(chart.key), loc="lower center", ncols=key_columns)
+            lines = [
+                Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
+                for label, style in chart.key.items()
+            ]
+            figure.legend(handles=lines, loc="lower center", ncols=key_columns)
         return _svg(figure)
 
 
 def svg_inline(chart: Chart, number: int) -> str:
     """One panel as SVG for a page: no title, colours as CSS variables, unique ids."""
-    panel = chart.panels[number]
-    with mpl.rc_context(SETTINGS | {"svg.hashsalt": f"{chart.name}-{number}", "figure.facecolor": "none"}):
+    panel, name = chart.panels[number], f"{chart.name}-{number}"
+    with mpl.rc_context(SETTINGS | {"svg.hashsalt": name, "figure.facecolor": "none"}):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
         panel.draw(figure.subplots())
         text = _svg(figure)
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    for name, (light, _) in COLOURS.items():
-        text = text.replace(light, f"var(--{name})")
-    prefix = f"{chart.name}-{number}-"
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", text)
+    for colour, (light, _) in COLOURS.items():
+        text = text.replace(light, f"var(--{colour})")
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', text, count=1)
 
@@ -173,15 +180,14 @@ def trace(
         return
     x, y = (np.array(column, dtype=float) for column in zip(*known))
     look = {"color": style.hex, "linestyle": dash or style.dash, "linewidth": 1.4}
-    if len(x) > MANY_POINTS:
-        look["linewidth"] = 1.0
-        buckets = np.array_split(np.arange(len(x)), BUCKETS)
-        middle = [float(np.median(x[bucket])) for bucket in buckets]
-        low, high = [[float(f(y[bucket])) for bucket in buckets] for f in (np.min, np.max)]
-        ax.fill_between(middle, low, high, color=style.hex, alpha=0.2, linewidth=0)
-        ax.plot(middle, [float(np.median(y[bucket])) for bucket in buckets], **look)
-    else:
+    if len(x) <= MANY_POINTS:
         ax.plot(x, y, marker=style.marker if len(x) <= 12 else None, markersize=3.5, **look)
+        return
+    buckets = np.array_split(np.arange(len(x)), BUCKETS)
+    middle, medians = ([float(np.median(one[bucket])) for bucket in buckets] for one in (x, y))
+    low, high = ([float(pick(y[bucket])) for bucket in buckets] for pick in (np.min, np.max))
+    ax.fill_between(middle, low, high, color=style.hex, alpha=0.2, linewidth=0)
+    ax.plot(middle, medians, **look | {"linewidth": 1.0})
 
 
 def message(text: str) -> Panel:
@@ -190,32 +196,37 @@ def message(text: str) -> Panel:
     def draw(ax: Axes) -> None:
         ax.set_axis_off()
         ax.text(
-            0.5, 0.5, _wrapped(text, 44), ha="center", va="center", transform=ax.transAxes, color=COLOURS["muted"][0]
+            0.5,
+            0.5,
+            textwrap.fill(text, **TITLE | {"width": 44}),
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+            color=MUTED,
         )
 
     return Panel(title="", draw=draw, height=1.4)
 
 
-def _wrapped(text: str, width: int = 56) -> str:
-    lines = [""]
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += f"{word} "
-    return "\n".join(line.rstrip() for line in lines)
+def line_at(ax: Axes, value: float | None, vertical: bool = False) -> None:
+    """Draw a dotted line at the value before anything is learned, if there is one."""
+    if value is not None:
+        (ax.axvline if vertical else ax.axhline)(value, color=MUTED, linewidth=0.8, linestyle=":")
 
 
-def _key_columns(key: dict[str, Style], width: float) -> int:
-    """The number of legend columns that fit a width in inches."""
-    longest = max(map(len, key), default=0)
-    return max(1, min(KEY_COLUMNS, len(key), int(width / (0.6 + 0.085 * longest))))
+def whole_numbers(ax: Axes, axis: str, ticks: int) -> None:
+    """Show integers with separators on one axis; vertical grid lines would only repeat the ticks."""
+    getattr(ax, f"{axis}axis").set_major_locator(MaxNLocator(ticks, integer=True))
+    getattr(ax, f"{axis}axis").set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.grid(False, axis="x")
 
 
-def _handles(key: dict[str, Style]) -> list[mpl.lines.Line2D]:
-    return [
-        mpl.lines.Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
-        for label, style in key.items()
-    ]
+def percentages(ax: Axes, axis: str) -> None:
+    getattr(ax, f"{axis}axis").set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _svg(figure: Figure) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from snaketune.report.data.results import Result, ResultSet
+from snaketune.publishing.results import Result
+from snaketune.report.data.results import ResultSet
 from snaketune.report.text import NOTHING, clean
 
 # Keys to list first: most sweeps vary them.
@@ -24,11 +25,10 @@ def differing(results: ResultSet, runs: list[Result]) -> dict[str, dict[str, str
         if len(set(made.values())) > 1:
             columns[name] = made
     differ = dict(leaves({run.label: run.spec for run in runs}))
-    keys = {key: differ[key] for key in (*FIRST, *differ) if key in differ}
-    ends = [dotted.rpartition(".")[2] for dotted in keys]
-    for dotted, values in keys.items():
+    ends = [dotted.rpartition(".")[2] for dotted in differ]
+    for dotted in sorted(differ, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
         end = dotted.rpartition(".")[2]
-        columns[end if ends.count(end) == 1 and end not in columns else dotted] = values
+        columns[end if ends.count(end) == 1 and end not in columns else dotted] = differ[dotted]
     return columns
 
 
@@ -74,10 +74,10 @@ def value_text(value: Any) -> str:
         case float():
             return f"{value:g}"
         case dict():
-            texts = {name: value_text(one) for name, one in value.items() if one is not None}
-            return ", ".join(f"{clean(name)} {text}" for name, text in texts.items()) or NOTHING
+            texts = (f"{clean(name)} {value_text(one)}" for name, one in value.items() if one is not None)
+            return ", ".join(texts) or NOTHING
         case list() | tuple():
-            return ", ".join(value_text(one) for one in value) or NOTHING
+            return ", ".join(map(value_text, value)) or NOTHING
     return clean(value)
 
 

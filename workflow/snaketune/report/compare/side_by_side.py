@@ -43,30 +43,30 @@ def prompt_corpora(evaluations: Mapping[str, list[ScoredModel]]) -> dict[str, li
     }
 
 
-def tables(evaluation: str, corpus: str, models: list[ScoredModel]) -> dict[str, Table]:
+def tables(evaluation: str, corpus: str, models: list[ScoredModel]) -> list[Table]:
     """Columns and rows of each of FILES, sorted by id."""
     labels = [scored.model for scored in models]
-    responses = {
-        scored.model: {row["id"]: row for row in scored.responses if row["corpus"] == corpus} for scored in models
-    }
-    rows = {id: row for answered in responses.values() for id, row in answered.items()}
     columns = [f"response_{number}" for number in range(1, len(labels) + 1)]
+    texts: dict[str, dict[str, str]] = {}
+    about: dict[str, dict[str, str]] = {}
+    for scored in models:
+        for row in scored.responses:
+            if row["corpus"] == corpus:
+                prompt = {"prompt": clean(row["prompt"]), "expected": clean(row["answer"] or "")}
+                about[row["id"]] = {"id": clean(row["id"])} | prompt
+                texts.setdefault(row["id"], dict.fromkeys(labels, ""))[scored.model] = clean(row["response"])
     open_rows, blind_rows, key_rows = [], [], []
-    for id in sorted(rows):
-        shown = {"id": clean(id), "prompt": clean(rows[id]["prompt"]), "expected": clean(rows[id]["answer"] or "")}
-        texts = {label: clean(responses[label][id]["response"]) if id in responses[label] else "" for label in labels}
-        shuffled = sorted(labels, key=lambda label: _shuffle_key(evaluation, corpus, id, label))
-        open_rows.append(shown | texts)
-        blind_rows.append(shown | {column: texts[label] for column, label in zip(columns, shuffled)})
-        key_rows.append({"id": clean(id)} | dict(zip(columns, shuffled)))
-    about = ["id", "prompt", "expected"]
-    return {
-        "side_by_side": ([*about, *labels, *TO_FILL_IN], open_rows),
-        "blind": ([*about, *columns, *TO_FILL_IN], blind_rows),
-        "key": (["id", *columns], key_rows),
-    }
-
-
-def _shuffle_key(*parts: str) -> bytes:
-    """A sort key that shuffles the models of a row. Lone surrogates are allowed."""
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
+    for id in sorted(about):
+        # Ids may hold lone surrogates.
+        names = {label: "\0".join((evaluation, corpus, id, label)).encode("utf-8", "surrogatepass") for label in labels}
+        digests = {label: hashlib.sha256(name).digest() for label, name in names.items()}
+        shuffled = sorted(labels, key=digests.get)
+        open_rows.append(about[id] | texts[id])
+        blind_rows.append(about[id] | {column: texts[id][label] for column, label in zip(columns, shuffled)})
+        key_rows.append({"id": about[id]["id"]} | dict(zip(columns, shuffled)))
+    head = ["id", "prompt", "expected"]
+    return [
+        ([*head, *labels, *TO_FILL_IN], open_rows),
+        ([*head, *columns, *TO_FILL_IN], blind_rows),
+        (["id", *columns], key_rows),
+    ]

@@ -4,7 +4,6 @@
 other scores higher. Runs without the score are last; ties are in the order of names.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 from snaketune.config.score_names import REWARDS
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.results import Result, at_path
 from snaketune.report.compare.differing_keys import differing, run_name
-from snaketune.report.compare.scores import Measure, measures
-from snaketune.report.data.results import Result, ResultSet, natural
+from snaketune.report.compare.measures import Measure, measures
+from snaketune.report.data.results import ResultSet, is_number, natural
 from snaketune.report.text import clean, words
 from snaketune.stages.table import STAGES
 
@@ -53,11 +53,9 @@ class Variants:
         columns: The measures.
         sort_by: As configured.
         sorted_by: The column of `sort_by`; None if it is a reward, and no run has rewards.
-        highest_first: The direction.
         best: Label of the run that `results/best` links to.
         tied: Labels of other runs with the same value.
-        stopped: By label, runs that were stopped early.
-        warnings: By label, warnings of the trainings.
+        stopped, warnings: By label, runs that were stopped early, and warnings of the trainings.
     """
 
     labels: list[str]
@@ -66,11 +64,14 @@ class Variants:
     columns: list[Measure]
     sort_by: str | None
     sorted_by: Measure | None
-    highest_first: bool
     best: str | None
     tied: list[str]
     stopped: dict[str, EarlyStop]
     warnings: dict[str, list[TrainingWarning]]
+
+    @property
+    def highest_first(self) -> bool:
+        return bool(self.sort_by and higher_is_better(self.sort_by))
 
 
 def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
@@ -85,12 +86,10 @@ def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
     labels = [run.label for run in runs]
     columns = [*_measured(results, labels, sort_by), *_trained(runs)]
     stopped = {run.label: stop for run in runs if (stop := stopped_early(run))}
-    sorted_by, best, tied, highest_first = None, None, [], bool(sort_by and higher_is_better(sort_by))
-    if sort_by and runs:
-        sorted_by = _sort_measure(results, labels, columns, sort_by)
+    best, tied = None, []
+    sorted_by = _sort_measure(results, labels, columns, sort_by) if sort_by and runs else None
     if sorted_by:
-        values = sorted_by.values
-        way = -1 if highest_first else 1
+        values, way = sorted_by.values, -1 if higher_is_better(sort_by) else 1
         labels.sort(key=lambda run: (values[run] is None, way * (values[run] or 0.0), natural(run)))
         known = [run for run in labels if values[run] is not None]
         # A run that was stopped early is the best only if all were.
@@ -106,7 +105,6 @@ def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
         columns=columns,
         sort_by=sort_by,
         sorted_by=sorted_by,
-        highest_first=highest_first,
         best=best,
         tied=tied,
         stopped=stopped,
@@ -138,14 +136,17 @@ def best_entry(variants: Variants) -> dict[str, Any]:
     if variants.best is None:
         return {}
     stage, _, name = variants.best.partition(":")
-    value = variants.sorted_by.values[variants.best]
-    facts = {"run": variants.best, "sort_by": variants.sorted_by.path, "value": value}
+    facts = {
+        "run": variants.best,
+        "sort_by": variants.sorted_by.path,
+        "value": variants.sorted_by.values[variants.best],
+    }
     return {"best": facts | {"payload": f"{stage}/{name}/{STAGES[stage].payload}"}}
 
 
 def csv_rows(variants: Variants) -> tuple[list[str], list[dict[str, Any]]]:
     """Columns and rows of variants.csv: a run per row, unrounded, in the order of the table."""
-    named = {_heading(column): column for column in variants.columns}
+    named = {f"{column.on}: {column.name}": column for column in variants.columns}
     rows = []
     for label in variants.labels:
         stopped = variants.stopped.get(label)
@@ -159,61 +160,30 @@ def csv_rows(variants: Variants) -> tuple[list[str], list[dict[str, Any]]]:
     return ["variant", "best", *variants.keys, *named, "warnings", "stopped at step", "because"], rows
 
 
-def at_path(scores: Any, path: str) -> Any:
-    """The value at a dotted path, or None. Names may contain dots themselves.
-
-    >>> at_path({"tasks": {"v1.5": {"acc": 0.5}}}, "tasks.v1.5.acc")
-    0.5
-    """
-    if not path:
-        return scores
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
-        if isinstance(scores, dict) and name in scores:
-            value = at_path(scores[name], ".".join(parts[end:]))
-            if value is not None:
-                return value
-    return None
-
-
 def _sort_measure(results: ResultSet, labels: list[str], columns: list[Measure], path: str) -> Measure | None:
     """The column of the score at `path`, from the first evaluation that has one for a run.
 
     Prints a warning and returns None if the score is a reward and no run has rewards: that may be known only now, and the rest
     of the report is still useful.
     """
-    values = {label: _score(results, label, path) for label in labels}
+    values: dict[str, float | None] = dict.fromkeys(labels)
+    for scored in reversed(results.scored):
+        if scored.model in values and is_number(value := at_path(scored.scores, path)):
+            values[scored.model] = value
     if all(value is None for value in values.values()):
-        if path.startswith("preferences.") and path.rpartition(".")[2] in REWARDS:
-            print(f"warning: {_no_number_at(results, path)}; the runs aren't sorted, and none is the best", flush=True)
-            return None
-        raise SnaketuneError(_no_number_at(results, path))
+        dpo = [scored.scores for scored in results.scored if scored.model.startswith("dpo:")]
+        known = sorted({name for scores in dpo for name in _paths(scores)})
+        missing = f"report.sort_by: no evaluated run of `dpo:` has a number at {path!r}{unknown(path, known)}"
+        if not path.startswith("preferences.") or path.rpartition(".")[2] not in REWARDS:
+            raise SnaketuneError(missing)
+        print(f"warning: {missing}; the runs aren't sorted, and none is the best", flush=True)
+        return None
     for column in columns:
         if column.path == path and column.values == values:
             return column
     *_, on, name = path.split(".")
     better = 1 if higher_is_better(path) else -1
-    return Measure(path=path, on=clean(on), name=words(name), unit="", better=better, values=values, sizes={})
-
-
-def _score(results: ResultSet, label: str, path: str) -> float | None:
-    for models in results.evaluations.values():
-        for scored in models:
-            value = at_path(scored.scores, path) if scored.model == label else None
-            if _is_number(value):
-                return value
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _no_number_at(results: ResultSet, path: str) -> str:
-    dpo = [scored for models in results.evaluations.values() for scored in models if scored.model.startswith("dpo:")]
-    known_paths = sorted({name for scored in dpo for name in _paths(scored.scores)})
-    return f"report.sort_by: no evaluated run of `dpo:` has a number at {path!r}{unknown(path, known_paths)}"
+    return Measure(path=path, on=clean(on), name=words(name), unit="", better=better, values=values)
 
 
 def _paths(scores: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -221,7 +191,7 @@ def _paths(scores: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in scores.items():
         if isinstance(value, dict):
             yield from _paths(value, f"{prefix}{name}.")
-        elif _is_number(value):
+        elif is_number(value):
             yield f"{prefix}{name}"
 
 
@@ -235,21 +205,14 @@ def _measured(results: ResultSet, labels: list[str], sort_by: str | None) -> Ite
 
 def _trained(runs: list[Result]) -> Iterator[Measure]:
     """KL to the reference, time and throughput of the runs."""
+    kl = {run.label: [entry["kl"] for entry in run.history if is_number(entry.get("kl"))] for run in runs}
     for name, unit, better, values in (
-        ("KL", "nats", 0, {run.label: _last(run, "kl") for run in runs}),
+        ("KL", "nats", 0, {label: logged[-1] if logged else None for label, logged in kl.items()}),
         ("time", "seconds", -1, {run.label: run.run.get("seconds") for run in runs}),
         ("tokens/s", "rate", 1, {run.label: run.run.get("tokens_per_second_median") for run in runs}),
     ):
         if any(value is not None for value in values.values()):
-            yield Measure(path="", on="training", name=name, unit=unit, better=better, values=values, sizes={})
-
-
-def _last(run: Result, key: str) -> float | None:
-    return next((entry[key] for entry in reversed(run.history) if _is_number(entry.get(key))), None)
-
-
-def _heading(column: Measure) -> str:
-    return f"{column.on}: {column.name}"
+            yield Measure(path="", on="training", name=name, unit=unit, better=better, values=values)
 
 
 def higher_is_better(path: str) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from snaketune.config.corpus_sources import PersonalData
-from snaketune.report.data.results import Result, ResultSet
-from snaketune.report.data.sums import count_error
-from snaketune.report.text import clean
+from snaketune.publishing.results import Result
+from snaketune.report.data.results import ResultSet
+from snaketune.report.text import NOTHING, clean, whole
 
 REPAIRED = "repaired_"
 PERSONAL_DATA = get_args(PersonalData)
@@ -45,11 +45,7 @@ class RowCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlow:
-    """Rows of one source, named by its files or its Hub dataset.
-
-    Attributes:
-        ignored: Columns and keys that weren't read, and the number of rows that have them.
-    """
+    """Rows of one source. `ignored` has the columns and keys that weren't read, and the number of rows that have them."""
 
     name: str
     layouts: dict[str, int]
@@ -67,8 +63,7 @@ class CorpusFlow:
     """Rows of one corpus.
 
     Attributes:
-        repairs: Rows changed, by repair.
-        cleaned: Rows changed, by cleaning step.
+        repairs, cleaned: Rows changed, by repair and by cleaning step.
         masked: Items of personal data replaced, by kind.
         near_duplicates, contamination: Results of these checks; None if they were off.
         characters: Rows by length, if the manifest has them.
@@ -99,6 +94,15 @@ class CorpusFlow:
                 parts = sum(getattr(source.rows, what) for source in self.sources)
                 errors += count_error("rows", getattr(rows, what), what, parts, "counted by source")
         return errors + [error for source in self.sources for error in source.count_errors]
+
+
+def count_error(unit: str, count: int, name: str, other_count: int, other_name: str) -> list[str]:
+    """A message if two counts differ, else an empty list.
+
+    >>> count_error("rows", 60, "kept by the corpus", 59, "tokenized")
+    ['60 rows kept by the corpus, but 59 tokenized']
+    """
+    return [] if count == other_count else [f"{whole(count)} {unit} {name}, but {whole(other_count)} {other_name}"]
 
 
 def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
@@ -139,12 +143,8 @@ def _corpus_flow(result: Result) -> CorpusFlow:
 
 
 def _rows(counts: dict[str, Any], quarantined: int, kept: int) -> RowCounts:
-    return RowCounts(
-        **{name: counts.get(name, 0) for name in ("read", "extra", "repeated", "joined")},
-        quarantined=quarantined,
-        dropped=_largest_first(counts["dropped"]),
-        kept=kept,
-    )
+    flows = {name: counts.get(name, 0) for name in ("read", "extra", "repeated", "joined")}
+    return RowCounts(**flows, quarantined=quarantined, dropped=_largest_first(counts["dropped"]), kept=kept)
 
 
 def _largest_first(counts: dict[str, int]) -> dict[str, int]:
@@ -154,7 +154,6 @@ def _largest_first(counts: dict[str, int]) -> dict[str, int]:
 
 def _origin(source: dict[str, Any]) -> str:
     if hub := source.get("hub"):
-        parts = [hub["path"], hub.get("name"), hub.get("split")]
-        return clean("/".join(part for part in parts if part))
-    files = source.get("files", [])
-    return clean(files[0] + (f" and {len(files) - 1:,} more files" if len(files) > 1 else "")) if files else "–"
+        return clean("/".join(part for part in (hub["path"], hub.get("name"), hub.get("split")) if part))
+    first, *more = source.get("files") or [NOTHING]
+    return clean(first + (f" and {len(more):,} more files" if more else ""))

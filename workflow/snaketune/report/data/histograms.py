@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
-from snaketune.report.data.results import Result
+from snaketune.publishing.results import Result
 from snaketune.tables import read_table
 
-BINS = 30
-SHARE_BINS = 25
+BINS, SHARE_BINS = 30, 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """`counts[i]` values lie between `edges[i]` and `edges[i + 1]`."""
+    """`counts[i]` values lie between `edges[i]` and `edges[i + 1]`; `low` and `high` are the smallest and the largest value."""
 
     edges: np.ndarray
     counts: np.ndarray
@@ -32,7 +31,7 @@ class Distribution:
     """Histograms of one pack.
 
     Attributes:
-        tokens: Document lengths of both splits; low and high are the shortest and the longest.
+        tokens: Document lengths of both splits.
         fill: Share of each train row that is tokens.
         supervised: Share of each train row's tokens that is supervised.
         p95: 95th percentile of the document lengths.
@@ -70,23 +69,18 @@ def read_distribution(result: Result) -> Distribution:
 
 def _length_histogram(documents: np.ndarray) -> Histogram:
     """A histogram from the number of documents of each length."""
-    total = int(documents.sum())
-    known = np.flatnonzero(documents)
-    low, high = (int(known[0]), int(known[-1])) if total else (0, 0)
+    total, longest = int(documents.sum()), len(documents) - 1
+    low, high = np.flatnonzero(documents)[[0, -1]].tolist() if total else (0, 0)
     # Extend the axis to the row length if the longest document is above half of it.
-    right = len(documents) - 1 if high > (len(documents) - 1) / 2 else high
-    edges = np.linspace(0, max(right, 1), BINS + 1)
+    edges = np.linspace(0, max(longest if high > longest / 2 else high, 1), BINS + 1)
     counts, _ = np.histogram(np.arange(len(documents)), edges, weights=documents)
-    return Histogram(
-        edges=edges, counts=counts.astype(np.int64), total=total, median=_quantile(documents, 0.5), low=low, high=high
-    )
+    median = _quantile(documents, 0.5)
+    return Histogram(edges=edges, counts=counts.astype(np.int64), total=total, median=median, low=low, high=high)
 
 
 def _share_histogram(shares: np.ndarray) -> Histogram:
     counts, edges = np.histogram(shares, SHARE_BINS, (0.0, 1.0))
-    low, median, high = (
-        (float(shares.min()), float(np.median(shares)), float(shares.max())) if len(shares) else (0.0, 0.0, 0.0)
-    )
+    low, median, high = np.quantile(shares, [0, 0.5, 1]).tolist() if len(shares) else (0.0, 0.0, 0.0)
     return Histogram(edges=edges, counts=counts, total=len(shares), median=median, low=low, high=high)
 
 

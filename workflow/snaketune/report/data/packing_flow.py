@@ -6,36 +6,16 @@
 All counts are from the manifest of the stage that counted them. Whether they add up is checked here, not assumed.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.packing.truncation import warning
-from snaketune.report.data.results import Result, ResultSet
-from snaketune.report.data.sums import count_error
+from snaketune.publishing.results import Result
+from snaketune.report.data.corpus_flow import count_error
+from snaketune.report.data.results import ResultSet
+from snaketune.report.data.tokenized import SPLITS, Tokenized, merge_parts
 
-SPLITS = ("train", "held_out")
-TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokenized:
-    """All parts of one tokenized corpus.
-
-    Attributes:
-        counts: Sums over the parts, by split.
-        paths: Number of parts by code path and reason, `("fast", "")` or `("reference", "the template ...")`.
-    """
-
-    name: str
-    kind: str
-    train_on: str
-    counts: dict[str, Counter[str]]
-    paths: dict[tuple[str, str], int]
-    parity_rows: int
-    rows_by_reference: int
-    parts: int
-    expected_parts: int
+UNITS = {"preference": "pairs", "unpaired": "completions"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +63,9 @@ class SplitFlow:
     def count_errors(self) -> list[str]:
         """Messages about counts that don't add up, within packing and between stages."""
         read = {"rows": self.read, "tokens": self.read_tokens}
-        errors = [
-            error
-            for what, n, who in self.upstream
-            for error in count_error(what, n, who, read[what], "read by packing")
-        ]
+        errors = []
+        for unit, count, stage in self.upstream:
+            errors += count_error(unit, count, stage, read[unit], "read by packing")
         errors += count_error("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
         removed = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
         incoming = self.read_tokens + self.mismatched
@@ -124,7 +102,7 @@ class PackFlow:
     @property
     def lengths(self) -> dict[int, int]:
         """Number of train rows by length; empty if there is only one length."""
-        return {int(length): n for length, n in sorted(self.metadata.get("rows_by_length", {}).items(), key=_by_length)}
+        return dict(sorted((int(length), n) for length, n in self.metadata.get("rows_by_length", {}).items()))
 
     @property
     def train(self) -> SplitFlow:
@@ -137,25 +115,15 @@ class PackFlow:
     @property
     def unit(self) -> str:
         """The word for its sequences."""
-        documents = self.tokenized is not None and self.tokenized.kind == "text"
-        return (
-            "documents"
-            if documents
-            else {"preference": "pairs", "unpaired": "completions"}.get(self.kind, "conversations")
-        )
+        is_text = self.tokenized is not None and self.tokenized.kind == "text"
+        return "documents" if is_text else UNITS.get(self.kind, "conversations")
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about sequences and tokens lost because they are longer than a row."""
+        about = self.unit, self.length, self.overflow
         messages = (
-            warning(
-                split.split,
-                self.unit,
-                self.length,
-                self.overflow,
-                split.lost_to_length,
-                {"rows": split.read, "tokens": split.read_tokens},
-            )
+            warning(split.split, *about, split.lost_to_length, {"rows": split.read, "tokens": split.read_tokens})
             for split in self.splits
             if split.lost_to_length
         )
@@ -197,11 +165,10 @@ def pack_flows(results: ResultSet) -> list[PackFlow]:
 
 def pack_flow(results: ResultSet, result: Result) -> PackFlow:
     """The counts of one pack."""
-    plan = _first(results, result, "plan")
+    plan = results.first(result, "plan")
     parts = results.made_from(plan, "tokens") if plan else []
-    corpus = _first(results, parts[0], "corpus") if parts else None
-    tokenizer = _first(results, parts[0], "tokenizer") if parts else None
-    tokens = tokenized(parts) if parts else None
+    corpus, tokenizer = (results.first(parts[0], role) if parts else None for role in ("corpus", "tokenizer"))
+    tokens = merge_parts("", parts) if parts else None
     shards = results.made_from(result, "shards")
     splits = [_split_flow(result, split, corpus, tokens) for split in SPLITS]
     planned = sum(split.documents if split.rows is None else split.rows for split in splits)
@@ -219,50 +186,17 @@ def pack_flow(results: ResultSet, result: Result) -> PackFlow:
     )
 
 
-def tokenized(parts: list[Result]) -> Tokenized:
-    """Merge the parts of one tokenized corpus."""
-    counts: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(TOKEN_COUNTS, 0)) for split in SPLITS}
-    for part in parts:
-        for split in SPLITS:
-            counts[split].update({name: part.counts[split][name] for name in TOKEN_COUNTS})
-    return Tokenized(
-        name=parts[0].name_without_part,
-        kind=parts[0].spec["kind"],
-        train_on=parts[0].manifest["train_on"],
-        counts=counts,
-        paths=dict(Counter((part.manifest["path"], part.manifest["why"]) for part in parts)),
-        parity_rows=sum(part.manifest["parity_rows"] for part in parts),
-        rows_by_reference=sum(part.manifest.get("rows_by_reference", 0) for part in parts),
-        parts=len(parts),
-        expected_parts=parts[0].spec["parts"],
-    )
-
-
-def tokenized_corpora(results: ResultSet) -> list[tuple[Tokenized, list[Result]]]:
-    """Every tokenized corpus with its parts."""
-    by_name: dict[str, list[Result]] = {}
-    for result in results.of("tokenize"):
-        by_name.setdefault(result.name_without_part, []).append(result)
-    return [(tokenized(parts), parts) for parts in by_name.values()]
-
-
 def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Tokenized | None) -> SplitFlow:
     counts = result.counts[split]
     metadata = result.manifest["packing_metadata" if split == "train" else "packing_metadata_held_out"]
     upstream = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
-    if tokens:
-        upstream += [(what, tokens.counts[split][what], "tokenized") for what in ("rows", "tokens")]
+    upstream += [(unit, tokens.counts[split][unit], "tokenized") for unit in ("rows", "tokens")] if tokens else []
+    same = ("read", "read_tokens", "kept", "tokens", "dropped", "dropped_tokens", "truncated")
     return SplitFlow(
         split=split,
-        read=counts["read"],
-        read_tokens=counts["read_tokens"],
-        kept=counts["kept"],
+        **{name: counts[name] for name in same},
         documents=counts["pieces"],
-        tokens=counts["tokens"],
         supervised=counts["supervised_tokens"],
-        dropped=counts["dropped"],
-        dropped_tokens=counts["dropped_tokens"],
-        truncated=counts["truncated"],
         split_up=counts["split"],
         mismatched=counts["mismatched_tokens"],
         shared={what: counts[f"shared_{what[:-1]}_tokens"] for what in ("prompts", "answers")},
@@ -280,7 +214,7 @@ def training_flows(results: ResultSet) -> list[TrainingFlow]:
 
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
     """The counts of one SFT or DPO run."""
-    pack, counts = _first(results, result, "pack"), result.counts
+    pack, counts = results.first(result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
     packed = pack and pack.manifest["packing_metadata"]["enabled"]
     per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
@@ -302,11 +236,3 @@ def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
         tokens=tokens,
         tokens_per_epoch=per_epoch,
     )
-
-
-def _first(results: ResultSet, result: Result, role: str) -> Result | None:
-    return next(iter(results.made_from(result, role)), None)
-
-
-def _by_length(entry: tuple[str, int]) -> int:
-    return int(entry[0])

@@ -8,32 +8,21 @@ Preference is by log-probability per token: by summed log-probability, any model
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from snaketune.publishing.results import Result
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.results import Result, ResultSet, ScoredModel
-from snaketune.report.judge.difference_intervals import wins
+from snaketune.report.data.results import ResultSet, ScoredModel
+from snaketune.report.judge.intervals import wins
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
-PROMPT_CHARACTERS, COMPLETION_CHARACTERS = 500, 600
-OUTCOMES = ("won", "lost", "right", "wrong")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceChange:
-    """The pairs of one source: their number, the preference accuracy per token before and after, and the mean rewards after."""
-
-    name: str
-    pairs: int
-    before: float
-    after: float
-    chosen: float
-    rejected: float
+# Limits of excerpts.
+CHARACTERS = {"prompt": 500, "chosen": 600, "rejected": 600}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,120 +67,110 @@ class PreferenceChange:
     def outcomes(self, per_token: bool) -> dict[str, int]:
         """Number of pairs that are `won` (chosen preferred after, not before), `lost`, and `right` or `wrong` both times."""
         before_P, after_P = (margins > 0 for margins in self.margins(per_token))
-        both = {"won": ~before_P & after_P, "lost": before_P & ~after_P, "right": before_P & after_P}
-        return {name: int(both.get(name, ~before_P & ~after_P).sum()) for name in OUTCOMES}
+        pairs = {"won": ~before_P & after_P, "lost": before_P & ~after_P}
+        pairs |= {"right": before_P & after_P, "wrong": ~before_P & ~after_P}
+        return {name: int(which_P.sum()) for name, which_P in pairs.items()}
 
     def flipped(self, won: bool, limit: int) -> list[int]:
         """Indices of the pairs that were won or lost, sorted by the change of their margin per token, largest first."""
         before_P, after_P = self.margins(per_token=True)
-        indices = np.flatnonzero((before_P > 0) != (after_P > 0))
-        indices = [int(index) for index in indices if (after_P[index] > 0) == won]
+        indices = np.flatnonzero(((before_P > 0) != (after_P > 0)) & ((after_P > 0) == won)).tolist()
         return sorted(indices, key=lambda index: (-abs(after_P[index] - before_P[index]), self.ids[index]))[:limit]
 
-    def by_source(self) -> list[SourceChange]:
-        """The change on the pairs of each source; empty with a single source."""
+    def by_source(self) -> list[dict[str, Any]]:
+        """Of each source: name, pairs, accuracy per token before and after, mean rewards after; empty with a single source."""
+        if len(self.sources) < 2:
+            return []
         (before_P, after_P), (_, reward_P2) = self.margins(per_token=True), self.rewards()
         return [
-            SourceChange(
-                name=name,
-                pairs=int(own_P.sum()),
-                before=float(wins(before_P[own_P]).mean()),
-                after=float(wins(after_P[own_P]).mean()),
-                **dict(zip(("chosen", "rejected"), reward_P2[own_P].mean(axis=0).tolist())),
-            )
+            {
+                "name": name,
+                "pairs": int(own_P.sum()),
+                "before": float(wins(before_P[own_P]).mean()),
+                "after": float(wins(after_P[own_P]).mean()),
+            }
+            | dict(zip(("chosen", "rejected"), reward_P2[own_P].mean(axis=0).tolist()))
             for name, own_P in self.sources.items()
-            if len(self.sources) > 1
         ]
 
-    @cached_property
-    def gains(self) -> tuple[float, float]:
+    @property
+    def gains(self) -> list[float]:
         """Mean log-probability gain (after less before) of chosen and of rejected, in nats."""
-        chosen, rejected = (self.after_P2 - self.before_P2).mean(axis=0)
-        return float(chosen), float(rejected)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flip:
-    """A flipped pair with its margins in nats per token. Texts are None if the corpus no longer has the pair."""
-
-    id: str
-    prompt: str | None
-    chosen: str | None
-    rejected: str | None
-    before: float
-    after: float
+        return (self.after_P2 - self.before_P2).mean(axis=0).tolist()
 
 
 def preference_changes(results: ResultSet) -> list[PreferenceChange]:
     """The changes of every DPO run that was scored on pairs, by evaluation and corpus."""
     runs = {run.label: run for run in results.of("dpo")}
-    return [
-        change
-        for evaluation, models in results.evaluations.items()
-        for scored in models
-        if scored.model in runs and scored.pairs is not None
-        for corpus in scored.pairs["corpus"].unique().to_pylist()
-        if (change := _change(results, corpus, runs[scored.model], scored, _before(results, scored, models)))
-    ]
+    changes = []
+    for models in results.evaluations.values():
+        pairs_of = {scored.model: scored.pairs for scored in models}
+        for scored in models:
+            if scored.model in runs and scored.pairs is not None:
+                initial = results.initial_models.get(scored.model)
+                for corpus in scored.pairs["corpus"].unique().to_pylist():
+                    changes.append(_change(results, corpus, runs[scored.model], scored, initial, pairs_of.get(initial)))
+    return [change for change in changes if change]
 
 
-def flips(results: ResultSet, change: PreferenceChange, won: bool, limit: int) -> list[Flip]:
-    """The `limit` pairs that were won or lost by the largest change, with their texts."""
+def flips(results: ResultSet, change: PreferenceChange, won: bool, limit: int) -> list[dict[str, Any]]:
+    """The `limit` pairs that were won or lost by the largest change: id, margins in nats per token before and after, texts.
+
+    Texts are None if the corpus no longer has the pair.
+    """
     indices = change.flipped(won, limit)
     texts = _texts(results, change.corpus, [change.ids[index] for index in indices])
     before_P, after_P = change.margins(per_token=True)
     return [
-        Flip(
-            id=change.ids[index],
-            before=float(before_P[index]),
-            after=float(after_P[index]),
-            **texts.get(change.ids[index], dict.fromkeys(("prompt", "chosen", "rejected"))),
-        )
+        {"id": change.ids[index], "before": float(before_P[index]), "after": float(after_P[index])}
+        | texts.get(change.ids[index], dict.fromkeys(CHARACTERS))
         for index in indices
     ]
 
 
-def _before(results: ResultSet, scored: ScoredModel, models: list[ScoredModel]) -> ScoredModel | None:
-    initial = results.initial_models.get(scored.model)
-    return next((one for one in models if one.model == initial and one.pairs is not None), None)
-
-
 def _change(
-    results: ResultSet, corpus: str, run: Result, scored: ScoredModel, before: ScoredModel | None
+    results: ResultSet,
+    corpus: str,
+    run: Result,
+    scored: ScoredModel,
+    initial: str | None,
+    initial_pairs: pa.Table | None,
 ) -> PreferenceChange | None:
-    after = _rows(scored.pairs, corpus)
-    logps = {name: _logps(after, name) for name in ("", "reference_")}
-    known = {pair: logp for pair, logp in logps["reference_"].items() if np.isfinite(logp).all()}
-    earlier = _logps(_rows(before.pairs, corpus), "") if before else {}
-    label = before.model if before and earlier else "reference"
-    earlier = earlier or known
-    ids = [pair for pair in logps[""] if pair in earlier]
+    rows = _of_corpus(scored.pairs, corpus)
+    own, counts = _by_id(rows, "_logp"), _by_id(rows, "_tokens")
+    known = {pair: logp for pair, logp in _by_id(rows, "_logp", "reference_").items() if np.isfinite(logp).all()}
+    earlier = {} if initial_pairs is None else _by_id(_of_corpus(initial_pairs, corpus), "_logp")
+    before, earlier = (initial, earlier) if earlier else ("reference", known)
+    ids = [pair for pair in own if pair in earlier]
     if not ids:
         return None
-    counts = dict(zip(after["id"].to_pylist(), _columns(after, "", "tokens").astype(np.int64)))
     # Without a comparable reference, gains are relative to the model before.
     referenced = all(pair in known for pair in ids)
-    reference = known if referenced else earlier
-    before_P2, after_P2, reference_P2, counts_P2 = (
-        np.array([values[pair] for pair in ids]) for values in (earlier, logps[""], reference, counts)
-    )
+    values = (earlier, own, counts, known if referenced else earlier)
+    before_P2, after_P2, counts_P2, reference_P2 = (np.array([by_id[pair] for pair in ids]) for by_id in values)
     return PreferenceChange(
         evaluation=scored.evaluation,
         corpus=corpus,
         run=run,
-        before=label,
+        before=before,
         ids=ids,
         before_P2=before_P2,
         after_P2=after_P2,
-        counts_P2=counts_P2,
+        counts_P2=counts_P2.astype(np.int64),
         reference_P2=reference_P2,
-        sources=_sources(results, corpus, after, ids),
+        sources=_sources(results, corpus, rows, ids),
         beta=run.spec.get("beta") if referenced else None,
     )
 
 
-def _rows(pairs: pa.Table, corpus: str) -> pa.Table:
+def _of_corpus(pairs: pa.Table, corpus: str) -> pa.Table:
     return pairs.filter(pc.equal(pairs["corpus"], corpus))
+
+
+def _by_id(rows: pa.Table, what: str, whose: str = "") -> dict[str, np.ndarray]:
+    """A column of chosen and of rejected by pair id: [2]; NaN if missing."""
+    sides = np.stack([rows[f"{whose}{side}{what}"].to_numpy() for side in ("chosen", "rejected")], axis=1)
+    return dict(zip(rows["id"].to_pylist(), sides))
 
 
 def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
@@ -200,42 +179,25 @@ def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) ->
         return {}
     source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
     source_P = np.array([source_of[pair] for pair in ids])
-    flow = next((flow for flow in corpus_flows(results) if flow.name == corpus), None)
-    names = {number: source.name for number, source in enumerate(flow.sources)} if flow else {}
-    return {
-        f"{number}: {names[number]}" if number in names else str(number): source_P == number
-        for number in np.unique(source_P).tolist()
-    }
-
-
-def _logps(rows: pa.Table, whose: str) -> dict[str, np.ndarray]:
-    """Log-probabilities by pair id, float64[2]; NaN if missing."""
-    return dict(zip(rows["id"].to_pylist(), _columns(rows, whose, "logp")))
-
-
-def _columns(rows: pa.Table, whose: str, what: str) -> np.ndarray:
-    return np.stack([rows[f"{whose}{side}_{what}"].to_numpy() for side in ("chosen", "rejected")], axis=1)
+    sources = next((flow.sources for flow in corpus_flows(results) if flow.name == corpus), [])
+    names = {number: f"{number}: {source.name}" for number, source in enumerate(sources)}
+    return {names.get(number, str(number)): source_P == number for number in np.unique(source_P).tolist()}
 
 
 def _texts(results: ResultSet, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:
     """Excerpts of the texts of some pairs, by id."""
-    result = next((result for result in results.of("corpus") if result.name == corpus), None)
+    result = results.by_key.get(f"corpus/{corpus}")
     if not ids or result is None or "held_out.arrow" not in result.manifest["payload"]:
         return {}
     rows = read_table(result.artifact.file("held_out.arrow"))
-    return {row["id"]: _excerpts(row) for row in rows.filter(pc.is_in(rows["id"], pa.array(ids))).to_pylist()}
-
-
-def _excerpts(row: dict) -> dict[str, str]:
     return {
-        "prompt": clip(_text(row["prompt"], omit_single_role=False), PROMPT_CHARACTERS),
-        "chosen": clip(_text(row["chosen"]), COMPLETION_CHARACTERS),
-        "rejected": clip(_text(row["rejected"]), COMPLETION_CHARACTERS),
+        row["id"]: {name: clip(_text(row[name], name == "prompt"), limit) for name, limit in CHARACTERS.items()}
+        for row in rows.filter(pc.is_in(rows["id"], pa.array(ids))).to_pylist()
     }
 
 
-def _text(turns: list[dict], omit_single_role: bool = True) -> str:
-    """Turns as text with their roles; a single turn without its role."""
-    if omit_single_role and len(turns) == 1:
+def _text(turns: list[dict], roles: bool) -> str:
+    """Turns as text with their roles; a single turn without its role unless `roles`."""
+    if not roles and len(turns) == 1:
         return turns[0]["content"]
     return "\n".join(f"[{turn['role']}] {turn['content']}" for turn in turns)

@@ -1,6 +1,7 @@
-"""All results of a report: their names, inputs, manifests, run.json files and scores."""
+"""All results of a report: manifests, run.json files, and the scores and responses of every evaluated model."""
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,64 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import Artifact, read_artifact
-from snaketune.errors import SnaketuneError
+from snaketune.publishing.results import Result, Results, read_json
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
 
 MODEL_KINDS = ("base", "sft", "dpo")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One finished job.
-
-    Attributes:
-        name: Its folder below `results/<stage>/`, which has two levels for evaluations and for results made in parts.
-        made_from: By role, the jobs of its inputs, as `stage/name`.
-        config_key: The config key that defines it, if it isn't its own name: that of its grid.
-        run: Content of run.json; may be empty.
-    """
-
-    stage: str
-    name: str
-    made_from: dict[str, tuple[str, ...]]
-    artifact: Artifact
-    run: dict[str, Any]
-    config_key: str = ""
-
-    @property
-    def key(self) -> str:
-        """The config key that defines it: `dpo.demo`, `eval.demo`; `dpo.sweep` for all variants of a grid."""
-        return self.config_key or f"{self.stage}.{self.name.partition('/')[0]}"
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        return self.artifact.manifest
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        return self.manifest["counts"]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        return self.manifest["spec"]
-
-    @property
-    def name_without_part(self) -> str:
-        """The name without the number of the part: `demo` for `demo/1-of-3`."""
-        return self.name.partition("/")[0] if "{part}" in STAGES[self.stage].job_name else self.name
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The log of a training, a dict per logged step."""
-        return self.run.get("history") or []
-
-    @property
-    def label(self) -> str:
-        """The name that evaluations use for a trained model, `sft:demo`; the plain name for other jobs."""
-        return f"{self.stage}:{self.name}" if self.stage in MODEL_KINDS else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +40,7 @@ class ScoredModel:
     @cached_property
     def pairs(self) -> pa.Table | None:
         """Log-probabilities of the held-out pairs (columns: `evaluation.pair_logps.PAIRS`); None for older results."""
-        known = "pairs.arrow" in self.result.manifest["payload"]
-        return read_table(self.result.artifact.file("pairs.arrow")) if known else None
+        return self._table("pairs.arrow")
 
     @cached_property
     def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
@@ -100,56 +48,42 @@ class ScoredModel:
 
         Empty for older results.
         """
-        if "losses.arrow" not in self.result.manifest["payload"]:
+        manifest, table = self.result.manifest, self._table("losses.arrow")
+        if table is None:
             return {}
-        packs = dict(
-            zip(self.result.manifest["spec"]["conversations"], self.result.manifest["inputs"].get("packs", ()))
-        )
+        packs = dict(zip(manifest["spec"]["conversations"], manifest["inputs"].get("packs", ())))
         losses: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
-        for row in read_table(self.result.artifact.file("losses.arrow")).to_pylist():
-            key = packs.get(row["corpus"], ""), row["document"]
-            losses.setdefault(row["corpus"], {})[key] = row["loss_nats"], row["tokens"]
+        for row in table.to_pylist():
+            document = packs.get(row["corpus"], ""), row["document"]
+            losses.setdefault(row["corpus"], {})[document] = row["loss_nats"], row["tokens"]
         return losses
 
+    def _table(self, name: str) -> pa.Table | None:
+        return read_table(self.result.artifact.file(name)) if name in self.result.manifest["payload"] else None
 
-class ResultSet:
-    """All results, in an order that doesn't depend on the order of the arguments."""
+
+class ResultSet(Results):
+    """All results of a report, in an order that doesn't depend on the order of the arguments."""
 
     def __init__(self, jobs: tuple[ReportedJob, ...], manifests: list[Path], runs: list[Path]):
-        """Read all manifests and run.json files.
-
-        Args:
-            jobs: Names and inputs of the results, in the order of their manifests.
-        Raises SnaketuneError if a manifest or a run.json can't be read.
-        """
-        run_of = {path.parent: _read_json(path) for path in runs}
-        if len(jobs) != len(manifests):
-            raise SnaketuneError(f"the spec names {len(jobs)} jobs, but there are {len(manifests)} manifests")
-        unsorted = [_result(job, path, run_of.get(path.parent, {})) for job, path in zip(jobs, manifests)]
-        self.all = sorted(unsorted, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
-        self._by_key = {f"{result.stage}/{result.name}": result for result in self.all}
-
-    @property
-    def stages(self) -> set[str]:
-        return {result.stage for result in self.all}
-
-    def of(self, *stages: str) -> list[Result]:
-        return [result for result in self.all if result.stage in stages]
-
-    def made_from(self, result: Result, role: str) -> list[Result]:
-        """The inputs of `result` in a role, as far as they are in the report."""
-        return [self._by_key[key] for key in result.made_from.get(role, ()) if key in self._by_key]
+        super().__init__(jobs, manifests, runs)
+        order = list(STAGES)
+        self.all = sorted(self.by_key.values(), key=lambda one: (order.index(one.stage), natural(one.name)))
+        self.by_key = {f"{result.stage}/{result.name}": result for result in self.all}
+        self.stages = {result.stage for result in self.all}
 
     @cached_property
     def evaluations(self) -> dict[str, list[ScoredModel]]:
         """The models of each evaluation, from base to DPO, by its name."""
-        by_evaluation: dict[str, list[ScoredModel]] = {}
-        for result in self.of("eval"):
-            scored = scored_of(result)
-            by_evaluation.setdefault(scored.evaluation, []).append(scored)
-        return {
-            name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in by_evaluation.items()
-        }
+        by_name: dict[str, list[ScoredModel]] = {}
+        for scored in map(scored_of, self.of("eval")):
+            by_name.setdefault(scored.evaluation, []).append(scored)
+        return {name: sorted(models, key=lambda one: model_order(one.model)) for name, models in by_name.items()}
+
+    @property
+    def scored(self) -> list[ScoredModel]:
+        """The models of all evaluations."""
+        return [scored for models in self.evaluations.values() for scored in models]
 
     @cached_property
     def initial_models(self) -> dict[str, str]:
@@ -159,8 +93,25 @@ class ResultSet:
     @property
     def models(self) -> list[str]:
         """Labels of all models, from base to DPO."""
-        evaluated = (scored.model for models in self.evaluations.values() for scored in models)
-        return sorted({*evaluated, *(result.label for result in self.of("sft", "dpo"))}, key=model_order)
+        trained = {result.label for result in self.of("sft", "dpo")}
+        return sorted({one.model for one in self.scored} | trained, key=model_order)
+
+
+def scored_of(result: Result) -> ScoredModel:
+    """Read the scores and responses of an evaluation. Raises SnaketuneError if they can't be read."""
+    scores = read_json(result.artifact.file("scores.json"))
+    lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
+    return ScoredModel(result=result, scores=scores, responses=[json.loads(line) for line in lines if line])
+
+
+def by_whole(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
+    """The parts of each result, by its stage and its name without the number of the part (`demo` for `demo/1-of-3`)."""
+    parts: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        in_parts = "{part}" in STAGES[result.stage].job_name
+        name = result.name.partition("/")[0] if in_parts else result.name
+        parts.setdefault((result.stage, name), []).append(result)
+    return parts
 
 
 def natural(name: str) -> list[tuple[int, Any]]:
@@ -179,30 +130,16 @@ def unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
-    artifact = read_artifact(path, STAGES[job.stage].payload)
-    # The manifest doesn't hold the name of its job; its folder does.
-    if path.parent.parts[-len(job.name.split("/")) - 1 :] != (job.stage, *job.name.split("/")):
-        raise SnaketuneError(
-            f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
-        )
-    return Result(
-        stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run, config_key=job.config_key
-    )
+def is_number(value: Any) -> bool:
+    """Return True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def scored_of(result: Result) -> ScoredModel:
-    """Read the scores and responses of an evaluation. Raises SnaketuneError if they can't be read."""
-    lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
-    return ScoredModel(
-        result=result,
-        scores=_read_json(result.artifact.file("scores.json")),
-        responses=[json.loads(line) for line in lines if line],
-    )
+def logged_numbers(run: Result, key: str) -> list[float]:
+    """All logged values of a key that are finite numbers."""
+    return [float(entry[key]) for entry in run.history if isinstance(entry, dict) and is_number(entry.get(key))]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SnaketuneError(f"{path} can't be read: {error}") from None
+def is_gpu(run: dict[str, Any]) -> bool:
+    """Return True if a run.json names a GPU as device."""
+    return str(run.get("device") or "").partition(":")[0] not in ("", "cpu", "mps")

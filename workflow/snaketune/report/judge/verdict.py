@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from snaketune.report.compare.scores import FORMATS, Measure, measures
+from snaketune.report.compare.measures import FORMATS, Measure, measures
 from snaketune.report.data.results import ResultSet, ScoredModel
-from snaketune.report.judge.difference_intervals import Interval, paired, paired_per_token, separate, wins
+from snaketune.report.judge.intervals import Interval, paired, paired_per_token, separate, wins
 
 BETTER, WORSE, INCONCLUSIVE, NO_INTERVAL = "better", "worse", "inconclusive", "no interval"
 POINTS = " points"
@@ -63,10 +63,8 @@ class Difference:
 
     @property
     def interval_text(self) -> str:
-        if self.interval is None:
-            return ""
-        low, high = (signed(bound, self.measure.unit).removesuffix(POINTS) for bound in self.interval)
-        return f"{low} to {high}"
+        bounds = (signed(bound, self.measure.unit).removesuffix(POINTS) for bound in self.interval or ())
+        return " to ".join(bounds)
 
     @property
     def positions(self) -> tuple[float, float, float]:
@@ -77,10 +75,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A model compared with one that it was trained from.
+    """A model compared with one that it was trained from (`against`).
 
     Attributes:
-        model, against: Labels.
         key: The config key that defines the model, if it was trained here.
     """
 
@@ -101,40 +98,34 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
-        return sentence(
-            self.model,
-            self.against,
-            *(len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE)),
-            self.of(NO_INTERVAL),
-        )
+        counts = (len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE))
+        if self.differences and len(self.of(NO_INTERVAL)) < len(self.differences):
+            return sentence(self.model, self.against, *counts)
+        moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in self.differences)
+        pair = f"{self.model} against {self.against}"
+        return f"{pair}: {moved or 'no common measure'}; without intervals, significance is unknown."
 
 
-def sentence(
-    model: str, against: str, better: int, worse: int, inconclusive: int, without_interval: list[Difference]
-) -> str:
-    """The verdict from the numbers of measures that are better, worse and inconclusive, and those without interval.
+def sentence(model: str, against: str, better: int, worse: int, inconclusive: int) -> str:
+    """The verdict from the numbers of measures that are better, worse and inconclusive.
 
-    >>> sentence("dpo:a", "base:a", 3, 0, 1, [])
+    >>> sentence("dpo:a", "base:a", 3, 0, 1)
     'dpo:a is better than base:a on 3 of 4 measures; 1 is inconclusive.'
-    >>> sentence("dpo:a", "base:a", 2, 1, 0, [])
+    >>> sentence("dpo:a", "base:a", 2, 1, 0)
     'dpo:a is better than base:a on 2 of 3 measures and worse on 1.'
-    >>> sentence("dpo:a", "base:a", 0, 2, 0, [])
+    >>> sentence("dpo:a", "base:a", 0, 2, 0)
     'dpo:a is worse than base:a on both measures.'
-    >>> sentence("dpo:a", "base:a", 0, 0, 2, [])
+    >>> sentence("dpo:a", "base:a", 0, 0, 2)
     'No significant difference between dpo:a and base:a: both measures are inconclusive.'
     """
     number = better + worse + inconclusive
-    if not number:
-        moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in without_interval)
-        return f"{model} against {against}: {moved or 'no common measure'}; without intervals, significance is unknown."
     every = {1: "the only measure", 2: "both measures"}.get(number, f"all {number} measures")
     if not better and not worse:
         are = "are" if number > 1 else "is"
         return f"No significant difference between {model} and {against}: {every} {are} inconclusive."
     first, second = ("better", "worse") if better >= worse else ("worse", "better")
     more, less = max(better, worse), min(better, worse)
-    on = every if more == number else f"{more} of {number} measures"
-    text = f"{model} is {first} than {against} on {on}"
+    text = f"{model} is {first} than {against} on {every if more == number else f'{more} of {number} measures'}"
     text += f" and {second} on {less}" if less else ""
     return text + (f"; {inconclusive} {'are' if inconclusive > 1 else 'is'} inconclusive." if inconclusive else ".")
 
@@ -145,31 +136,25 @@ def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
     Args:
         lineage: Labels, the base first.
     """
-    against = list(dict.fromkeys((lineage[0], lineage[-2]))) if len(lineage) > 1 else []
-    key = next((run.key for run in results.of("sft", "dpo") if lineage and run.label == lineage[-1]), "")
-    return [
-        Verdict(model=lineage[-1], against=one, key=key, differences=_all_differences(results, one, lineage[-1]))
-        for one in against
-    ]
-
-
-def _all_differences(results: ResultSet, before: str, after: str) -> list[Difference]:
-    both = {
-        evaluation: (by_label[before], by_label[after])
-        for evaluation, models in results.evaluations.items()
-        if {before, after} <= (by_label := {scored.model: scored for scored in models}).keys()
-    }
-    return [
-        one
-        for evaluation, pair in both.items()
-        for one in differences(*pair, f" ({evaluation})" if len(both) > 1 else "")
-    ]
+    if len(lineage) < 2:
+        return []
+    model = lineage[-1]
+    key = next((run.key for run in results.of("sft", "dpo") if run.label == model), "")
+    verdicts = []
+    for against in dict.fromkeys((lineage[0], lineage[-2])):
+        scored = [{one.model: one for one in models} for models in results.evaluations.values()]
+        both = [(models[against], models[model]) for models in scored if against in models and model in models]
+        # With several evaluations, measures are named with theirs.
+        where = " ({})" if len(both) > 1 else ""
+        found = [one for pair in both for one in differences(*pair, where.format(pair[0].evaluation))]
+        verdicts.append(Verdict(model=model, against=against, key=key, differences=found))
+    return verdicts
 
 
 def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> list[Difference]:
     """Differences in every measure with a direction. `where` is a suffix for the names of corpora and tasks."""
     rows = [row_outcomes(scored) for scored in (before, after)]
-    all_differences = []
+    found = []
     for measure in measures([before, after], where):
         values = [measure.values[scored.model] for scored in (before, after)]
         if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in EXCLUDED:
@@ -187,17 +172,9 @@ def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> lis
             values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
         elif measure.unit == "share" and all(sizes := [measure.sizes[one.model] for one in (before, after)]):
             interval = separate(values[0], sizes[0], values[1], sizes[1])
-        all_differences.append(
-            Difference(
-                measure=measure,
-                evaluation=after.evaluation,
-                before=values[0],
-                after=values[1],
-                rows=len(both),
-                interval=interval,
-            )
-        )
-    return all_differences
+        about = {"measure": measure, "evaluation": after.evaluation, "rows": len(both), "interval": interval}
+        found.append(Difference(before=values[0], after=values[1], **about))
+    return found
 
 
 def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
@@ -208,24 +185,26 @@ def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
     correct: dict[str, dict[str, float]] = {}
     for row in scored.responses:
         if row["correct"] is not None:
-            correct.setdefault(f"conversations.{row['corpus']}.exact_match.share", {})[row["id"]] = float(
-                row["correct"]
-            )
-    if scored.pairs is None:
+            path = f"conversations.{row['corpus']}.exact_match.share"
+            correct.setdefault(path, {})[row["id"]] = float(row["correct"])
+    if (pairs := scored.pairs) is None:
         return correct
-    chosen_P, rejected_P, *references = (
-        scored.pairs[f"{side}_logp"].to_numpy().astype(float)
+    chosen_P, rejected_P, reference_chosen_P, reference_rejected_P = (
+        pairs[f"{side}_logp"].to_numpy().astype(float)
         for side in ("chosen", "rejected", "reference_chosen", "reference_rejected")
     )
-    counts = (np.maximum(scored.pairs[f"{side}_tokens"].to_numpy(), 1) for side in ("chosen", "rejected"))
-    per_token_P = np.subtract(*(logp_P / count_P for logp_P, count_P in zip((chosen_P, rejected_P), counts)))
-    # NaN for pairs that the reference doesn't have.
-    reward_margin_P = (chosen_P - references[0]) - (rejected_P - references[1])
-    names = [scored.pairs[name].to_pylist() for name in ("corpus", "id")]
-    for corpus, pair, logp_win, reward_win in zip(*names, wins(per_token_P).tolist(), wins(reward_margin_P).tolist()):
-        correct.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = logp_win
-        if math.isfinite(reward_win):
-            correct.setdefault(f"preferences.{corpus}.reward_accuracy", {})[pair] = reward_win
+    chosen_tokens_P, rejected_tokens_P = (
+        np.maximum(pairs[f"{side}_tokens"].to_numpy(), 1) for side in ("chosen", "rejected")
+    )
+    won = {
+        "logp_accuracy_per_token": wins(chosen_P / chosen_tokens_P - rejected_P / rejected_tokens_P),
+        # NaN for pairs that the reference doesn't have.
+        "reward_accuracy": wins((chosen_P - reference_chosen_P) - (rejected_P - reference_rejected_P)),
+    }
+    for name, win_P in won.items():
+        for corpus, pair, win in zip(pairs["corpus"].to_pylist(), pairs["id"].to_pylist(), win_P.tolist()):
+            if math.isfinite(win):
+                correct.setdefault(f"preferences.{corpus}.{name}", {})[pair] = win
     return correct
 
 

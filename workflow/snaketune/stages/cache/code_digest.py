@@ -45,8 +45,8 @@ def code_digest(entry: str) -> str:
 
 
 def templates(entry: str) -> list[Path]:
-    """Return the templates in the package of a stage, which are read while it runs."""
-    return sorted((PACKAGE_FOLDER / _package(entry)).glob("templates/*.jinja"))
+    """Return the templates beside the module of a stage, which are read while it runs."""
+    return sorted(PACKAGE_FOLDER.joinpath(*entry.split(".")[1:-1]).glob("templates/*.jinja"))
 
 
 def check_code(entry: str, expected: str, stage: str) -> None:

@@ -8,6 +8,7 @@ the content of each external file, and whether the payload is complete (by size;
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from snaketune.artifacts.manifest import content_digest, is_damaged, with_curren
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
-from snaketune.stages.compared_results import compared_files
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
@@ -172,8 +172,8 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
         return made | {role: list(files) for role, files in job.files.items()}
     jobs = list(made_from(job))
     files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
-    if job.stage == "report":
-        files |= compared_files(job.spec.compare)
+    if stage.further_files:
+        files |= import_module(stage.further_files).further_files(job.spec)
     return {role: files[role] for role in stage.files}
 
 

@@ -14,11 +14,7 @@ Document = TypeVar("Document")
 
 
 def wins(margin_P: np.ndarray) -> np.ndarray:
-    """float[P]: 1 for a margin above zero, 0 below, and 0.5 for a tie.
-
-    >>> wins(np.array([0.5, 0.0, -2.0])).tolist()
-    [1.0, 0.5, 0.0]
-    """
+    """float[P]: 1 for a margin above zero, 0 below, and 0.5 for a tie."""
     return (1 + np.sign(margin_P)) / 2
 
 
@@ -53,12 +49,10 @@ def paired_per_token(
     ([0.77, 2.73], None)
     """
     both = sorted(before.keys() & after.keys())
-    if any(before[document][1] != after[document][1] for document in both):
+    tokens = [after[document][1] for document in both]
+    if not both or tokens != [before[document][1] for document in both]:
         return None
-    moved = [after[document][0] - before[document][0] for document in both]
-    if not moved:
-        return None
-    mean, half = per_token(moved, [after[document][1] for document in both])
+    mean, half = per_token([after[document][0] - before[document][0] for document in both], tokens)
     return None if half is None else (mean - half, mean + half)
 
 
@@ -70,9 +64,6 @@ def separate(before: float, before_size: int, after: float, after_size: int) -> 
     """
     if not before_size or not after_size:
         return -1.0, 1.0
-    difference = after - before
     (low_0, high_0), (low_1, high_1) = wilson(before, before_size), wilson(after, after_size)
-    return (
-        difference - math.hypot(after - low_1, high_0 - before),
-        difference + math.hypot(high_1 - after, before - low_0),
-    )
+    low, high = math.hypot(after - low_1, high_0 - before), math.hypot(high_1 - after, before - low_0)
+    return after - before - low, after - before + high

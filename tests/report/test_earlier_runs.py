@@ -8,10 +8,10 @@ from invented_results import Results
 from invented_sweeps import sft_and_pairs
 
 from snaketune.errors import SnaketuneError
-from snaketune.report.compare.other_results import ComparedRuns
+from snaketune.report.compare.earlier_results import compared_files
+from snaketune.report.compare.earlier_runs import EarlierRuns
 from snaketune.report.data.results import ResultSet
 from snaketune.report.pages import pages_for
-from snaketune.stages.compared_results import compared_files
 
 BEFORE = "../before/results/dpo/demo"
 HOSTILE = "<script>alert(1)</script>\x1b"
@@ -127,7 +127,7 @@ def test_with_different_held_out_rows_only_common_rows_are_compared(earlier, cur
         inputs = json.loads(path.read_text())["inputs"]
         edit(path, inputs=inputs | {"packs": ["the same" if same_packs else "others"]})
         files = {role: [Path(path) for path in paths] for role, paths in compared_files([BEFORE]).items()}
-        compared = ComparedRuns(ResultSet(current.named(), **current.files()), [BEFORE], *files.values())
+        compared = EarlierRuns(ResultSet(current.named(), **current.files()), [BEFORE], *files.values())
         rows = {one.measure.name: one.rows for one in compared.comparisons[0].scores.get(f"dpo:{BEFORE}", [])}
         assert rows["exact match"] == 12
         assert ("held-out loss" in rows) == (evaluated is current)
@@ -257,4 +257,11 @@ def test_text_of_compared_runs_is_escaped(earlier, current):
 def test_a_run_json_of_another_shape_is_refused(earlier, current, entries):
     edit(earlier.folder / "results/dpo/demo/run.json", **entries)
     with pytest.raises(SnaketuneError, match=r"report\.compare: .*run\.json isn't in the form that a training writes"):
+        compare(current, BEFORE)
+
+
+@pytest.mark.parametrize("stopped", [3, {"step": "x", "reason": "y"}])
+def test_an_early_stop_of_another_shape_is_refused(earlier, current, stopped):
+    edit(earlier.folder / "results/dpo/demo/manifest.json", stopped=stopped)
+    with pytest.raises(SnaketuneError, match=r"report\.compare: .* isn't in the form that a stage writes"):
         compare(current, BEFORE)

@@ -35,27 +35,9 @@ def build(spec: CardSpec, work: WorkFolder, *, manifests: list[Path]) -> Outcome
     Raises:
         SnaketuneError: If a manifest or the scores of an evaluation can't be read.
     """
-    from snaketune.publishing import card_sections
-    from snaketune.publishing.card_metadata import metadata
-    from snaketune.publishing.card_results import CardResults
-    from snaketune.publishing.card_scores import scores_of
-    from snaketune.publishing.markdown import text
-    from snaketune.publishing.usage_snippet import usage
+    from snaketune.publishing.cards.card_results import CardResults
+    from snaketune.publishing.cards.card_text import card_text
 
     results = CardResults(spec, manifests)
-    scores = scores_of(results)
-    parts = {
-        "Training data": card_sections.data(results),
-        "Training": card_sections.training(results),
-        "Evaluation": card_sections.scores(scores),
-        "Usage": usage(results),
-        "Files": card_sections.files(results),
-    }
-    card = [
-        f"---\n{metadata(results, scores)}\n---",
-        f"# {text(results.model.job.name)}",
-        card_sections.summary(results),
-    ]
-    card += [f"## {title}\n\n{part}" for title, part in parts.items()]
-    (work.payload / CARD).write_text("\n\n".join(card) + "\n", encoding="utf-8", newline="\n")
-    return Outcome(counts={"scores": len(scores)})
+    (work.payload / CARD).write_text(card_text(results), encoding="utf-8", newline="\n")
+    return Outcome(counts={"scores": len(results.scores)})

@@ -9,79 +9,73 @@ names are.
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WORK_ROOT
+from snaketune.stages.specs import ReportSpec
 from snaketune.stages.table import STAGES
 
 KEY = "report.compare"
 COMPARED = ("sft", "dpo")
 MIN_PREFIX_DIGITS = 8
 FINGERPRINT = re.compile(r"[0-9a-f]{1,32}")
+UNREADABLE = OSError, ValueError, LookupError, TypeError
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedResult:
-    """One entry of `report.compare`: the entry, the manifest of its result, and the manifests of evaluations of its model."""
-
-    entry: str
-    manifest: Path
-    evaluations: tuple[Path, ...]
-
-
-def find_compared_results(entries: Iterable[str], work_root: Path = WORK_ROOT) -> list[ComparedResult]:
-    """Return the results that the entries name, in their order.
-
-    Raises:
-        SnaketuneError: an entry names no result of a training, or more than one.
-    """
-    return [_compared(entry, work_root) for entry in entries]
+def further_files(spec: ReportSpec) -> dict[str, list[str]]:
+    """The files of other results that the report reads, by role."""
+    return compared_files(spec.compare)
 
 
 def compared_files(entries: Iterable[str], work_root: Path = WORK_ROOT) -> dict[str, list[str]]:
-    """Return the files that the report reads of these results, by role, as absolute paths, which match no rule's outputs."""
-    results = find_compared_results(entries, work_root)
-    runs = [one.manifest.with_name("run.json") for one in results]
-    evaluations = dict.fromkeys(path for one in results for path in one.evaluations)
-    return {
-        "compared": [_absolute(one.manifest) for one in results],
-        "compared_runs": [_absolute(path) for path in runs if path.is_file()],
-        "compared_evals": [_absolute(path) for path in evaluations],
-    }
+    """The files that the report reads of these results, by role, as absolute paths, which match no rule's outputs.
+
+    Raises:
+        SnaketuneError: An entry names no result of a training, or more than one.
+    """
+    manifests, evaluations = [], []
+    for entry in entries:
+        check_plain(KEY, entry)
+        folder = _folder(entry, work_root)
+        try:
+            content = result_of(folder / "manifest.json", COMPARED).content
+        except SnaketuneError as error:
+            raise SnaketuneError(f"{KEY}: {entry!r}: {error}") from None
+        manifests.append(folder / "manifest.json")
+        by_fingerprint = dict(_evaluations(_results_of(folder), content))
+        evaluations += [path for _, path in sorted(by_fingerprint.items())]
+    runs = [manifest.with_name("run.json") for manifest in manifests]
+    files = {"compared": manifests, "compared_runs": [path for path in runs if path.is_file()]}
+    files |= {"compared_evals": dict.fromkeys(evaluations)}
+    return {role: [str(path.absolute()) for path in paths] for role, paths in files.items()}
 
 
 def result_of(manifest: Path, stages: Iterable[str]) -> Artifact:
     """Read a result, published or in a work folder, in this repository or another one.
 
     Raises:
-        SnaketuneError: its manifest can't be read or is of another stage, or one of its files is a link out of its folder.
+        SnaketuneError: Its manifest can't be read or is of another stage, or one of its files is a link out of its folder.
     """
     try:
-        manifest_content = json.loads(manifest.read_text(encoding="utf-8"))
-        stage = manifest_content["stage"]
-        shaped = all(isinstance(manifest_content[key], dict) for key in ("spec", "inputs", "counts", "versions"))
-        shaped = shaped and all(isinstance(digests, list) for digests in manifest_content["inputs"].values())
-        shaped = shaped and all(isinstance(manifest_content[key], str) for key in ("stage", "code", "fingerprint"))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        shapes = {dict: ("spec", "inputs", "counts", "versions"), str: ("stage", "code", "fingerprint")}
+        shaped = all(isinstance(content[key], shape) for shape, keys in shapes.items() for key in keys)
+        shaped = shaped and all(isinstance(digests, list) for digests in content["inputs"].values())
+    except UNREADABLE as error:
         raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r})") from None
     if not shaped:
         raise SnaketuneError(
             f"{manifest} is no snaketune manifest: spec, inputs, counts, versions, code or fingerprint are missing or malformed"
         )
-    if stage not in stages:
-        raise SnaketuneError(f"{manifest} is of stage {stage!r}; expected {' or '.join(stages)}")
-    published = manifest.parent / STAGES[stage].payload
-    artifact = read_artifact(manifest, STAGES[stage].payload if published.is_dir() else "payload")
+    if content["stage"] not in stages:
+        raise SnaketuneError(f"{manifest} is of stage {content['stage']!r}; expected {' or '.join(stages)}")
+    published = STAGES[content["stage"]].payload
+    artifact = read_artifact(manifest, published if (manifest.parent / published).is_dir() else "payload")
     folder = manifest.parent.resolve()
-    for path in (
-        manifest,
-        manifest.with_name("run.json"),
-        *(artifact.folder / name for name in manifest_content["payload"]),
-    ):
+    for path in (manifest, manifest.with_name("run.json"), *(artifact.folder / name for name in content["payload"])):
         if not path.resolve().is_relative_to(folder):
             raise SnaketuneError(
                 f"{path} is a link to {path.resolve()}, outside its result; replace it by the file itself"
@@ -89,21 +83,8 @@ def result_of(manifest: Path, stages: Iterable[str]) -> Artifact:
     return artifact
 
 
-def _compared(entry: str, work_root: Path) -> ComparedResult:
-    check_plain(KEY, entry)
-    folder = _folder(entry, work_root)
-    manifest = folder / "manifest.json"
-    try:
-        content = result_of(manifest, COMPARED).content
-    except SnaketuneError as error:
-        raise SnaketuneError(f"{KEY}: {entry!r}: {error}") from None
-    by_fingerprint = dict(_evaluations(_results_of(folder), content))
-    return ComparedResult(
-        entry=entry, manifest=manifest, evaluations=tuple(path for _, path in sorted(by_fingerprint.items()))
-    )
-
-
 def _folder(entry: str, work_root: Path) -> Path:
+    """The folder of the result that an entry names."""
     folder = Path(entry)
     if folder.is_dir():
         if not (folder / "manifest.json").is_file():
@@ -125,11 +106,9 @@ def _folder(entry: str, work_root: Path) -> Path:
     if len(done) > 1:
         raise SnaketuneError(f"{KEY}: {entry!r} fits {' and '.join(map(str, done))}; give more digits")
     if not done:
-        why = (
-            f"{matches[0]} isn't finished: it has no manifest.json"
-            if matches
-            else f"no cached training in {work_root} matches"
-        )
+        why = f"no cached training in {work_root} matches"
+        if matches:
+            why = f"{matches[0]} isn't finished: it has no manifest.json"
         raise SnaketuneError(f"{KEY}: {entry!r}: {why}; `snakemake clean_work` may have removed it")
     return done[0]
 
@@ -155,10 +134,6 @@ def _evaluations(results: Path, content: str) -> Iterator[tuple[str, Path]]:
             evaluation = json.loads(path.read_text(encoding="utf-8"))
             if evaluation["inputs"]["model"][:1] == [content]:
                 yield evaluation["fingerprint"], path
-        except (OSError, ValueError, LookupError, TypeError):
+        except UNREADABLE:
             # The config doesn't name this file; if it is part of a result that is read, that reader reports it.
             continue
-
-
-def _absolute(path: Path) -> str:
-    return str(path.absolute())

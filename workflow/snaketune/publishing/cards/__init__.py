@@ -1,0 +1,1 @@
+"""Model cards: results, scores and text."""

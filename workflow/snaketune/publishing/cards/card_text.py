@@ -1,0 +1,206 @@
+"""The text of a model card: a template filled with escaped text, and YAML front matter, which huggingface_hub writes."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from snaketune.config.losses import PreferenceLoss
+from snaketune.publishing.cards.card_results import CardResults
+from snaketune.publishing.results import Result
+from snaketune.stages.specs import CorpusDescription
+
+# Characters with a meaning within a line in CommonMark or the Hub's extensions (such as automatic links), to be escaped.
+SPECIAL = re.compile(r"([\\`*_\[\]<>&|~#$@]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
+# Control characters that aren't whitespace, lone surrogates, and bidirectional controls.
+UNSHOWABLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+ALWAYS_SHOWN = ("read", "kept for training", "held out")
+NOT_DESCRIBED = CorpusDescription(license=None, description=None)
+
+
+def card_text(results: CardResults) -> str:
+    """The whole card as Markdown."""
+    runs = results.trainings[::-1]
+    columns = [dict(_settings(results, run)) for run in runs]
+    keys = dict.fromkeys(key for column in reversed(columns) for key in column)
+    versions = {name: version for run in runs for name, version in run.manifest["versions"].items() if version}
+    # A continued adapter replaces the adapter of the SFT run.
+    continued = bool(results.model.spec.get("continued"))
+    environment = Environment(
+        loader=PackageLoader("snaketune", "publishing/cards/templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"md": escaped, "whole": _whole, "lost": _lost}
+    return environment.get_template("card.md.jinja").render(
+        results=results,
+        metadata=_metadata(results),
+        methods=[_method(run) for run in runs],
+        corpora=[_corpus(results, corpus) for corpus in results.corpora],
+        settings_head=["", *(run.label for run in runs)],
+        settings=[[key, *(column.get(key, "") for column in columns)] for key in keys],
+        versions=[f"{escaped(name)} {escaped(version)}" for name, version in sorted(versions.items())],
+        scores=[
+            [one.evaluation, one.on, one.name, _number(one.value), _interval(one.interval), _whole(one.size)]
+            for one in results.scores
+        ],
+        base_name=_base_name(results.trainings[2 if continued else 1 :]),
+        has_plain_base=continued or len(runs) == 1,
+        only_text=all(corpus.spec["kind"] == "text" for corpus in results.corpora),
+        files=[
+            [name, _whole(entry["bytes"]), entry["digest"]]
+            for name, entry in sorted(results.model.manifest["payload"].items())
+        ],
+    )
+
+
+def escaped(value: object) -> str:
+    r"""Escape untrusted text as one line of Markdown, for use within a line or in a table cell.
+
+    >>> print(escaped("a|b <b>*c*</b>\n# [x](javascript:y) http://x www.x"))
+    a\|b \<b\>\*c\*\</b\> \# \[x\](javascript:y) http\://x www\.x
+    """
+    return SPECIAL.sub(r"\\\1", " ".join(UNSHOWABLE.sub("�", str(value)).split()))
+
+
+def _metadata(results: CardResults) -> str:
+    """The YAML front matter."""
+    base, adapter, scores = results.base_on_hub, results.is_adapter, results.scores
+    languages = [corpus.spec["cleaning"]["languages"] for corpus in results.corpora]
+    # A dataset has its Hub id if exactly one corpus is made of it, else the corpus' name.
+    measured = {score.on: results.by_key.get(f"corpus/{score.on}") for score in scores if score.section != "tasks"}
+    on_hub = {on: results.hub_datasets(corpus) for on, corpus in measured.items() if corpus}
+    made_of = Counter(path for paths in on_hub.values() for path in set(paths))
+    links = {on: paths[0] for on, paths in on_hub.items() if len(paths) == 1 and made_of[paths[0]] == 1}
+    several = len({score.evaluation for score in scores}) > 1
+    evaluated = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=links.get(score.on, score.on),
+            dataset_name=score.on,
+            dataset_split=None if score.section == "tasks" else "held_out",
+            metric_type=score.path,
+            metric_name=f"{score.name} ({score.evaluation})" if several else score.name,
+            metric_value=score.value,
+        )
+        for score in scores
+    ]
+    data = ModelCardData(
+        base_model=base and base["path"],
+        base_model_relation=base and ("adapter" if adapter else "finetune"),
+        datasets=sorted({path for corpus in results.corpora for path in results.hub_datasets(corpus)}) or None,
+        # Known only if every corpus was filtered by language.
+        language=sorted({one for some in languages for one in some}) if languages and all(languages) else None,
+        library_name="peft" if adapter else "transformers",
+        license=results.spec.license,
+        model_name=results.model.name,
+        pipeline_tag="text-generation",
+        tags=["snaketune", *sorted({run.stage for run in results.trainings}), *(["lora"] if adapter else [])],
+        eval_results=evaluated or None,
+    )
+    return data.to_yaml()
+
+
+def _method(run: Result) -> str:
+    if run.stage == "sft":
+        return "by supervised fine-tuning"
+    sentence = f"by preference optimization ({escaped(_value(run.spec['loss']))})"
+    if reference := run.spec.get("reference"):
+        path = reference["path"].rstrip("/")
+        # A local path would disclose the author's folders.
+        local = path.startswith((".", "/", "~")) or path.count("/") > 1
+        sentence += f" against {escaped(path.rpartition('/')[2] if local else path)}"
+    return sentence
+
+
+def _corpus(results: CardResults, corpus: Result) -> dict[str, Any]:
+    counts = corpus.counts
+    malformed = {key: n for key, n in counts["quarantined"].items() if key != "total"}
+    rows = {"read": counts["read"], "extra (made from read rows)": counts.get("extra")}
+    rows |= {"joined to others": counts.get("joined")}
+    rows |= {f"malformed: {_words(reason)}": n for reason, n in sorted(malformed.items())}
+    rows |= {f"dropped: {_words(reason)}": n for reason, n in sorted(counts["dropped"].items())}
+    rows |= {"repeated by weight": counts.get("repeated")}
+    rows |= {"kept for training": counts["kept"]["train"], "held out": counts["kept"]["held_out"]}
+    return {
+        "name": corpus.name,
+        **results.spec.corpora.get(corpus.name, NOT_DESCRIBED).model_dump(),
+        "sources": list(_sources(results, corpus)),
+        "rows": [[what, _whole(n)] for what, n in rows.items() if n or what in ALWAYS_SHOWN],
+        "packs": [pack for pack in results.of("pack") if results.first(pack, "corpus") is corpus],
+    }
+
+
+def _sources(results: CardResults, corpus: Result) -> Iterator[str]:
+    """Hub datasets by name and revision; local files only by their number, since their names would disclose folders."""
+    linked = results.hub_datasets(corpus)
+    for hub in (source["hub"] for source in corpus.spec["sources"] if source["hub"]):
+        path, about = escaped(hub["path"]), (escaped(hub[key]) for key in ("name", "split", "revision") if hub[key])
+        name = f"[{path}](https://huggingface.co/datasets/{hub['path']})" if hub["path"] in linked else path
+        yield f"{name} ({', '.join(about)})"
+    if files := sum(len(source["files"]) for source in corpus.spec["sources"]):
+        yield f"{files} local file{'s' if files > 1 else ''}"
+
+
+def _lost(pack: Result) -> list[str]:
+    """The train rows that were dropped, truncated and split. Raw rows aren't packed, so not all of it is counted."""
+    counts = pack.counts["train"]
+    dropped = sorted((reason, n) for reason, n in counts.get("dropped", {}).items() if n)
+    changed = {what: counts.get(what, {}).get("rows") for what in ("truncated", "split")}
+    return [f"{_whole(n)} dropped ({escaped(_words(reason))})" for reason, n in dropped] + [
+        f"{_whole(n)} {what}" for what, n in changed.items() if n
+    ]
+
+
+def _settings(results: CardResults, run: Result) -> Iterator[tuple[str, str]]:
+    """Hyperparameters and sizes of one run; of the keys of its loss, those that differ from their default."""
+    spec, manifest, corpus = run.spec, run.manifest, results.corpus_of(run)
+    yield "corpus", corpus.name if corpus else ""
+    for key, field in PreferenceLoss.model_fields.items():
+        if key in spec and (key in ("loss", "beta") or spec[key] != field.default):
+            yield key, _value(spec[key])
+    yield from ((key, _value(value)) for key, value in spec["training"].items() if value not in (None, {}))
+    for section in ("lora", "quantization"):
+        yield from ((f"{section}.{key}", _value(value)) for key, value in (spec[section] or {}).items())
+    for key in ("steps", "rows", "tokens", "tokens_per_epoch"):
+        if key in run.counts:
+            yield "tokens trained" if key == "tokens" else _words(key), _whole(run.counts[key])
+    yield from (
+        (_words(key), _whole(manifest[key])) for key in ("parameters", "trainable_parameters") if key in manifest
+    )
+    names = {"dtype": "computed in", "saved_dtype": "saved in"}
+    yield from ((name, manifest[key]) for key, name in names.items() if key in manifest)
+
+
+def _base_name(trained: list[Result]) -> str:
+    """The base of an adapter, from the runs before it."""
+    if not trained:
+        return "the model that its training started from"
+    merged = ", an adapter itself, merged" if "base_dtype" in trained[0].manifest else ""
+    return f"the result of `{trained[0].label}`{merged}"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _whole(n: int | None) -> str:
+    return "" if n is None else f"{n:,}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return f"{_number(bounds[0])} to {_number(bounds[1])}" if bounds else ""

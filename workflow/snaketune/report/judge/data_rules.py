@@ -1,0 +1,207 @@
+"""Rules that find problems in data and evaluations. The reason for each threshold is given beside it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from snaketune.packing.truncation import is_worth_a_warning
+from snaketune.report.compare.variants import Variants
+from snaketune.report.data.corpus_flow import CorpusFlow
+from snaketune.report.data.packing_flow import PackFlow, SplitFlow
+from snaketune.report.data.results import ResultSet, unique
+from snaketune.report.judge.findings import NOTES, ReportFinding
+from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
+from snaketune.report.text import decimal, percent, whole, words
+
+SUPERVISED = 0.02
+QUARANTINED = 0.005
+REPEATED = 0.05
+TRUNCATED = 0.1
+# The best of this many equally good runs leads by about one standard error.
+MANY_RUNS = 5
+# The difference of shares that an evaluation should be able to detect.
+RESOLUTION = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedPrompts:
+    """One corpus of prompts in one evaluation.
+
+    Attributes:
+        model: The model that answered: the last one of the lineage.
+        prompts, distinct: Prompts with a checkable answer, and how many of them are distinct.
+        truncated: Responses that reached `max_new_tokens`.
+    """
+
+    evaluation: str
+    corpus: str
+    model: str
+    prompts: int
+    distinct: int
+    answers: int
+    truncated: int
+    max_new_tokens: int | None
+
+
+def users_of_packs(results: ResultSet) -> dict[str, str]:
+    """The config key of the first `packing` that uses each pack, by `pack/NAME`."""
+    users: dict[str, str] = {}
+    for stage, role in (("sft", "pack"), ("dpo", "pack"), ("eval", "packs")):
+        for result in results.of(stage):
+            for pack in result.job.made_from.get(role, ()):
+                users.setdefault(pack, f"{result.key}.packing")
+    return users
+
+
+def pack_findings(flow: PackFlow, split: SplitFlow, key: str) -> Iterator[ReportFinding]:
+    """The findings about one split of one pack. `key` is that of its `packing`, in the first run that uses it."""
+    lost = split.lost_to_length
+    if lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens):
+        sequences, tokens = percent(lost["rows"] / split.read), percent(lost["tokens"] / split.read_tokens)
+        message = (
+            f"{words(split.split)}: {sequences} of the {flow.unit} and {tokens} of the tokens don't fit into rows of "
+        )
+        message += f"{whole(flow.length)} tokens"
+        action, length = f"set it to {lost['enough']}, which keeps 99% of the tokens", key and f"{key}.length"
+        yield ReportFinding(kind="tokens lost", where=flow.name, message=message, action=action, key=length)
+    if split is not flow.train:
+        return
+    if split.tokens and split.supervised < SUPERVISED * split.tokens:
+        share = percent(split.supervised / split.tokens, 2)
+        message = f"only {share} of the tokens are supervised, so most of the computation trains nothing"
+        action = (
+            "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
+        )
+        train_on = key and f"{key}.train_on"
+        yield ReportFinding(kind="little supervised", where=flow.name, message=message, action=action, key=train_on)
+    yield from _count_errors(flow)
+
+
+def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
+    """The findings about one corpus."""
+    bad, read = sum(flow.quarantined.values()), flow.rows.read
+    if read and bad >= QUARANTINED * read:
+        reasons = ", ".join(f"{whole(n)} {words(reason)}" for reason, n in list(flow.quarantined.items())[:3])
+        message = f"{whole(bad)} of {whole(read)} rows ({percent(bad / read)}) are quarantined: {reasons}"
+        action = "fix the files, map their columns (fields), or enable repairs; corpus.html has examples"
+        key = f"corpora.{flow.name}.repair"
+        yield ReportFinding(kind="quarantined", where=flow.name, message=message, action=action, key=key)
+    yield from _count_errors(flow)
+
+
+def _count_errors(flow: PackFlow | CorpusFlow) -> Iterator[ReportFinding]:
+    if errors := flow.count_errors:
+        message = f"counts don't add up: {'; '.join(errors)}"
+        yield ReportFinding(kind="counts", where=flow.name, message=message, severity=NOTES)
+
+
+def evaluated_prompts(results: ResultSet, lineage: list[str]) -> Iterator[EvaluatedPrompts]:
+    """The prompts of every corpus in every evaluation, answered by the last evaluated model of the lineage."""
+    for evaluation, models in results.evaluations.items():
+        by_label = {scored.model: scored for scored in models}
+        last = next((by_label[label] for label in reversed(lineage) if label in by_label), None)
+        most = last and (last.result.spec.get("generation") or {}).get("max_new_tokens")
+        for corpus in unique(row["corpus"] for row in last.responses) if last else ():
+            answers = [row for row in last.responses if row["corpus"] == corpus]
+            checked = [row["prompt"] for row in answers if row["correct"] is not None]
+            yield EvaluatedPrompts(
+                evaluation=evaluation,
+                corpus=corpus,
+                model=last.model,
+                prompts=len(checked),
+                distinct=len(set(checked)),
+                answers=len(answers),
+                truncated=sum(row["tokens"] >= most for row in answers) if most else 0,
+                max_new_tokens=most,
+            )
+
+
+def prompt_findings(prompts: EvaluatedPrompts) -> Iterator[ReportFinding]:
+    """The findings about the prompts of one corpus."""
+    again = prompts.prompts - prompts.distinct
+    if prompts.prompts and again >= REPEATED * prompts.prompts:
+        yield ReportFinding(
+            kind="repeated prompts",
+            where=prompts.evaluation,
+            message=f"{whole(again)} of {whole(prompts.prompts)} held-out prompts of {prompts.corpus} are duplicates, so "
+            "intervals are too narrow",
+            action="drop near duplicates",
+            key=f"corpora.{prompts.corpus}.near_duplicates",
+        )
+    most = prompts.max_new_tokens or 0
+    if prompts.answers and prompts.truncated >= TRUNCATED * prompts.answers:
+        share = percent(prompts.truncated / prompts.answers)
+        yield ReportFinding(
+            kind="truncated responses",
+            where=prompts.evaluation,
+            message=f"{share} of the responses of {prompts.model} to {prompts.corpus} were truncated at {whole(most)} tokens",
+            action=f"set it to {2 * most} if responses may be longer; else the model didn't learn to stop",
+            key=f"eval.{prompts.evaluation}.generation.max_new_tokens",
+        )
+
+
+def difference_findings(one: Difference, verdict: Verdict) -> Iterator[ReportFinding]:
+    """The findings about one measure of a verdict."""
+    if one.outcome == WORSE:
+        yield ReportFinding(
+            kind=f"worse: {verdict.against}, {one.name}",
+            where=verdict.model,
+            message=f"worse than {verdict.against}: {one.name} {one.text} ({one.interval_text})",
+            action="lower it, or train fewer epochs",
+            key=verdict.key and f"{verdict.key}.training.learning_rate",
+        )
+    if one.outcome != INCONCLUSIVE or one.measure.unit != "share":
+        return
+    low, high = one.interval
+    half = (high - low) / 2
+    # On so few rows, a difference of RESOLUTION would be inconclusive too.
+    if half > RESOLUTION:
+        # The width of an interval is proportional to one over the square root of the rows.
+        needed = round((half / RESOLUTION) ** 2, 1)
+        yield ReportFinding(
+            kind="too few rows",
+            where=one.evaluation,
+            message=f"{one.name} is inconclusive for {verdict.model} against {verdict.against}: with {whole(one.rows)} rows, "
+            f"only differences above {100 * half:.0f} points are significant",
+            action=f"hold out about {decimal(needed)} times as many rows to detect {100 * RESOLUTION:.0f} points",
+            key=f"corpora.{one.measure.path.split('.')[1]}.held_out",
+            severity=NOTES,
+        )
+
+
+def sweep_findings(results: ResultSet, variants: Variants) -> Iterator[ReportFinding]:
+    """The findings about the choice of the best run, which is selected on the same rows that its verdict uses."""
+    best = next((run for run in results.of("dpo") if run.label == variants.best), None)
+    if best is None:
+        return
+    candidates = sum(value is not None for value in variants.sorted_by.values.values())
+    if candidates >= MANY_RUNS:
+        message = (
+            f"selected as the best of {candidates} runs on the rows of its verdict, which is therefore biased upwards"
+        )
+        action = "evaluate the first few runs on rows that weren't used to select them"
+        about = {"kind": "best of many runs", "where": best.label, "key": "eval", "severity": NOTES}
+        yield ReportFinding(message=message, action=action, **about)
+    for name, values in swept_values(variants).items():
+        value = values[best.label]
+        for edge, which, way, further in (
+            (min(values.values()), "lowest", "downwards", value / 2),
+            (max(values.values()), "highest", "upwards", value * 2),
+        ):
+            if value == edge:
+                message = f"the best run, {best.label}, has the {which} {name} that was tried, {value:g}"
+                action = f"extend it {way}: {name} {further:g}"
+                about = {"kind": f"edge of {name}", "where": best.key, "key": f"{best.key}.grid", "severity": NOTES}
+                yield ReportFinding(message=message, action=action, **about)
+
+
+def swept_values(variants: Variants) -> dict[str, dict[str, float]]:
+    """The keys with three or more distinct numbers among the DPO runs: name → label → value."""
+    swept = {}
+    for name, texts in variants.keys.items():
+        try:
+            values = {label: float(text) for label, text in texts.items()}
+        except ValueError:
+            continue
+        if len(set(values.values())) > 2:
+            swept[name] = values
+    return swept

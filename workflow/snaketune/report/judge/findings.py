@@ -1,0 +1,85 @@
+"""Findings: problems in results, grouped, and the next steps, which are an action and the config key to edit."""
+
+from dataclasses import dataclass
+
+WARNS, NOTES = "warns", "notes"
+# Findings are shown by severity, then by kind: results, trainings, data, machines, choices.
+KINDS = (
+    "worse", "too few rows",
+    "stopped early", "training warning", "loss not falling", "chosen falling", "held-out loss rising", "overfitting",
+    "low MFU", "slow micro-batch", "waited for data",
+    "tokens lost", "little supervised", "counts", "quarantined", "repeated prompts", "truncated responses",
+    "preflight", "slow node",
+    "best of many runs", "edge of",
+)  # fmt: skip
+# Number of runs that a group names.
+NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFinding:
+    """A problem, where it is, and what to do about it.
+
+    Attributes:
+        kind: One of KINDS, and after a colon what distinguishes its findings. Findings of one kind and key are grouped.
+        where: A run, a pack, a corpus or an evaluation.
+        key: The config key to edit.
+        action: What to do with that key.
+    """
+
+    kind: str
+    where: str
+    message: str
+    action: str = ""
+    key: str = ""
+    severity: str = WARNS
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingGroup:
+    """The same finding in one or more runs, with the message of the first; `unnamed` runs aren't named."""
+
+    where: list[str]
+    first: ReportFinding
+
+    @property
+    def unnamed(self) -> int:
+        return max(0, len(self.where) - NAMED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An action, the config key to edit, and the kinds of the findings that suggest it."""
+
+    action: str
+    key: str
+    reasons: list[str]
+
+
+def in_order(findings: list[ReportFinding]) -> list[ReportFinding]:
+    """Sort findings by severity, then by kind."""
+    rank = {one.kind: next(n for n, kind in enumerate(KINDS) if one.kind.startswith(kind)) for one in findings}
+    return sorted(findings, key=lambda one: (one.severity != WARNS, rank[one.kind]))
+
+
+def groups(findings: list[ReportFinding]) -> list[FindingGroup]:
+    """Group findings by kind and key, in order of first appearance. A finding without a key isn't grouped."""
+    grouped: dict[tuple[str, ...], list[ReportFinding]] = {}
+    for one in findings:
+        grouped.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.message), []).append(one)
+    return [
+        FindingGroup(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0])
+        for alike in grouped.values()
+    ]
+
+
+def steps(findings: list[ReportFinding]) -> list[Step]:
+    """The actions of all findings without repetitions; of several for one key, the first."""
+    grouped: dict[str, Step] = {}
+    for one in findings:
+        if one.action:
+            step = grouped.setdefault(one.key or one.action, Step(action=one.action, key=one.key, reasons=[]))
+            kind = one.kind.partition(":")[0]
+            if kind not in step.reasons:
+                step.reasons.append(kind)
+    return list(grouped.values())

@@ -1,0 +1,181 @@
+"""Rules that find problems in trainings.
+
+A rule fires when a number is outside of what healthy runs show with any model and data; the reason for each threshold is given
+beside it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from snaketune.publishing.results import Result
+from snaketune.report.compare.variants import EarlyStop, TrainingWarning, stopped_early, warnings_of
+from snaketune.report.data.packing_flow import training_flow
+from snaketune.report.data.results import ResultSet, is_gpu, logged_numbers
+from snaketune.report.judge.findings import ReportFinding
+from snaketune.report.text import decimal, duration, percent, whole
+
+# Fewer logged steps than this don't separate a trend from noise.
+MIN_LOGGED = 10
+# A loss that falls by a smaller share than this shows no learning.
+MIN_LOSS_CHANGE = 0.01
+# Nats per chosen token: the threshold of `training.preference.dpo_monitor` for a collapse.
+CHOSEN_FELL = 0.1
+# Ratio of held-out loss to the training loss of the last steps that indicates overfitting after more than one epoch.
+OVERFIT = 1.5
+# Dense models of useful size reach 0.3 to 0.5 on GPUs, and on a CPU 0.2 to 0.4 of a measured matrix multiplication.
+LOW_MFU, LOW_MFU_CPU = 0.15, 0.10
+WAITED = 0.05
+SLOWER = 10.0
+# By kind of warning: the action, and the key.
+REMEDIES = {
+    "collapse": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}, or raise beta", "loss"),
+    "only rejected": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}", "loss"),
+    "length": (
+        "lower it (to 0.5, say), so that tokens beyond the shorter length weigh less, or use a length-normalized loss (simpo)",
+        "ld_alpha",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFacts:
+    """One SFT or DPO run.
+
+    Attributes:
+        label, key: `dpo:demo`, and the config key that defines it, `dpo.demo`.
+        epochs: Epochs that ran; None if unknown.
+        loss, chosen: Means over the first and the last tenth of the log, of the loss and of the log-probability per token of
+            chosen completions; None if fewer than MIN_LOGGED steps were logged.
+        held_out: By corpus, held-out loss before and after; only for SFT runs whose initial model was evaluated too.
+        waited_s, seconds: Time that the last attempt waited for data, and its duration.
+        calibrated: Whether a calibration of this run on its device exists; a configured batch plan may differ from its best.
+        slowdown_percent: Throughput lost by a configured batch plan, relative to the best measured one.
+    """
+
+    label: str
+    key: str
+    epochs: float | None
+    gpu: bool = False
+    loss: tuple[float, float] | None = None
+    chosen: tuple[float, float] | None = None
+    held_out: dict[str, tuple[float, float]] = field(default_factory=dict)
+    stopped: EarlyStop | None = None
+    warnings: tuple[TrainingWarning, ...] = ()
+    mfu: float | None = None
+    waited_s: float | None = None
+    seconds: float | None = None
+    calibrated: bool = False
+    slowdown_percent: float | None = None
+
+
+def trainings(results: ResultSet) -> list[TrainingFacts]:
+    """The facts of every SFT and DPO run."""
+    return [_facts(results, result) for result in results.of("sft", "dpo")]
+
+
+def _facts(results: ResultSet, result: Result) -> TrainingFacts:
+    run = result.run
+    return TrainingFacts(
+        label=result.label,
+        key=result.key,
+        epochs=training_flow(results, result).epochs,
+        gpu=is_gpu(run),
+        loss=_first_and_last(logged_numbers(result, "loss")),
+        chosen=_first_and_last(logged_numbers(result, "chosen_logp_per_token")),
+        held_out=_held_out(results, result) if result.stage == "sft" else {},
+        stopped=stopped_early(result),
+        warnings=tuple(warnings_of(result)),
+        mfu=run.get("mfu_median"),
+        waited_s=run.get("waited_for_data_s"),
+        seconds=(run.get("attempts") or [run.get("seconds")])[-1],
+        calibrated=bool(run.get("calibration")),
+        slowdown_percent=run.get("slower_than_best_percent"),
+    )
+
+
+def _first_and_last(values: list[float]) -> tuple[float, float] | None:
+    """Means of the first and the last tenth of the logged values; None for fewer than MIN_LOGGED values."""
+    tenth = len(values) // 10
+    return (sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth) if len(values) >= MIN_LOGGED else None
+
+
+def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]:
+    """Held-out loss before and after by corpus, from the first evaluation of both models."""
+    initial = results.first(run, "model")
+    before = initial.label if initial else f"base:{run.name}"
+    held_out: dict[str, tuple[float, float]] = {}
+    for models in results.evaluations.values():
+        by_label = {scored.model: scored.scores.get("conversations") or {} for scored in models}
+        was, now = by_label.get(before, {}), by_label.get(run.label, {})
+        for corpus in was.keys() & now.keys():
+            losses = was[corpus].get("held_out_loss"), now[corpus].get("held_out_loss")
+            if None not in losses:
+                held_out.setdefault(corpus, losses)
+    return dict(sorted(held_out.items()))
+
+
+def training_findings(run: TrainingFacts) -> Iterator[ReportFinding]:
+    """The findings about one training."""
+
+    def finding(kind: str, message: str, action: str, key: str) -> ReportFinding:
+        full_key = key and f"{run.key}.{key}"
+        return ReportFinding(kind=kind, where=run.label, message=message, action=action, key=full_key)
+
+    if run.stopped:
+        message = f"stopped by stop_if at step {whole(run.stopped.step)}: {run.stopped.reason}"
+        yield finding("stopped early", message, "halve it", "training.learning_rate")
+    if lasting := [one for one in run.warnings if one.at_end is not None]:
+        more = f" (and {len(lasting) - 1} more, below)" if len(lasting) > 1 else ""
+        remedy = REMEDIES.get(lasting[0].kind, ("", ""))
+        yield finding(f"training warning: {lasting[0].kind}", f"{lasting[0].at_end}{more}", *remedy)
+    if run.loss and not run.stopped:
+        first, last = run.loss
+        least = MIN_LOSS_CHANGE * abs(first)
+        change = f"{decimal(first)} → {decimal(last)}"
+        if last - first > least:
+            message = f"the training loss rose: {change}"
+            yield finding("loss not falling", message, "divide it by three", "training.learning_rate")
+        elif first - last < least:
+            message, action = f"the training loss did not fall: {change}", "multiply it by three, or train more epochs"
+            yield finding("loss not falling", message, action, "training.learning_rate")
+    # Other runs have warnings of their own; those of TRL's trainers have none.
+    if run.chosen and not run.warnings and run.chosen[0] - run.chosen[1] >= CHOSEN_FELL:
+        change = f"{decimal(run.chosen[0])} → {decimal(run.chosen[1])}"
+        message = f"log-probability of chosen completions fell: {change} nats per token"
+        yield finding("chosen falling", message, REMEDIES["collapse"][0], "loss")
+    if found := _overfitting(run):
+        yield finding(*found, "training.epochs")
+    if run.mfu is not None and run.mfu < (LOW_MFU if run.gpu else LOW_MFU_CPU):
+        usual = "30 to 50%" if run.gpu else "20 to 40%"
+        message = f"MFU is {percent(run.mfu)}; {usual} is usual for a model that keeps the device busy"
+        action, key = "remove it, so that the fastest size is measured", "training.micro_batch_rows"
+        if run.calibrated:
+            action, key = "use more rows per step, which allows larger micro-batches", "training.batch_rows"
+        yield finding("low MFU", message, action, key)
+    if run.slowdown_percent is not None and run.slowdown_percent >= SLOWER:
+        message = f"the configured micro-batch is {run.slowdown_percent:.0f}% slower than the best that was measured"
+        yield finding("slow micro-batch", message, "remove it", "training.micro_batch_rows")
+    if run.waited_s and run.seconds and run.waited_s >= WAITED * run.seconds:
+        message = f"waited {duration(run.waited_s)} for data, {percent(run.waited_s / run.seconds)} of its time"
+        yield finding("waited for data", message, "set it to true", "operation.load_in_memory")
+
+
+def _overfitting(run: TrainingFacts) -> tuple[str, str, str] | None:
+    """Kind, message and action if held-out loss rose while the training loss fell, or is far above it after an epoch."""
+    if not run.loss or not run.held_out:
+        return None
+    for corpus, (before, after) in run.held_out.items():
+        if run.loss[1] < run.loss[0] and after > before * (1 + MIN_LOSS_CHANGE):
+            message = (
+                f"the training loss fell, but held-out loss of {corpus} rose: {decimal(before)} → {decimal(after)}; "
+                "overfitting, or the held-out rows differ from the training rows"
+            )
+            return "held-out loss rising", message, "train fewer epochs, or lower the learning rate"
+    corpus, (_, lowest) = min(run.held_out.items(), key=lambda entry: entry[1][1])
+    if run.epochs is None or run.epochs <= 1 or lowest <= OVERFIT * max(run.loss[1], 0.01):
+        return None
+    message = (
+        f"overfitting after {decimal(run.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of the "
+        f"last steps {decimal(run.loss[1])}"
+    )
+    return "overfitting", message, "train fewer epochs, or on more rows"
