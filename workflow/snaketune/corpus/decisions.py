@@ -12,8 +12,7 @@ import numpy as np
 
 from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.selecting.duplicates import first_occurrence, not_first
-from snaketune.corpus.selecting.mixing import copies_by_weight, over_cap
-from snaketune.corpus.selecting.splits import is_held_out
+from snaketune.corpus.selecting.splits import copies_by_weight, is_held_out, over_cap
 from snaketune.stages.specs import CorpusSpec
 
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt, print_line, printable
-from snaketune.corpus.raw_rows import RawRow
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, RawRow
 from snaketune.errors import SnaketuneError
 
 ROWS_SHOWN = 10

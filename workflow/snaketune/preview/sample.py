@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw_rows import Noted, RawRow
-from snaketune.corpus.reading.archives import is_tar, is_zip
-from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_decompressed
+from snaketune.corpus.reading.archives import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, is_tar, is_zip, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
-from snaketune.corpus.reading.json_values import parse
+from snaketune.corpus.reading.json_files import rows_of_line
 from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
-from snaketune.corpus.rows import TEXT, Malformed
+from snaketune.corpus.rows import TEXT, RawRow
 from snaketune.errors import SnaketuneError
 
 MAX_ROWS = 2000
@@ -241,16 +238,7 @@ def _further(path: Path, rows: int, read: int) -> list[RawRow]:
                 lines[number] = file.readline(MAX_LINE)
         file.seek(max(0, size - MAX_LINE))
         *before, last = file.read(MAX_LINE).rstrip().split(b"\n")
-    further = [_row(number, line) for number, line in lines.items() if line.endswith(b"\n")]
-    return [*further, _row(rows, last)] if before else further
-
-
-def _row(number: int, line: bytes) -> RawRow:
-    try:
-        value = parse(line)
-    except Malformed as error:
-        value = error
-    row, notes = (value.value, value.notes) if isinstance(value, Noted) else (value, ())
-    if not isinstance(row, dict | Malformed):
-        row = Malformed("not_an_object", f"expected an object, found {excerpt(row)}")
-    return RawRow("line", number, row, notes)
+    lines = {number: line for number, line in lines.items() if line.endswith(b"\n")}
+    if before:
+        lines[rows] = last
+    return [row for number, line in lines.items() for row in rows_of_line(number, line)]

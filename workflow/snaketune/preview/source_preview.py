@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snaketune.config.corpus_sources import CorpusContent, Fields, Source
-from snaketune.corpus.layouts.nearest_layout import nearest
 from snaketune.corpus.layouts.readers import LAYOUTS
+from snaketune.corpus.layouts.recognise import nearest
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import entry

@@ -12,9 +12,8 @@ from typing import Any
 import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
-from snaketune.corpus.raw_rows import without_nan
 from snaketune.corpus.reading.encodings import advice
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, Noted, nan_as_null
 
 MAX_EXACT = 2**63
 
@@ -52,7 +51,10 @@ def parse_document(data: bytes) -> tuple[Any, bool]:
 
 def checked_row(row: Any) -> Any:
     """Return `row`; the Malformed in it if a key is there twice; or Noted, with nulls for NaN."""
-    return first_malformed(row) or without_nan(row)
+    if malformed := first_malformed(row):
+        return malformed
+    cleaned = nan_as_null(row)
+    return row if cleaned is row else Noted(cleaned)
 
 
 def first_malformed(value: Any) -> Malformed | None:

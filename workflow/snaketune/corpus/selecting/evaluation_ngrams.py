@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.decompression import open_decompressed
+from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.selecting.words import windows, words_of

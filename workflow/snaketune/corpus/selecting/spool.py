@@ -39,13 +39,14 @@ class Spool:
         """Write a batch, of `ROWS_PER_BATCH` rows unless it is the last, and return int64[rows], the characters of each row."""
         arrays: list[pa.Array] = []
         characters = np.zeros(len(rows), np.int64)
-        for column in self.columns:
-            turns = [getattr(row, column) for row in rows]
-            array, lengths = _turns_array(turns)
+        for field in self.schema:
+            values = [getattr(row, field.name) for row in rows]
+            if field.name in self.columns:
+                array, lengths = _turns_array(values)
+                characters += lengths
+            else:
+                array = pa.array(values, field.type)
             arrays.append(array)
-            characters += lengths
-        others = (field for field in self.schema if field.name not in self.columns)
-        arrays += [pa.array([getattr(row, field.name) for row in rows], field.type) for field in others]
         self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
         return characters
 
