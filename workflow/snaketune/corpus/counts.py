@@ -41,10 +41,9 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
     by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
     reasons = {reason: n for reason, n in zip(REASONS[1:], by_reason[1:]) if n or reason == "duplicate"}
     used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], copies, len(scan.known_origins))
-    layouts: dict[str, int] = {}
+    layouts: Counter[str] = Counter()
     for (layout, _), n in zip(scan.known_origins, used.tolist()):
-        if n:
-            layouts[layout] = layouts.get(layout, 0) + int(n)
+        layouts[layout] += int(n)
     return {
         "read": source.read,
         "extra": source.extra,
@@ -53,7 +52,7 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
         "dropped": reasons | source.dropped,
         "repeated": int((copies - (copies > 0)).sum()),
         "kept": int(copies.sum()),
-        "layouts": layouts,
+        "layouts": dict(+layouts),
         "ignored": dict(source.ignored),
         "marked": dict(source.marked),
     }

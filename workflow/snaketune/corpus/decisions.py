@@ -38,11 +38,7 @@ class Decisions:
 
 
 def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
-    """Decide about all rows of a scan.
-
-    Args:
-        contamination_record: the file to which the n-grams of contaminated rows are written.
-    """
+    """Decide about all rows of a scan."""
     hashes, prompt_hashes = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.prompt_hashes, np.uint64)
     dropped = np.zeros(len(hashes), np.uint8)
     dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")

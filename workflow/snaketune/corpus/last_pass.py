@@ -28,7 +28,6 @@ def write_rows(
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
 
     Args:
-        schema: schema of the files: the columns of the spool, `id`, and for some kinds `source`.
         hashes: uint64, for each row the hash that its id is made of.
         sources: int16, for each row the number of its source.
         copies: for each row how many times it is written; the ids of further copies end in `-2`, `-3` and so on.
@@ -47,11 +46,7 @@ def write_rows(
 
 
 def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:
-    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row.
-
-    Args:
-        group: for each row, the first row of its group.
-    """
+    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row."""
     sizes = np.bincount(group)
     shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
     # Rows by group, stable, so that the rows of a group stay in order.
@@ -87,11 +82,7 @@ class SplitFile:
         self.writer.close()
 
     def append(self, batch: pa.RecordBatch, extra_columns: dict[str, Any]) -> None:
-        """Append a batch of the spool.
-
-        Args:
-            extra_columns: by name, the columns that the spool doesn't have.
-        """
+        """Append a batch of the spool."""
         columns = {
             field.name: pa.array(extra_columns[field.name], field.type)
             for field in self.schema

@@ -8,17 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from snaketune.config.corpus_sources import Source
+from snaketune.corpus.layouts import mapped
 from snaketune.corpus.layouts.exchanges import prompt_and_response
-from snaketune.corpus.layouts.mapped import (
-    LABELS,
-    add_row_labels,
-    map_fields,
-    mapped_columns,
-    maps_labels,
-    rename_columns,
-    system_of,
-    tools_in_row,
-)
 from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_flat_tree
 from snaketune.corpus.layouts.readers import RowFile, rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
@@ -61,7 +52,7 @@ def canonical_rows(
         yield from _documents(raws, source.fields.text or TEXT, row_filter)
         return
     fields, file = source.fields, RowFile(kind=kind, source=source)
-    result = partial(_result, source=source, repair=repair, mapped_names=mapped_columns(fields))
+    result = partial(_result, source=source, repair=repair, mapped_names=mapped.mapped_columns(fields))
     messages: list[tuple[RawRow, Columns]] = []
     completions: list[tuple[RawRow, Columns, Unpaired | Malformed, str]] = []
     verdicts: set[tuple[str, int]] = set()
@@ -74,9 +65,9 @@ def canonical_rows(
             if fields.prompt:
                 layout, present = "fields", Columns(value)
                 check_kind("prompt-response" if fields.response else "pairs", kind, value)
-                rows = (map_fields(present, fields, source.speakers),)
+                rows = (mapped.map_fields(present, fields, source.speakers),)
             else:
-                present = _present(rename_columns(value, fields))
+                present = _present(mapped.rename_columns(value, fields))
                 if fields.messages and layout == "auto" and kind == "conversations":
                     layout = "messages"
                 if layout == "auto":
@@ -138,15 +129,15 @@ def _result(
 
 
 def _add_labels(raw: RawRow, present: Columns, layout: str, row: Row, source: Source) -> None:
-    if maps_labels(source.fields) or not LABELS.isdisjoint(present):
+    if mapped.maps_labels(source.fields) or not mapped.LABELS.isdisjoint(present):
         columns = prompt_and_response(tuple(present)) if layout == "prompt-response" else None
         skip_answer = columns is not None and columns[1] == "answer"
-        add_row_labels(_with_nulls(raw, present, source), row, source.fields, skip_answer=skip_answer)
+        mapped.add_row_labels(_with_nulls(raw, present, source), row, source.fields, skip_answer=skip_answer)
 
 
 def _with_nulls(raw: RawRow, present: Columns, source: Source) -> Columns:
     """Return a row with its null columns, if `fields` name labels: such a column may be null, but must exist."""
-    return Columns(raw.value, present.read) if maps_labels(source.fields) else present
+    return Columns(raw.value, present.read) if mapped.maps_labels(source.fields) else present
 
 
 def _present(row: Raw) -> Columns:
@@ -163,7 +154,7 @@ def _completion(raw: RawRow, present: Columns, source: Source) -> tuple[Unpaired
     """Return a completion with its label, and the system text and tools that belong to its prompt, as text."""
     try:
         labels = _with_nulls(raw, present, source)
-        context = repr((system_of(labels, source.fields), tools_in_row(labels, source.fields)))
+        context = repr((mapped.system_of(labels, source.fields), mapped.tools_in_row(labels, source.fields)))
         return unpaired_row(present, source.speakers), context
     except Malformed as error:
         return error, ""

@@ -29,11 +29,7 @@ CALLS_COLUMNS = ("answers", "ground_truth")
 
 
 def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str:
-    """Return the whole content of a turn: `content`, and the reasoning and calls in its other keys.
-
-    Raises:
-        Malformed: no text, a part whose type text can't represent, or a call that can't be serialized.
-    """
+    """Return the whole content of a turn: `content`, and the reasoning and calls in its other keys."""
     reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
     calls = next((turn[key] for key in CALLS_KEYS if turn.get(key)), None)
     if reasoning is None and not calls:

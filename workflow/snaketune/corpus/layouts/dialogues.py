@@ -34,11 +34,6 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
 
     >>> dialogue_turns("User 1: Hi\nUser 2: Hello", "chat", {})[0]
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
-
-    Args:
-        speakers: roles by name, for names that aren't usual ones.
-    Raises:
-        Malformed: not a dialogue, or a third speaker.
     """
     if not isinstance(text, str):
         raise wrong_type(where, text)

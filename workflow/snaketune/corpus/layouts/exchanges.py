@@ -107,10 +107,6 @@ def exchange(
     """Return the turns of a prompt, those of each completion, and notes.
 
     A chat template around the prompt is removed, and then also the end-of-turn strings of the completions.
-
-    Args:
-        prompt: a text, or turns.
-        completions: by the name of their column.
     """
     prompt = text_if_number(prompt)
     serialized = not isinstance(prompt, str) or may_be_serialized_turns(prompt)
@@ -204,8 +200,6 @@ def prompt_of(raw: Raw) -> tuple[Any, tuple[str, ...]]:
 def prompt_conversation(raw: Raw, prompt: Any, speakers: Speakers) -> Any:
     """Return the prompt that completions answer: `prompt`, or the conversation in another column that ends on it.
 
-    Args:
-        prompt: the value from `prompt_of`.
     Returns:
         A text or turns; None if no column holds any.
     """

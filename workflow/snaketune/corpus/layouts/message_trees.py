@@ -47,11 +47,7 @@ def is_nested_tree(raw: Raw) -> bool:
 
 
 def rows_of_tree(raw: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
-    """Return the rows of a nested tree: one conversation, or any number of pairs.
-
-    Raises:
-        Malformed: a message without role or text, or replies that aren't a list.
-    """
+    """Return the rows of a nested tree: one conversation, or any number of pairs."""
     root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
     if root.deleted:
         return [Dropped("deleted")]

@@ -29,9 +29,6 @@ def turns_of(value: Any, where: str, speakers: Speakers) -> list[Message]:
 
     >>> turns_of([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "conversations", {})
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
-
-    Args:
-        speakers: roles of further speakers, or other roles for known ones.
     """
     if may_be_serialized_turns(value):
         value = json_of(value)
@@ -130,9 +127,6 @@ def _is_supervised(item: dict[str, Any], where: str) -> bool:
 
     >>> _is_supervised({"role": "assistant", "content": "Hi", "weight": 0}, "turn 2")
     False
-
-    Raises:
-        Malformed: another weight than 0 and 1, or two that contradict each other.
     """
     flags = {key: item[key] for key in WEIGHT_KEYS if item.get(key) is not None}
     # True and 1.0 equal 1.
@@ -159,8 +153,6 @@ def _in_call_order(items: list[Any], turns: list[Message], where: str) -> list[M
 
     Args:
         items: the raw items of the turns, one each. If the numbers differ, because some items are two turns, none has an id.
-    Raises:
-        Malformed: one of several results belongs to none of the calls.
     """
     if len(items) != len(turns):
         return turns

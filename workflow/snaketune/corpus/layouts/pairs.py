@@ -54,11 +54,7 @@ def pair_in_row(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Pre
 
 
 def pair_with_context(raw: Raw, prompt: Any, chosen: Any, rejected: Any, speakers: Speakers) -> Preference:
-    """Return a pair of completions with the context and history that its row has for the prompt.
-
-    Args:
-        prompt: the value from `prompt_of`.
-    """
+    """Return a pair of completions with the context and history that its row has for the prompt."""
     row = _pair_of_completions(prompt_conversation(raw, prompt, speakers), chosen, rejected, speakers)
     add_to_prompt(raw, row.prompt, row.chosen[0]["content"])
     if not isinstance(raw.get("history"), str) or prompt is not None:

@@ -59,8 +59,6 @@ def add_to_prompt(raw: Raw, prompt: list[Message], response: str = "") -> None:
 
     Args:
         response: a context that it contains isn't added.
-    Raises:
-        Malformed: context or choices have no text.
     """
     # A context without a question is no prompt.
     if COLUMNS.isdisjoint(raw) or not prompt or not prompt[-1]["content"].strip():
@@ -70,11 +68,7 @@ def add_to_prompt(raw: Raw, prompt: list[Message], response: str = "") -> None:
 
 
 def add_to_response(raw: Raw, response: list[Message]) -> None:
-    """Put the reasoning before a response, in place, unless the response has it.
-
-    Raises:
-        Malformed: it isn't a text, or may be a judge's.
-    """
+    """Put the reasoning before a response, in place, unless the response has it."""
     if COLUMNS.isdisjoint(raw):
         return
     for column in (MAPPED_REASONING,) if MAPPED_REASONING in raw else REASONING_COLUMNS:

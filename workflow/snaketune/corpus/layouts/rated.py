@@ -42,11 +42,7 @@ def rating_columns(raw: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def rated_pairs(raw: Raw, source: Source) -> list[Outcome]:
-    """Return the pairs of one row, the largest difference first, as the pairing and the margin of `source` say.
-
-    Raises:
-        Malformed: no list of completions with ratings, or two lists of different lengths.
-    """
+    """Return the pairs of one row, the largest difference first, as the pairing and the margin of `source` say."""
     columns = rating_columns(raw)
     if columns is None:
         what = f"expected a list of completions ({', '.join(COMPLETIONS)}) with a rating for each"

@@ -21,40 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from snaketune.config.corpus_sources import Source
+from snaketune.corpus.layouts import exchanges, pairs, rated, unpaired, vendor_turns, votes
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
-from snaketune.corpus.layouts.exchanges import (
-    INSTRUCTION_RESPONSES,
-    PROMPT_AND_RESPONSE,
-    PROMPT_TURNS,
-    Exchange,
-    instruction_exchange,
-    question_exchange,
-)
 from snaketune.corpus.layouts.message_trees import rows_of_tree
 from snaketune.corpus.layouts.messages import turns_of
-from snaketune.corpus.layouts.pairs import (
-    PAIR_COLUMNS,
-    check_ratings,
-    pair_columns,
-    pair_in_row,
-    pair_of_transcripts,
-    pair_with_rejected_answer,
-)
-from snaketune.corpus.layouts.rated import COMPLETIONS, RATINGS, rated_pairs
 from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
-from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, unpaired_row
 from snaketune.corpus.layouts.values import Raw, column_of, columns_of, wrong_type
-from snaketune.corpus.layouts.vendor_turns import SYSTEM_KEYS, messages_of_contents, messages_of_moss
-from snaketune.corpus.layouts.votes import (
-    ANSWER_COLUMNS,
-    STRENGTH_COLUMNS,
-    VERDICT_COLUMNS,
-    answer_columns,
-    check_margin,
-    is_verdict,
-    two_answers,
-    winner,
-)
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Outcome, Row
 
 
@@ -90,7 +62,7 @@ def _turns_in(*columns: str, roles: Speakers | None = None) -> Reader:
     return read
 
 
-def _exchange_by(read_exchange: Callable[[Raw, Speakers], Exchange]) -> Reader:
+def _exchange_by(read_exchange: Callable[[Raw, Speakers], exchanges.Exchange]) -> Reader:
     """Return a reader of a prompt and its response."""
 
     def read(raw: Raw, file: RowFile) -> Row:
@@ -101,14 +73,16 @@ def _exchange_by(read_exchange: Callable[[Raw, Speakers], Exchange]) -> Reader:
 
 
 def _contents(raw: Raw, file: RowFile) -> Row:
-    system = next((raw[key] for key in SYSTEM_KEYS if raw.get(key)), None)
-    messages = messages_of_contents(column_of(raw, "contents"), system)
+    system = next((raw[key] for key in vendor_turns.SYSTEM_KEYS if raw.get(key)), None)
+    messages = vendor_turns.messages_of_contents(column_of(raw, "contents"), system)
     return Conversation(messages=turns_of(messages, "contents", file.speakers))
 
 
 def _moss(raw: Raw, file: RowFile) -> Row:
     system = raw["meta_instruction"] if raw.get("meta_instruction") else None
-    return Conversation(messages=turns_of(messages_of_moss(column_of(raw, "chat"), system), "chat", file.speakers))
+    return Conversation(
+        messages=turns_of(vendor_turns.messages_of_moss(column_of(raw, "chat"), system), "chat", file.speakers)
+    )
 
 
 def _dialogue(raw: Raw, file: RowFile) -> Row:
@@ -140,35 +114,35 @@ def _instances(raw: Raw, file: RowFile) -> list[Outcome]:
 
 
 def _pairs(raw: Raw, file: RowFile) -> Row:
-    check_ratings(raw, file.source.margin)
-    columns = pair_columns(tuple(raw))
+    pairs.check_ratings(raw, file.source.margin)
+    columns = pairs.pair_columns(tuple(raw))
     if columns is None and "messages" in raw and "rejected_response" in raw:
-        return pair_with_rejected_answer(raw["messages"], raw["rejected_response"], file.speakers)
+        return pairs.pair_with_rejected_answer(raw["messages"], raw["rejected_response"], file.speakers)
     chosen, rejected = (column_of(raw, column) for column in columns or ("chosen", "rejected"))
-    if (answers := two_answers(tuple(raw))) and is_verdict(chosen) and is_verdict(rejected):
+    if (answers := votes.two_answers(tuple(raw))) and votes.is_verdict(chosen) and votes.is_verdict(rejected):
         raise Malformed(
             "verdicts_as_completions",
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
-            f"answers in {' and '.join(answers)}; rename chosen to winner, and remove rejected",
+            f"answers in {' and '.join(answers)}; rename chosen to votes.winner, and remove rejected",
         )
-    return pair_in_row(raw, chosen, rejected, file.speakers)
+    return pairs.pair_in_row(raw, chosen, rejected, file.speakers)
 
 
 def _transcripts(raw: Raw, file: RowFile) -> Row:
-    check_ratings(raw, file.source.margin)
-    return pair_of_transcripts(column_of(raw, "chosen"), column_of(raw, "rejected"))
+    pairs.check_ratings(raw, file.source.margin)
+    return pairs.pair_of_transcripts(column_of(raw, "chosen"), column_of(raw, "rejected"))
 
 
 def _votes(raw: Raw, file: RowFile) -> Row:
-    check_margin(raw, file.source.margin)
-    columns = answer_columns(tuple(raw))
+    votes.check_margin(raw, file.source.margin)
+    columns = votes.answer_columns(tuple(raw))
     if columns is None:
         raise Malformed("missing_column", f"expected two answers and a verdict on them; {columns_of(raw)}")
     answers = [raw[column] for column in columns]
-    best = winner(raw)
+    best = votes.winner(raw)
     if best == 0:
         raise Dropped("tie")
-    return pair_in_row(raw, answers[best - 1], answers[2 - best], file.speakers)
+    return pairs.pair_in_row(raw, answers[best - 1], answers[2 - best], file.speakers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,23 +162,31 @@ class Layout:
     needs: Sequence[Sequence[Sequence[str]]] = ()
 
 
-PROMPTS = (*dict.fromkeys(prompt for prompt, _ in PROMPT_AND_RESPONSE), "instruction", *PROMPT_TURNS)
-RESPONSES = ("completion", "response", *INSTRUCTION_RESPONSES)
-JUDGEMENTS = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
+PROMPTS = (
+    *dict.fromkeys(prompt for prompt, _ in exchanges.PROMPT_AND_RESPONSE),
+    "instruction",
+    *exchanges.PROMPT_TURNS,
+)
+RESPONSES = ("completion", "response", *exchanges.INSTRUCTION_RESPONSES)
+JUDGEMENTS = (*votes.VERDICT_COLUMNS, *votes.STRENGTH_COLUMNS)
 PAIRS = ("preferences",)
 
 LAYOUTS = {
-    "pairs": Layout(read=_pairs, kinds=PAIRS, needs=[(PROMPTS, (best,), (worst,)) for best, worst in PAIR_COLUMNS]),
+    "pairs": Layout(
+        read=_pairs, kinds=PAIRS, needs=[(PROMPTS, (best,), (worst,)) for best, worst in pairs.PAIR_COLUMNS]
+    ),
     "votes": Layout(
-        read=_votes, kinds=PAIRS, needs=[(PROMPTS, (one,), (two,), JUDGEMENTS) for one, two in ANSWER_COLUMNS]
+        read=_votes, kinds=PAIRS, needs=[(PROMPTS, (one,), (two,), JUDGEMENTS) for one, two in votes.ANSWER_COLUMNS]
     ),
     "rated": Layout(
-        read=lambda raw, file: rated_pairs(raw, file.source), kinds=PAIRS, needs=[(PROMPTS, COMPLETIONS, RATINGS)]
+        read=lambda raw, file: rated.rated_pairs(raw, file.source),
+        kinds=PAIRS,
+        needs=[(PROMPTS, rated.COMPLETIONS, rated.RATINGS)],
     ),
     "unpaired": Layout(
-        read=lambda raw, file: unpaired_row(raw, file.speakers),
+        read=lambda raw, file: unpaired.unpaired_row(raw, file.speakers),
         kinds=("preferences", "unpaired"),
-        needs=[(PROMPTS, RESPONSES, LABEL_COLUMNS)],
+        needs=[(PROMPTS, RESPONSES, unpaired.LABEL_COLUMNS)],
     ),
     "transcripts": Layout(read=_transcripts, kinds=PAIRS),
     "messages": Layout(read=_turns_in("messages"), needs=[(("messages",),)]),
@@ -213,11 +195,13 @@ LAYOUTS = {
     "contents": Layout(read=_contents),
     "moss": Layout(read=_moss),
     "dialogue": Layout(read=_dialogue),
-    "alpaca": Layout(read=_exchange_by(instruction_exchange), needs=[(("instruction",), INSTRUCTION_RESPONSES)]),
+    "alpaca": Layout(
+        read=_exchange_by(exchanges.instruction_exchange), needs=[(("instruction",), exchanges.INSTRUCTION_RESPONSES)]
+    ),
     "instances": Layout(read=_instances, needs=[(("instruction",), ("instances",))]),
     "prompt-response": Layout(
-        read=_exchange_by(question_exchange),
-        needs=[((prompt,), (response,)) for prompt, response in PROMPT_AND_RESPONSE],
+        read=_exchange_by(exchanges.question_exchange),
+        needs=[((prompt,), (response,)) for prompt, response in exchanges.PROMPT_AND_RESPONSE],
     ),
     "message-tree": Layout(
         read=lambda raw, file: rows_of_tree(raw, file.kind, file.speakers),

@@ -35,9 +35,6 @@ def recognise(raw: Raw, file: RowFile) -> str:
     >>> from snaketune.config.corpus_sources import Source
     >>> recognise({"question": "1 + 1?", "answer": "2"}, RowFile(kind="conversations", source=Source(files=("x",))))
     'prompt-response'
-
-    Raises:
-        Malformed: no layout is recognised.
     """
     columns = tuple(raw)
     layout = _by_columns(columns)
@@ -120,9 +117,6 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
 
     >>> nearest(("prompt", "chosen"), frozenset({"pairs", "votes"}))
     'nearest: pairs (prompt, chosen, rejected); `rejected` is missing; or map columns with `fields`'
-
-    Args:
-        layouts: those that give rows of the corpus' kind.
     """
     by_plain_name = {_plain(column): column for column in columns}
     candidates: list[tuple[int, int, str]] = []

@@ -166,8 +166,6 @@ def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Mes
     Args:
         whole_prompt: whether there are no turns before the response but this prompt; then a dialogue in it is the
             conversation, else it is a text that the user quotes.
-    Raises:
-        Malformed: the prompt is in a template that can't be removed cleanly.
     """
     if not may_be_templated(prompt):
         return None
@@ -307,9 +305,6 @@ def split_at_marks(text: str, marks: Any) -> tuple[str, list[tuple[str, str]]]:
 
     >>> split_at_marks("\n\nHuman: Hi\n\nAssistant:  Hello", TRANSCRIPT.finditer("\n\nHuman: Hi\n\nAssistant:  Hello"))
     ('', [('Human', 'Hi'), ('Assistant', ' Hello')])
-
-    Args:
-        marks: matches of the tags before turns; the group `speaker` names the speaker.
     """
     marks = list(marks)
     ends = [mark.start() for mark in marks] + [len(text)]

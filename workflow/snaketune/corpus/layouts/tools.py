@@ -30,11 +30,6 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
 
     >>> tools_of([{"parameters": {}, "name": "now"}])
     '[{"type": "function", "function": {"name": "now", "parameters": {}}}]'
-
-    Args:
-        column: the name of their column, for messages.
-    Raises:
-        Malformed: not JSON, or not functions with names.
     """
     if value is None:
         return None

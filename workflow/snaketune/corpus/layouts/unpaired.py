@@ -9,15 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.layouts.exchanges import (
-    CONVERSATION_COLUMNS,
-    INSTRUCTION_RESPONSES,
-    Exchange,
-    conversation_exchange,
-    instruction_exchange,
-    prompt_and_response,
-    question_exchange,
-)
+from snaketune.corpus.layouts import exchanges
 from snaketune.corpus.layouts.roles import Speakers
 from snaketune.corpus.layouts.values import Raw
 from snaketune.corpus.rows import Dropped, Malformed, Outcome, Preference, Unpaired, roles_and_texts
@@ -52,7 +44,7 @@ def is_labelled(raw: Raw, layout: str) -> bool:
         return False
     if layout in ("messages", "sharegpt") or isinstance(label, bool):
         return True
-    columns = prompt_and_response(tuple(raw)) if layout == "prompt-response" else None
+    columns = exchanges.prompt_and_response(tuple(raw)) if layout == "prompt-response" else None
     return columns is not None and (columns[0] == "prompt" or columns[1] == "completion")
 
 
@@ -93,17 +85,17 @@ def pair_up(rows: list[tuple[Unpaired | Malformed, str]]) -> list[Outcome]:
     return outcomes
 
 
-def _exchange(raw: Raw, speakers: Speakers) -> Exchange:
-    conversation = next((column for column in CONVERSATION_COLUMNS if column in raw), None)
+def _exchange(raw: Raw, speakers: Speakers) -> exchanges.Exchange:
+    conversation = next((column for column in exchanges.CONVERSATION_COLUMNS if column in raw), None)
     if conversation:
-        return conversation_exchange(raw, conversation, speakers)
-    if "instruction" in raw and any(column in raw for column in INSTRUCTION_RESPONSES):
-        return instruction_exchange(raw, speakers)
-    if prompt_and_response(tuple(raw)) is None:
+        return exchanges.conversation_exchange(raw, conversation, speakers)
+    if "instruction" in raw and any(column in raw for column in exchanges.INSTRUCTION_RESPONSES):
+        return exchanges.instruction_exchange(raw, speakers)
+    if exchanges.prompt_and_response(tuple(raw)) is None:
         for column in ("prompt", "completion"):
             if column not in raw:
                 raise _missing(column, raw)
-    return question_exchange(raw, speakers)
+    return exchanges.question_exchange(raw, speakers)
 
 
 def _missing(column: str, raw: Raw) -> Malformed:

@@ -33,7 +33,6 @@ def unread_names(raw: Columns, layout: str, mapped_names: frozenset[str]) -> tup
     """Return the columns and keys of a row that hold something and weren't read, each once.
 
     Args:
-        raw: the row, after it was read.
         mapped_names: columns that the config's `fields` name.
     """
     others, read = _columns(tuple(raw), tuple(raw.read), layout, mapped_names)

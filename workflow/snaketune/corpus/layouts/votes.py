@@ -70,9 +70,6 @@ def winner(raw: Raw) -> int:
 
     >>> winner({"annotator1": 2, "annotator2": 0, "annotator3": 2}), winner({"winner": "model_a"})
     (2, 1)
-
-    Raises:
-        Malformed: there is no vote, a vote is unknown, or verdicts and scores contradict each other.
     """
     columns = [column for column in raw if ANNOTATOR.fullmatch(column)]
     columns = columns or [column for column in VERDICT_COLUMNS if column in raw]

@@ -176,9 +176,6 @@ def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
 def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
     """Yield the files in a tar.
 
-    Args:
-        opener: opens the decompressed tar.
-        display_name: its name in messages.
     Raises:
         SnaketuneError: it is damaged or cut off.
     """

@@ -158,7 +158,6 @@ def csv_delimiter(head: bytes, display_name: str, columns: int | None = None) ->
     ';'
 
     Args:
-        head: the first HEAD_LENGTH bytes of the file.
         columns: the number of columns of a file without a header.
     """
     whole = head if len(head) < HEAD_LENGTH else head[: head.rfind(b"\n") + 1]

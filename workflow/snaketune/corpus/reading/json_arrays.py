@@ -45,7 +45,6 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
     object, the one named `train` is read, and the others are logged.
 
     Args:
-        display_name: the name of the file in messages.
         start: a byte order mark, which is skipped.
     Raises:
         Malformed: not valid JSON.

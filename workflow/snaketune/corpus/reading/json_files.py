@@ -29,8 +29,6 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
     """Read the rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
-        opener: opens the file at its beginning; called repeatedly.
-        display_name: the name of the file in messages.
         keys: its encoding, for messages.
     Yields:
         Rows, or why one can't be read. Blank lines are skipped.

@@ -29,8 +29,6 @@ def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -
     """Read the rows of a CSV file; cells may span lines.
 
     Args:
-        opener: opens the file at its beginning.
-        display_name: its name in messages.
         keys: its delimiter and its columns, where the source names them. By default the delimiter is detected from the
             first rows, and the first row names the columns.
     Yields:
@@ -86,12 +84,7 @@ def _csv_row(header: list[str], cells: list[str]) -> dict[str, str] | Malformed:
 
 
 def read_text(opener: Opener, display_name: str) -> Iterator[RawRow]:
-    """Read a file that is one document, in chunks if it is long; each with the line that it begins on.
-
-    Args:
-        opener: opens the file at its beginning.
-        display_name: its name in the log.
-    """
+    """Read a file that is one document, in chunks if it is long; each with the line that it begins on."""
     with _text(opener) as lines:
         text, line, chunks = "", 1, 0
         while True:

@@ -75,7 +75,6 @@ class Contamination(ExitStack):
         Args:
             remaining, held_out, hashes, prompt_hashes: for each row, whether no earlier step dropped it, whether it is held
                 out, the hash that its id is made of, and the hash of its prompt.
-            record: the file for the hits.
         Returns:
             bool[rows], True for contaminated rows; and by evaluation, the number of train rows with a hit.
         """

@@ -60,20 +60,21 @@ def texts_of_file(path: Path) -> Iterator[EvaluationText]:
         if isinstance(raw.value, Malformed):
             print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.value}"), flush=True)
         else:
-            for text in _texts(raw.value):
+            for text in texts_in(raw.value):
                 yield EvaluationText(f"{raw.unit} {raw.number}", text, True)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case dict():
-            for part in value.values():
-                yield from _texts(part)
-        case list():
-            for part in value:
-                yield from _texts(part)
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a value, at any depth."""
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case str() as text:
+                yield text
+            case dict() as some:
+                pending += reversed(some.values())
+            case list() as some:
+                pending += reversed(some)
 
 
 class EvaluationNgrams:
