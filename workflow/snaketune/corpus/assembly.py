@@ -112,7 +112,6 @@ def _save_records(work: WorkFolder) -> str:
 
 
 def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
-    """Yield each source with its files."""
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:
         what = f"the sources name {expected} files, --files has {len(files)}"

@@ -35,7 +35,6 @@ def counts_of(
 
 
 def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:
-    """Count the rows of one source by outcome."""
     rows = source.rows
     dropped, copies = decisions.dropped[rows], decisions.copies[rows]
     by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()

@@ -1,8 +1,4 @@
-"""The first pass: raw rows to valid, cleaned rows in the spool, and a few numbers about each in memory.
-
-24 bytes of memory per row: the hash of its content, the hash of its prompt, its length, and the number of its origin. All
-decisions are made from these after the last row is read.
-"""
+"""The first pass: raw rows to valid, cleaned rows in the spool, and 24 bytes about each in memory, for the decisions."""
 
 import gc
 from array import array
@@ -89,7 +85,6 @@ class Scan:
         self.locations: list[tuple[str, RawRow]] = []
 
     def read(self, source: Source, paths: list[Path]) -> SourceCounts:
-        """Read all rows of a source."""
         counts = SourceCounts()
         first = len(self.hashes)
         with _rare_collections():
@@ -104,7 +99,6 @@ class Scan:
         return counts
 
     def finish(self) -> None:
-        """Write the last batch."""
         if self.batch:
             self._flush()
 

@@ -82,7 +82,6 @@ class SplitFile:
         self.writer.close()
 
     def append(self, batch: pa.RecordBatch, extra_columns: dict[str, Any]) -> None:
-        """Append a batch of the spool."""
         columns = {
             field.name: pa.array(extra_columns[field.name], field.type)
             for field in self.schema

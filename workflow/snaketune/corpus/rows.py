@@ -96,7 +96,6 @@ class _Row:
 
     @property
     def turns(self) -> list[Message]:
-        """All turns."""
         return [turn for column in self.columns for turn in getattr(self, column)]
 
     @property
@@ -204,7 +203,6 @@ def roles_and_texts(turns: list[Message]) -> list[tuple[str, str]]:
 
 
 def id_of(content: int) -> str:
-    """Return the id of a row with this `content_hash`: 16 hex digits."""
     return f"{content:016x}"
 
 

@@ -298,7 +298,6 @@ def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encod
 
 
 def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[TextSpan]:
-    """Return the tokens of a conversation as spans of text."""
     start, end = encoded.offsets[number : number + 2]
     ids, supervised = encoded.ids[start:end], encoded.supervised[start:end]
     control = chat.is_control(ids)

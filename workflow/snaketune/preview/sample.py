@@ -170,7 +170,6 @@ def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> t
 
 
 def _length(raw: RawRow) -> int:
-    """Count the characters of all texts in a row."""
     return sum(map(len, texts_in(raw.value)))
 
 

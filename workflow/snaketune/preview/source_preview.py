@@ -57,7 +57,6 @@ class SourcePreview:
 
     @property
     def rows_read(self) -> int:
-        """Number of raw rows read."""
         return _count(self.samples)
 
     @property
@@ -75,12 +74,10 @@ class SourcePreview:
 
     @property
     def trouble(self) -> list[str]:
-        """Errors about its files."""
         return [sample.trouble for sample in self.samples if sample.trouble] + self.reading.trouble
 
 
 def preview_file(file: str, renderer: Renderer) -> SourcePreview:
-    """Preview a file that isn't in a config."""
     source = Source(files=(file,), encoding=encoding_of(Path(file)))
     samples = samples_of(source, None)
     reading, counts = best_reading(source, samples)
@@ -159,7 +156,6 @@ def _preview_source(corpus: PreviewedCorpus, number: int, renderer: Renderer) ->
 
 
 def _why(reading: Reading, counts: dict[str, int], rows_read: int, *, by_fields: bool) -> str:
-    """Return the reason for the kind, as text."""
     if by_fields:
         return f"reads {_of(reading.used, rows_read)} with the `fields` suggested below; no layout is known"
     others = {kind: count for kind, count in counts.items() if kind not in (reading.kind, TEXT)}

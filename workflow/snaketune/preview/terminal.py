@@ -30,7 +30,6 @@ def has_colours(output: TextIO) -> bool:
 
 
 def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
-    """Yield the lines of a preview."""
     paint = _Paint(colour)
     yield paint(BOLD, printable(preview.name))
     yield from (f"  {line}" if line else "" for line in _facts(preview, paint))
@@ -48,8 +47,6 @@ def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
 
 
 class _Paint:
-    """Colours, or none."""
-
     def __init__(self, colour: bool):
         self.colour = colour
         self.legend = f"supervised text in {self(GREEN, 'green')}" if colour else "supervised text between ⟦ and ⟧"
@@ -58,7 +55,6 @@ class _Paint:
         return f"{code}{text}{RESET}" if self.colour and text else text
 
     def spans(self, spans: list[TextSpan]) -> str:
-        """Return a row's text, of several lines."""
         output = ""
         supervised = False
         for span in spans:

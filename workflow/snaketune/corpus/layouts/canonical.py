@@ -1,7 +1,6 @@
 """The raw rows of one file to canonical rows: recognised, read, repaired where the config says so, and checked.
 
-Takes some microseconds per row; flat trees and unpaired completions are held in memory, one file at a time. Documents, for
-continued pre-training, are one column of a table, long texts cut like files of plain text.
+Takes some microseconds per row; flat trees and unpaired completions are held in memory, one file at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -161,7 +160,6 @@ def _completion(raw: RawRow, present: Columns, source: Source) -> tuple[Unpaired
 
 
 def _documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> Iterator[RowResult]:
-    """Yield one document per raw row, or its chunks."""
     for raw in raws:
         try:
             if isinstance(raw.value, Malformed):

@@ -1,7 +1,7 @@
 """The content of a turn as one text: typed parts, reasoning and tool calls in the format that most chat models are trained on.
 
-Canonical turns hold plain text, so reasoning precedes it as `<think>\\n…\\n</think>\\n\\n`, and a tool call is
-`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`. What text can't represent (an image, audio) is refused.
+Reasoning precedes the text as `<think>\\n…\\n</think>\\n\\n`; a call is
+`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`.
 """
 
 import json

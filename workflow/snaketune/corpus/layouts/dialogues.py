@@ -83,7 +83,6 @@ def _is_tool(speaker: str) -> bool:
 
 
 def _next_speaker(marks: list[re.Match[str]]) -> str | None:
-    """Return the first speaker that is no tool."""
     return next((mark["speaker"].casefold() for mark in marks if role_of(mark["speaker"], {}) != "tool"), None)
 
 

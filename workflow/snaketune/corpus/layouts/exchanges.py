@@ -51,12 +51,10 @@ Exchange = tuple[list[Message], list[Message], tuple[str, ...]]
 
 @lru_cache(maxsize=4096)
 def prompt_and_response(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the columns that hold a prompt and its response, or None."""
     return next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
 
 
 def instruction_exchange(raw: Raw, speakers: Speakers) -> Exchange:
-    """Return prompt, response and notes of an instruction."""
     prompt, notes = instruction_of(raw)
     column = next((column for column in INSTRUCTION_RESPONSES if column in raw), "output")
     turns, (response,), stripped = exchange(prompt, {column: column_of(raw, column)}, speakers)

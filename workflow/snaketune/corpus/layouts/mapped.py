@@ -99,7 +99,6 @@ def tools_in_row(raw: Raw, fields: Fields) -> str | None:
 
 
 def maps_labels(fields: Fields) -> bool:
-    """Return True if `fields` name system text, tools or a label."""
     return bool(fields.system or fields.tools or fields.answer or fields.task)
 
 

@@ -4,9 +4,8 @@
     nested    one row per tree: a message that holds its `replies`, or is in `prompt`
 
 The best conversation takes the reply of the lowest rank at every step, the first of several without rank, and the first
-answered one of several by a user; it ends on the assistant. Each ranked reply but the best gives a pair with the best one:
-neighbours in rank are often nearly the same, and pairs with the same chosen reply also share their prompt, which is computed
-once. Deleted messages are dropped with all their replies.
+answered one of several by a user. Each ranked reply but the best gives a pair with the best one: neighbours in rank are often
+nearly the same, and pairs with the same chosen reply share their prompt. Deleted messages are dropped with all their replies.
 """
 
 import math
@@ -36,13 +35,11 @@ class Node:
 
     @property
     def ranked_replies(self) -> list["Node"]:
-        """The replies that aren't deleted, by rank."""
         replies = [reply for reply in self.replies if not reply.deleted]
         return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
 
 
 def is_nested_tree(raw: Raw) -> bool:
-    """Return True if a row holds a whole tree."""
     return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
 
 
@@ -51,10 +48,8 @@ def rows_of_tree(raw: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
     root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
     if root.deleted:
         return [Dropped("deleted")]
-    if kind == "conversations":
-        path = _best_path(root)
-        return [_conversation(path) if path else Dropped("unanswered")]
-    return [_preference(chosen, rejected) for chosen, rejected in _ranked_pairs(root)] or [Dropped("unpaired")]
+    rows = [row for _, _, row in _rows_below(root, kind)]
+    return rows or [Dropped("unanswered" if kind == "conversations" else "unpaired")]
 
 
 def rows_of_flat_tree(raws: list[Raw], kind: str, speakers: Speakers) -> list[Outcome]:
@@ -68,20 +63,25 @@ def rows_of_flat_tree(raws: list[Raw], kind: str, speakers: Speakers) -> list[Ou
         outcomes[node.number] = Dropped("deleted")
     for node in _walk(roots):
         outcomes[node.number] = Dropped("other_branch" if kind == "conversations" else "unpaired")
-    for root in roots:
-        if kind == "conversations" and not root.deleted:
-            path = _best_path(root)
-            for node in path:
-                outcomes[node.number] = None
-            outcomes[root.number] = _conversation(path) if path else Dropped("unanswered")
-        elif kind == "preferences":
-            for best, lower in _ranked_pairs(root):
-                for node in _path_to(best):
-                    # A rejected reply may have replies, and then has a pair and is part of others.
-                    if isinstance(outcomes[node.number], Dropped):
-                        outcomes[node.number] = None
-                outcomes[lower.number] = _preference(best, lower)
+    for root in (root for root in roots if not root.deleted):
+        if kind == "conversations":
+            outcomes[root.number] = Dropped("unanswered")
+        for node, others, row in _rows_below(root, kind):
+            for other in others:
+                # A rejected reply may have replies, and then has a pair and is part of others.
+                if isinstance(outcomes[other.number], Dropped):
+                    outcomes[other.number] = None
+            outcomes[node.number] = row
     return outcomes
+
+
+def _rows_below(root: Node, kind: str) -> list[tuple[Node, list[Node], Conversation | Preference]]:
+    """Return each row of a tree, after the message whose result it is, and the other messages in it."""
+    if kind == "conversations":
+        path = _best_path(root)
+        row = Conversation(messages=[node.turn for node in path], notes=_notes(path))
+        return [(root, path[1:], row)] if path else []
+    return [(lower, _path_to(best), _preference(best, lower)) for best, lower in _ranked_pairs(root)]
 
 
 def _link(raws: list[Raw], speakers: Speakers) -> tuple[list[Outcome], list[Node]]:
@@ -202,10 +202,6 @@ def _path_to(node: Node | None) -> list[Node]:
         path.append(node)
         node = node.parent
     return path[::-1]
-
-
-def _conversation(path: list[Node]) -> Conversation:
-    return Conversation(messages=[node.turn for node in path], notes=_notes(path))
 
 
 def _preference(best: Node, lower: Node) -> Preference:

@@ -37,7 +37,6 @@ UNRATED = -1
 
 @lru_cache(maxsize=4096)
 def pair_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the columns of the chosen and the rejected side, or None."""
     return next((pair for pair in PAIR_COLUMNS if set(pair) <= set(columns)), None)
 
 
@@ -81,7 +80,6 @@ def pair_with_rejected_answer(messages: Any, rejected: Any, speakers: Speakers) 
 
 
 def pair_of_transcripts(chosen: Any, rejected: Any) -> Preference:
-    """Return a preference from two transcripts."""
     return _split_at_difference(transcript_turns(chosen, "chosen"), transcript_turns(rejected, "rejected"))
 
 

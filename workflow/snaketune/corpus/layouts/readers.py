@@ -1,21 +1,4 @@
-"""The table of layouts: one raw row to the canonical row or rows that it gives by itself.
-
-messages          messages: [{role, content}, ...]; content a text or typed parts
-sharegpt          conversations: [{from, value}, ...], or items that are two turns: {human, assistant}
-turns             turns: [{speaker, utterance}, ...], where SYSTEM is the assistant
-dialogue          one text column with a whole dialogue: "User 1: ...", "User 2: ...", or in a template
-alpaca            instruction, input (or context), output (or response, completion)
-instances         instruction with instances: [{input, output}, ...], each of which gives a row
-prompt-response   prompt or question with response or completion; further names in `exchanges`
-message-tree      message_id, parent_id, role, text, rank; or a message with its replies inside
-pairs             a prompt with chosen and rejected, each a text, a message or turns; the prompt is a text, or a
-                  conversation in messages or conversations; or chosen and rejected are whole conversations, whose
-                  shared beginning is the prompt; further names in `pairs`
-transcripts       chosen and rejected as "\\n\\nHuman: ...\\n\\nAssistant: ..." texts, which begin alike
-votes             a prompt, response1 and response2 (or _a and _b), and the annotators' verdicts
-unpaired          a prompt with its completion, or a whole conversation, and a label: true or false, 1 or 0, or a
-                  text that means one of them
-"""
+"""The table of layouts: one raw row to the canonical row or rows that it gives by itself. `config/README.md` describes each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +28,6 @@ class RowFile:
 
     @property
     def speakers(self) -> Speakers:
-        """Roles by name, besides the usual ones."""
         return self.source.speakers
 
 
@@ -63,8 +45,6 @@ def _turns_in(*columns: str, roles: Speakers | None = None) -> Reader:
 
 
 def _exchange_by(read_exchange: Callable[[Raw, Speakers], exchanges.Exchange]) -> Reader:
-    """Return a reader of a prompt and its response."""
-
     def read(raw: Raw, file: RowFile) -> Row:
         prompt, response, notes = read_exchange(raw, file.speakers)
         return Conversation(messages=prompt + response, notes=notes)
@@ -212,6 +192,5 @@ LAYOUTS = {
 
 
 def rows_of(layout: str, raw: Raw, file: RowFile) -> Sequence[Outcome]:
-    """Return the rows that one raw row gives by itself."""
     rows = LAYOUTS[layout].read(raw, file)
     return rows if isinstance(rows, list) else (rows,)

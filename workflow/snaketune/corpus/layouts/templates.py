@@ -312,7 +312,6 @@ def split_at_marks(text: str, marks: Any) -> tuple[str, list[tuple[str, str]]]:
 
 
 def is_transcript(text: Any) -> bool:
-    """Return True if a text is a conversation between Human and Assistant."""
     return isinstance(text, str) and text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
 
 

@@ -1,8 +1,6 @@
-"""The tools that a conversation's prompt offers, in one canonical form.
+"""The tools that a conversation's prompt offers, as JSON text: `[{"type": "function", "function": {"name": …, …}}, …]`.
 
-A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. A
-source may have such a list, the functions by themselves, a single one, or any of these as JSON text. Names come first, because
-templates write keys in order; the order of other keys is the source's, and isn't part of the row's id.
+Names come first, because templates write keys in order; the order of other keys is the source's, and doesn't change the id.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Single completions labelled good or bad, unchanged or as preference pairs.
 
-Pairs are made per prompt: the first good completion with the first bad one, the second with the second. Completions without a
-partner in their file are dropped. Pairing holds the file in memory. The label of a conversation is that of its last turn, and
-the turns before it are the prompt.
+Pairs are made per prompt: the first good completion with the first bad one, the second with the second. The label of a
+conversation is that of its last turn.
 """
 
 from collections import defaultdict
@@ -49,7 +48,6 @@ def is_labelled(raw: Raw, layout: str) -> bool:
 
 
 def unpaired_row(raw: Raw, speakers: Speakers) -> Unpaired:
-    """Return a row's completion and label. Raises Malformed if it has no label."""
     column = next((column for column in LABEL_COLUMNS if column in raw), None)
     if column is None:
         raise _missing("label", raw)

@@ -1,8 +1,6 @@
-"""Columns and keys of a row that no reader used, so that none that holds something is ignored silently.
+"""Columns and keys of a row that no reader used, so that none that holds something is ignored silently: 1 to 2 µs per row.
 
-`Columns` records which columns are read. Other columns that hold something are reported by name, and keys of turns by their
-path: `messages[].name`, `messages[].content[].citations`. Some of them mark a row as a bad one to train on
-(`is_correct: false`). Takes 1 to 2 µs per row.
+Columns are reported by name, keys of turns by their path: `messages[].name`, `messages[].content[].citations`.
 """
 
 import re

@@ -1,8 +1,7 @@
 """Repairs of canonical rows, where the config says so, and their validity: the order of roles, and text in every turn.
 
-Repairs run in the order of STEPS, whatever the order in the config, because each step can make work for the next. The prompt
-of a preference is repaired likewise, except for its end, which the completions answer. Rows with images, audio or video
-beside the text are refused, because the text has another meaning without them.
+Repairs run in the order of STEPS, because each can make work for the next. Rows with images, audio or video beside the text
+are refused, because the text has another meaning without them.
 """
 
 import re
@@ -43,7 +42,6 @@ def refuse_media(holder: Mapping[str, Any], where: str = "") -> None:
 
 @lru_cache(maxsize=4096)
 def media_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys that name media."""
     return tuple(key for key in keys if MEDIA_KEY.fullmatch(key))
 
 
@@ -59,14 +57,12 @@ def _holds_any(value: Any) -> bool:
 
 
 def _shows_media(text: str) -> bool:
-    """Return True if a user's text has a media placeholder."""
     if "<" not in text:
         return False
     return (PLACEHOLDER in text and END not in text) or OTHER_PLACEHOLDERS.search(text) is not None
 
 
 def check(row: Row) -> None:
-    """Raise Malformed unless `row` is valid."""
     if isinstance(row, Conversation):
         turns = row.messages
         if not any(turn["role"] == "assistant" for turn in turns):
@@ -131,7 +127,6 @@ def _without_empty_turns(turns: list[Message]) -> list[Message]:
 
 
 def _merged(turns: list[Message]) -> list[Message]:
-    """Merge neighbours of one role."""
     merged: list[Message] = []
     for turn in turns:
         # Results of two calls stay two turns; and one turn is supervised as a whole or not at all.

@@ -33,7 +33,6 @@ class Columns(Raw):
 
 
 def mark_read(raw: Raw, *columns: str) -> None:
-    """Record that columns accessed by `get` are read."""
     if isinstance(raw, Columns):
         raw.read += columns
 
@@ -57,17 +56,14 @@ def first_key(item: Mapping[str, Any], keys: Iterable[str]) -> str | None:
 
 
 def first_value(item: Mapping[str, Any], keys: Iterable[str]) -> Any:
-    """Return the first value of `keys` that isn't null in `item`."""
     return next((value for key in keys if (value := item.get(key)) is not None), None)
 
 
 def kind_of(value: Any) -> str:
-    """Return the type of a value, for messages."""
     return "null" if value is None else type(value).__name__
 
 
 def wrong_type(where: str, value: Any, expected: str = "a text") -> Malformed:
-    """Return the error of a value of another type than expected."""
     return Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected {expected}")
 
 
@@ -114,7 +110,6 @@ def number_of(value: Any) -> float | None:
 
 
 def json_of(text: str) -> Any:
-    """Parse JSON; return None for a text that isn't JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -26,12 +26,10 @@ NUMBER = re.compile(r"\D*(\d+)")
 
 
 def is_contents(value: Any) -> bool:
-    """Return True if a column `contents` holds turns in Gemini's format."""
     return isinstance(value, list) and any(isinstance(item, dict) and "parts" in item for item in value)
 
 
 def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
-    """Return Gemini's contents as messages."""
     messages = [{"role": "system", "content": _text_of_parts(system)}] if system else []
     for item in contents if isinstance(contents, list) else [contents]:
         parts = item.get("parts") if isinstance(item, dict) else None
@@ -76,7 +74,6 @@ def _as_text(value: Any) -> str:
 
 
 def messages_of_moss(chat: Any, system: Any) -> list[dict[str, Any]]:
-    """Return a chat of MOSS as messages."""
     messages = [{"role": "system", "content": system}] if system else []
     for turn in _sorted_by_number(chat):
         texts = {key: _moss_text(value) for key, value in turn.items()} if isinstance(turn, dict) else {}

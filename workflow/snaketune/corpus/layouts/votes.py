@@ -60,7 +60,6 @@ def _score_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def two_answers(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the two columns that hold answers to compare, or None."""
     names = set(columns)
     return next((pair for pair in ANSWER_COLUMNS if names.issuperset(pair)), None)
 

@@ -64,7 +64,6 @@ def open_decompressed(path: Path) -> BinaryIO:
 
 
 def decompressed(opener: Opener) -> BinaryIO:
-    """Decompress what `opener` opens."""
     with opener() as file:
         magic = file.read(len(XZ_MAGIC))
     file = opener()
@@ -113,7 +112,6 @@ class _Slice(io.RawIOBase):
 
 
 def is_zip(path: Path) -> bool:
-    """Return True if a file begins like a zip archive."""
     with path.open("rb") as file:
         return file.read(4) in ZIP_MAGIC
 

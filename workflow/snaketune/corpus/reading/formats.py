@@ -58,15 +58,12 @@ ZIP_DOCUMENTS = {
 
 
 class TextKeys(NamedTuple):
-    """The keys of a source that apply to text files."""
-
     encoding: str = UTF_8
     delimiter: str | None = None
     header: tuple[str, ...] = ()
 
     @property
     def set_keys(self) -> list[str]:
-        """The keys that differ from their defaults."""
         return [key for key, value in self._asdict().items() if value != TextKeys._field_defaults[key]]
 
 
@@ -74,7 +71,6 @@ DEFAULT_KEYS = TextKeys()
 
 
 def table_format(head: bytes) -> Format | None:
-    """Return the format of a Parquet or Arrow file, by its first bytes; None for other files."""
     return next((format_ for magic, format_ in TABLES.items() if head.startswith(magic)), None)
 
 

@@ -1,8 +1,7 @@
 """Rows of one JSON document, read block by block: an array, an object that wraps one, or consecutive objects.
 
-An array is cut at commas between its elements, and each chunk of about one block is parsed as an array of its own, so
-that memory doesn't grow with the file. The commas are found among the few bytes that structure JSON, without parsing. A wrong
-guess about damaged JSON does no harm: chunks are parsed strictly, and a document is valid if all its chunks are.
+An array is cut at commas between its elements, which are found among the few bytes that structure JSON, without parsing. Each
+chunk is then parsed strictly, so that a wrong guess about damaged JSON does no harm.
 """
 
 from collections.abc import Iterator
@@ -217,12 +216,10 @@ def _rows_of(document: Any, display_name: str) -> list[Any]:
 
 
 def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:
-    """Log the splits that aren't read, with their rows."""
     others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
     if SPLIT in arrays and others:
         print_line(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
 
 
 def _checked(row: Any, irregular: bool) -> Any:
-    """Return `row`, checked by `checked_row` if a key may be there twice in it, or a NaN."""
     return checked_row(row) if irregular else row

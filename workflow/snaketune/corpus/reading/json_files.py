@@ -1,9 +1,7 @@
-"""JSON and JSON lines to raw rows.
+"""JSON and JSON lines to raw rows. The suffix is only a hint: the first two lines decide.
 
-The suffix is only a hint: a .json with one object per line and a .jsonl with one array are both common. The first two lines
-decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are rows, on one line or
-on several. A malformed line is one malformed row, a malformed array fails the file. Both are read in blocks, so that memory
-doesn't grow with the file.
+A list of messages is a row with `messages`, and objects that follow each other without a comma are rows. A malformed line is
+one malformed row, a malformed array fails the file. Both are read in blocks, so that memory doesn't grow with the file.
 """
 
 import io

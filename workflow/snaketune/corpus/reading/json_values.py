@@ -1,8 +1,7 @@
 """Bytes to a JSON value: fast for valid JSON, with an exact reason for malformed JSON.
 
-orjson parses about 500 MB/s, but silently takes the last of two equal keys and rounds integers of 64 bits and more. Both are
-detected, and the json module parses again wherever orjson fails or one of them may be present. It also reads a bare NaN, which
-Python writes for a missing number, and which becomes null here.
+orjson parses about 500 MB/s, but silently takes the last of two equal keys and rounds integers of 64 bits and more. The json
+module parses again where orjson fails or one of them may be present. It also reads a bare NaN, which becomes null here.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Files and Hub datasets to raw rows, one at a time.
-
-All of them are streamed. For a row that can't be read, the reason is yielded; a file that can't be read, or is cut off,
-fails the stage, because the number of missing rows is unknown.
-"""
+"""Files and Hub datasets to raw rows, streamed; for a row that can't be read the reason. A file that can't fails the stage."""
 
 import codecs
 import lzma

@@ -1,11 +1,7 @@
-"""CSV files and files of one document each to raw rows. Errors in a row affect only that row.
+"""CSV files and files of one document each to raw rows.
 
-Bytes that aren't UTF-8 become lone surrogates, so that they make one row malformed instead of failing the file; a quote never
-closed fails it.
-
-A document of more than MAX_CHARACTERS characters is cut, so that no file of a gigabyte has to be in memory: after the last
-blank line within that length, else after the last line, else the last word. Concatenated, the chunks are the document. Each
-is a row of its own, so the held-out share of a single long file is a share of its chunks.
+Bytes that aren't UTF-8 become lone surrogates, so that they make one row malformed instead of failing the file. A long document
+is cut, so that no file of a gigabyte has to be in memory: after a blank line, else a line, else a word. Each chunk is a row.
 """
 
 import csv

@@ -1,14 +1,11 @@
 """Contamination: train rows that share an n-gram with evaluation data.
 
 As in Brown et al. (2020, "Language Models are Few-Shot Learners", appendix C) with 13-grams, a row is dropped if any `n`
-consecutive words of one of its turns are also in an evaluation text. An evaluation text of fewer than `n` words, and at least
-five, is matched as a whole: against turns of exactly these words. System texts aren't compared, because they are the same in
-many rows, and neither are short answers of evaluation data, because sentences like "Is there anything else I can do?" are
-common.
+consecutive words of one of its turns are also in an evaluation text. An evaluation text of fewer words, and at least five, is
+matched as a whole. System texts aren't compared, nor are short answers of evaluation data, because they are common.
 
 Rows are compared with the evaluation data of the config as they are read, and with the corpus' own held-out rows once the
-split is known. Many rows of a corpus share phrases and templates. So for its own held-out rows, n-grams that several prompts
-share don't count, and of short turns only the prompt does.
+split is known. For these, n-grams that several prompts share don't count, and of short turns only the prompt does.
 """
 
 import json

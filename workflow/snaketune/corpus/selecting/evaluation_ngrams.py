@@ -65,7 +65,6 @@ def texts_of_file(path: Path) -> Iterator[EvaluationText]:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a value, at any depth."""
     pending = [value]
     while pending:
         match pending.pop():

@@ -2,13 +2,11 @@
 
 The share of equal slots of two signatures estimates the Jaccard similarity of the shingles of two texts (Broder, 1997,
 "On the resemblance and containment of documents"), with 128 slots to within 0.04. Texts whose slots agree in a whole band
-are candidates (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", chapter 3), and candidates whose signatures are
-similar enough are pairs. Of the pairs just above the threshold, at most one in twenty is missed.
+are candidates (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", chapter 3). Of the pairs just above the threshold, at
+most one in twenty is missed. Signatures (512 bytes per text) and band hashes are on disk; one band at a time is in memory.
 
-Signatures (512 bytes per text) and band hashes (8 bytes each) are on disk; one band at a time is in memory.
-
-The texts of a row are compared as one, including the tools that it offers: the same request with other tools is another
-task. Brackets, operators and digits count, because some rows differ in nothing else: exercises in logic, code, arithmetic.
+The texts of a row are compared as one, including the tools that it offers. Brackets, operators and digits count, because some
+rows differ in nothing else: exercises in logic, code, arithmetic.
 """
 
 import os
@@ -59,7 +57,6 @@ class Signatures(ExitStack):
         self.files = [self.enter_context(path.open("wb")) for path in (self.path, *self.bands)]
 
     def append(self, words: TextHashes) -> None:
-        """Write the signatures of the texts of one batch."""
         shingles = windows(words, self.shingle)
         digests = RMinHash.digest_matrix_from_flat_token_hashes(
             shingles.hashes, shingles.offsets.astype(np.uint64), SLOTS, SEED
@@ -125,7 +122,6 @@ class NearDuplicateSearch(ExitStack):
     """Append rows inside `with`; get their groups afterwards."""
 
     def __init__(self, folder: Path, *, threshold: float, shingle: int):
-        """Args: folder: where the signatures are written."""
         super().__init__()
         self.texts, self.prompts = (
             self.enter_context(Signatures(folder / name, threshold=threshold, shingle=shingle))
@@ -133,7 +129,6 @@ class NearDuplicateSearch(ExitStack):
         )
 
     def append(self, rows: list[Row]) -> None:
-        """Write the signatures of one batch of rows."""
         texts = [[*compared_texts(row.turns), *([row.tools] if row.tools else ())] for row in rows]
         first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
         words = words_of([text for row in texts for text in row], symbols=True)

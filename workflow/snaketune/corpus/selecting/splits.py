@@ -1,11 +1,8 @@
 """Which rows are held out, by a hash of the prompt; and how many of the others are used, and how many times, by their hash.
 
-The split needs no other corpus: corpora with the same prompts hold out the same ones. The prompt of a row is its system text
-and first user turn; of a document, all of its text. So rows that begin alike are on one side: the same question with another
-answer, a preference pair about it, a longer version of the conversation. Takes one SHA-256 per row.
-
-Caps and weights select the same rows whatever else is in the corpus: a higher cap keeps the rows of a lower one, and a larger
-weight keeps those of a smaller one.
+Corpora with the same prompts hold out the same ones, without reading each other. Rows that begin alike are on one side: their
+prompt is system text and first user turn; of a document, all of its text. A higher cap keeps the rows of a lower one, and a
+larger weight those of a smaller one.
 """
 
 import hashlib

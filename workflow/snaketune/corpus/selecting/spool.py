@@ -1,7 +1,6 @@
-"""Valid rows on disk, in order, between the first and the last pass.
+"""Valid rows on disk, between the first and the last pass: an Arrow file with the columns of the result but id and source.
 
-An Arrow file in the state of the work folder, 1024 rows to a batch, with the columns of the result except id and source. It is
-read by plain reads instead of a memory map, so that the pages read don't stay in the process.
+Read by plain reads instead of a memory map, so that the pages read don't stay in the process.
 """
 
 from collections.abc import Iterator
@@ -51,14 +50,12 @@ class Spool:
         return characters
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all batches, in order."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 yield reader.get_batch(number)
 
     def rows(self, numbers: list[int]) -> Iterator[dict]:
-        """Yield the rows with these numbers."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in numbers:
