@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from snaketune.config.corpus_sources import Source
 from snaketune.corpus.decisions import REASONS, Decisions
 from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.quarantine import Quarantine
@@ -26,11 +25,15 @@ def counts_of(
         "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
         "dropped": dict(dropped),
         "kept": {"train": int(copies[~held_out].sum()), "held_out": int(copies[held_out].sum())},
-        "sources": [_origin(source) | source_counts for source, source_counts in zip(spec.sources, by_source)],
+        "sources": [
+            ({"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)})
+            | source_counts
+            for source, source_counts in zip(spec.sources, by_source)
+        ],
         "notes": _notes(spec, scan, copies > 0),
         "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
         "characters": _histogram(np.frombuffer(scan.characters, np.uint32), copies),
-        **({} if decisions.group is None else {"near_duplicates": _near_duplicates(decisions.group)}),
+        **({} if decisions.group is None else {"near_duplicates": _groups(decisions.group)}),
     }
 
 
@@ -57,10 +60,11 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
     }
 
 
-def _near_duplicates(group: np.ndarray) -> dict[str, int]:
+def _groups(group: np.ndarray) -> dict[str, int]:
     """Count the groups of at least two rows, and the rows of the largest."""
     sizes = np.bincount(group)
-    return {"groups": int((sizes > 1).sum()), "largest": int(sizes.max()) if (sizes > 1).any() else 0}
+    sizes = sizes[sizes > 1]
+    return {"groups": len(sizes), "largest": int(sizes.max(initial=0))}
 
 
 def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
@@ -85,7 +89,3 @@ def _histogram(characters: np.ndarray, copies: np.ndarray) -> dict[str, list[int
     digits = np.frexp(characters.astype(np.float64))[1]
     rows = np.bincount(digits, copies).astype(np.int64).tolist()
     return {"bounds": [2**k for k in range(len(rows))], "rows": rows}
-
-
-def _origin(source: Source) -> dict[str, Any]:
-    return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}

@@ -1,6 +1,7 @@
 """The last pass: the selected rows of the spool, written to the files of the result batch by batch."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def write_rows(
             for split, in_split in ((train, ~held_out[rows]), (held, held_out[rows])):
                 taken = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
                 if len(taken):
-                    extra_columns = {"id": _ids(hashes[rows], taken), "source": sources[rows][taken]}
-                    split.append(batch.take(pa.array(taken)), extra_columns)
+                    ids, source = _ids(hashes[rows], taken), sources[rows][taken]
+                    split.append(batch.take(pa.array(taken)), id=ids, source=source)
             start += batch.num_rows
 
 
@@ -64,34 +65,32 @@ def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.nda
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-class SplitFile:
+class SplitFile(ExitStack):
     """One file of the result. All batches but the last are full, so the same rows always give the same bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema):
+        super().__init__()
         self.schema = schema
-        self.writer = pa.ipc.new_file(str(path), schema)
+        self.writer = self.enter_context(pa.ipc.new_file(str(path), schema))
         self.pending: list[pa.RecordBatch] = []
         self.rows = 0
+        self.callback(self._finish)
 
-    def __enter__(self) -> "SplitFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.rows:
-            self._write(self.rows)
-        self.writer.close()
-
-    def append(self, batch: pa.RecordBatch, extra_columns: dict[str, Any]) -> None:
-        columns = {
-            field.name: pa.array(extra_columns[field.name], field.type)
+    def append(self, batch: pa.RecordBatch, **extra_columns: Any) -> None:
+        """Append a batch of the spool; `extra_columns` are those that the spool doesn't have."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = [
+            columns[field.name] if field.name in columns else pa.array(extra_columns[field.name], field.type)
             for field in self.schema
-            if field.name in extra_columns
-        }
-        columns |= dict(zip(batch.schema.names, batch.columns, strict=True))
-        self.pending.append(pa.record_batch([columns[name] for name in self.schema.names], schema=self.schema))
+        ]
+        self.pending.append(pa.record_batch(columns, schema=self.schema))
         self.rows += batch.num_rows
         while self.rows >= ROWS_PER_BATCH:
             self._write(ROWS_PER_BATCH)
+
+    def _finish(self) -> None:
+        if self.rows:
+            self._write(self.rows)
 
     def _write(self, rows: int) -> None:
         together = pa.concat_batches(self.pending)

@@ -12,6 +12,7 @@ their source, so that preference metrics can be reported by source.
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
@@ -90,11 +91,6 @@ class _Row:
     columns: ClassVar[tuple[str, ...]]
 
     @property
-    def opening(self) -> list[Message]:
-        """The turns that the split is decided by."""
-        return getattr(self, self.columns[0])
-
-    @property
     def turns(self) -> list[Message]:
         return [turn for column in self.columns for turn in getattr(self, column)]
 
@@ -111,6 +107,8 @@ class Conversation(_Row):
     messages: list[Message]
 
     columns = ("messages",)
+    # The turns that the split is decided by.
+    opening = turns = property(attrgetter("messages"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -122,6 +120,7 @@ class Preference(_Row):
     rejected: list[Message]
 
     columns = ("prompt", "chosen", "rejected")
+    opening = property(attrgetter("prompt"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -133,6 +132,7 @@ class Unpaired(_Row):
     label: bool
 
     columns = ("prompt", "completion")
+    opening = property(attrgetter("prompt"))
 
 
 Row = Conversation | Preference | Unpaired
@@ -181,9 +181,10 @@ def content_hash(row: Row) -> int:
         tools = _sorted_json(row.tools)
         serialized = f"tools:{len(tools)}:{tools}{serialized}"
     try:
-        for label in (row.answer, row.task):
-            if label is not None:
-                label.encode()
+        if row.answer is not None:
+            row.answer.encode()
+        if row.task is not None:
+            row.task.encode()
         return xxhash.xxh3_64_intdigest(serialized.encode())
     except UnicodeEncodeError as error:
         raise Malformed(

@@ -4,7 +4,6 @@ Takes some microseconds per row; flat trees and unpaired completions are held in
 """
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts import mapped
@@ -20,17 +19,7 @@ from snaketune.corpus.layouts.values import Columns, Raw, column_of, wrong_type
 from snaketune.corpus.layouts.votes import check_numeric_verdicts, numeric_verdicts
 from snaketune.corpus.reading.row_filter import RowFilter
 from snaketune.corpus.reading.text_files import chunk_end
-from snaketune.corpus.rows import (
-    TEXT,
-    Conversation,
-    Dropped,
-    Malformed,
-    Outcome,
-    RawRow,
-    Row,
-    RowResult,
-    Unpaired,
-)
+from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed, Outcome, RawRow, Row, RowResult, Unpaired
 
 
 def canonical_rows(
@@ -50,8 +39,9 @@ def canonical_rows(
     if kind == "text":
         yield from _documents(raws, source.fields.text or TEXT, row_filter)
         return
-    fields, file = source.fields, RowFile(kind=kind, source=source)
-    result = partial(_result, source=source, repair=repair, mapped_names=mapped.mapped_columns(fields))
+    fields = source.fields
+    file = RowFile(kind, source, repair)
+    renames = bool(fields.messages or fields.context or fields.reasoning)
     messages: list[tuple[RawRow, Columns]] = []
     completions: list[tuple[RawRow, Columns, Unpaired | Malformed, str]] = []
     verdicts: set[tuple[str, int]] = set()
@@ -66,7 +56,7 @@ def canonical_rows(
                 check_kind("prompt-response" if fields.response else "pairs", kind, value)
                 rows = (mapped.map_fields(present, fields, source.speakers),)
             else:
-                present = _present(mapped.rename_columns(value, fields))
+                present = _present(mapped.rename_columns(value, fields) if renames else value)
                 if fields.messages and layout == "auto" and kind == "conversations":
                     layout = "messages"
                 if layout == "auto":
@@ -76,7 +66,7 @@ def canonical_rows(
                 # Recognition accesses columns without using them: only the reader decides which are read.
                 present.read.clear()
                 if layout == "unpaired" and kind != "unpaired":
-                    completions.append((raw, present, *_completion(raw, present, source)))
+                    completions.append((raw, present, *_completion(raw, present, file)))
                     continue
                 if layout == "message-tree" and not is_nested_tree(present):
                     messages.append((raw, present))
@@ -88,27 +78,19 @@ def canonical_rows(
             yield RowResult(raw, layout, error)
             continue
         for number, row in enumerate(rows):
-            yield result(raw, present, layout, row, first=number == 0)
+            yield _result(raw, present, layout, row, file, first=number == 0)
     row_filter.finish()
     check_numeric_verdicts(verdicts)
     for (raw, present, _, _), row in zip(completions, pair_up([read for _, _, *read in completions])):
-        yield result(raw, present, "unpaired", row)
+        yield _result(raw, present, "unpaired", row, file)
     for (raw, present), row in zip(
         messages, rows_of_flat_tree([dict(one) for _, one in messages], kind, file.speakers)
     ):
-        yield result(raw, present, "message-tree", row)
+        yield _result(raw, present, "message-tree", row, file)
 
 
 def _result(
-    raw: RawRow,
-    present: Columns,
-    layout: str,
-    row: Outcome,
-    *,
-    source: Source,
-    repair: tuple[str, ...],
-    mapped_names: frozenset[str],
-    first: bool = True,
+    raw: RawRow, present: Columns, layout: str, row: Outcome, file: RowFile, *, first: bool = True
 ) -> RowResult:
     """Return the result for a row: labelled, repaired and checked, if it is one; with unread columns if it is the first."""
     if isinstance(row, Exception):
@@ -117,26 +99,26 @@ def _result(
         try:
             strip_templates(row)
             if layout != "fields":
-                _add_labels(raw, present, layout, row, source)
-            if repair:
-                repair_row(row, repair)
+                _add_labels(raw, present, layout, row, file)
+            if file.repair:
+                repair_row(row, file.repair)
             check(row)
         except Malformed as error:
             return RowResult(raw, layout, error)
-    ignored = unread_names(present, layout, mapped_names) if first else ()
+    ignored = unread_names(present, layout, file.mapped_names) if first else ()
     return RowResult(raw, layout, row, ignored, bad_row_marks(present, ignored) if ignored else ())
 
 
-def _add_labels(raw: RawRow, present: Columns, layout: str, row: Row, source: Source) -> None:
-    if mapped.maps_labels(source.fields) or not mapped.LABELS.isdisjoint(present):
+def _add_labels(raw: RawRow, present: Columns, layout: str, row: Row, file: RowFile) -> None:
+    if file.maps_labels or not mapped.LABELS.isdisjoint(present):
         columns = prompt_and_response(tuple(present)) if layout == "prompt-response" else None
         skip_answer = columns is not None and columns[1] == "answer"
-        mapped.add_row_labels(_with_nulls(raw, present, source), row, source.fields, skip_answer=skip_answer)
+        mapped.add_row_labels(_with_nulls(raw, present, file), row, file.source.fields, skip_answer=skip_answer)
 
 
-def _with_nulls(raw: RawRow, present: Columns, source: Source) -> Columns:
+def _with_nulls(raw: RawRow, present: Columns, file: RowFile) -> Columns:
     """Return a row with its null columns, if `fields` name labels: such a column may be null, but must exist."""
-    return Columns(raw.value, present.read) if mapped.maps_labels(source.fields) else present
+    return Columns(raw.value, present.read) if file.maps_labels else present
 
 
 def _present(row: Raw) -> Columns:
@@ -149,12 +131,12 @@ def _present(row: Raw) -> Columns:
     return Columns(row)
 
 
-def _completion(raw: RawRow, present: Columns, source: Source) -> tuple[Unpaired | Malformed, str]:
+def _completion(raw: RawRow, present: Columns, file: RowFile) -> tuple[Unpaired | Malformed, str]:
     """Return a completion with its label, and the system text and tools that belong to its prompt, as text."""
     try:
-        labels = _with_nulls(raw, present, source)
-        context = repr((mapped.system_of(labels, source.fields), mapped.tools_in_row(labels, source.fields)))
-        return unpaired_row(present, source.speakers), context
+        labels, fields = _with_nulls(raw, present, file), file.source.fields
+        context = repr((mapped.system_of(labels, fields), mapped.tools_in_row(labels, fields)))
+        return unpaired_row(present, file.speakers), context
     except Malformed as error:
         return error, ""
 

@@ -107,7 +107,7 @@ def exchange(
     A chat template around the prompt is removed, and then also the end-of-turn strings of the completions.
     """
     prompt = text_if_number(prompt)
-    serialized = not isinstance(prompt, str) or may_be_serialized_turns(prompt)
+    serialized = type(prompt) is not str or may_be_serialized_turns(prompt)
     answers = [completion_turns(value, where, speakers, serialized=serialized) for where, value in completions.items()]
     if serialized:
         return turns_of(prompt, "prompt", speakers), answers, ()

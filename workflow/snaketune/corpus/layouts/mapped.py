@@ -98,10 +98,6 @@ def tools_in_row(raw: Raw, fields: Fields) -> str | None:
     return None
 
 
-def maps_labels(fields: Fields) -> bool:
-    return bool(fields.system or fields.tools or fields.answer or fields.task)
-
-
 def mapped_columns(fields: Fields) -> frozenset[str]:
     """Return all columns that `fields` name, alone or in a template."""
     templates = [template for template in fields.model_dump().values() if template]

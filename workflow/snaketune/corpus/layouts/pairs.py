@@ -4,13 +4,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.exchanges import (
-    completion_turns,
-    earlier_turns,
-    exchange,
-    prompt_conversation,
-    prompt_of,
-)
+from snaketune.corpus.layouts.exchanges import completion_turns, earlier_turns, exchange, prompt_conversation, prompt_of
 from snaketune.corpus.layouts.messages import may_be_serialized_turns, turns_of
 from snaketune.corpus.layouts.prompt_columns import add_to_prompt
 from snaketune.corpus.layouts.roles import Speakers

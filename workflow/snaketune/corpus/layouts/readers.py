@@ -1,11 +1,12 @@
 """The table of layouts: one raw row to the canonical row or rows that it gives by itself. `config/README.md` describes each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts import exchanges, pairs, rated, unpaired, vendor_turns, votes
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
+from snaketune.corpus.layouts.mapped import mapped_columns
 from snaketune.corpus.layouts.message_trees import rows_of_tree
 from snaketune.corpus.layouts.messages import turns_of
 from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
@@ -13,22 +14,24 @@ from snaketune.corpus.layouts.values import Raw, column_of, columns_of, wrong_ty
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Outcome, Row
 
 
-@dataclass(frozen=True, kw_only=True)
 class RowFile:
-    """What rows of one file are read by: the kind of the corpus, and its source.
+    """What the rows of one file are read by.
 
     Attributes:
+        kind: the kind of the corpus.
+        speakers: roles by name, besides the usual ones.
+        mapped_names: columns that the source's `fields` name.
+        maps_labels: whether they name system text, tools, answer or task.
         dialogues: by the columns of earlier dialogue rows, the column that held the dialogue. A row with the same columns is a
             dialogue too, even if its text is damaged.
     """
 
-    kind: str
-    source: Source
-    dialogues: dict[tuple[str, ...], str] = field(default_factory=dict)
-
-    @property
-    def speakers(self) -> Speakers:
-        return self.source.speakers
+    def __init__(self, kind: str, source: Source, repair: tuple[str, ...] = ()):
+        fields = source.fields
+        self.kind, self.source, self.repair, self.speakers = kind, source, repair, source.speakers
+        self.mapped_names = mapped_columns(fields)
+        self.maps_labels = bool(fields.system or fields.tools or fields.answer or fields.task)
+        self.dialogues: dict[tuple[str, ...], str] = {}
 
 
 Reader = Callable[[Raw, RowFile], Row | list[Outcome]]
@@ -39,7 +42,8 @@ def _turns_in(*columns: str, roles: Speakers | None = None) -> Reader:
 
     def read(raw: Raw, file: RowFile) -> Row:
         column = next((column for column in columns if column in raw), columns[0])
-        return Conversation(messages=turns_of(column_of(raw, column), column, {**(roles or {}), **file.speakers}))
+        speakers = roles | file.speakers if roles else file.speakers
+        return Conversation(messages=turns_of(column_of(raw, column), column, speakers))
 
     return read
 

@@ -33,7 +33,7 @@ def recognise(raw: Raw, file: RowFile) -> str:
     """Return the layout of `raw`, a row without null columns; the column of a dialogue is recorded in `file`.
 
     >>> from snaketune.config.corpus_sources import Source
-    >>> recognise({"question": "1 + 1?", "answer": "2"}, RowFile(kind="conversations", source=Source(files=("x",))))
+    >>> recognise({"question": "1 + 1?", "answer": "2"}, RowFile("conversations", Source(files=("x",))))
     'prompt-response'
     """
     columns = tuple(raw)
@@ -47,8 +47,8 @@ def recognise(raw: Raw, file: RowFile) -> str:
         layout = _by_columns(tuple(column for column in columns if column not in only_scored(columns)))
     if layout == "contents" and not is_contents(raw["contents"]):
         layout = None
-    labelled = any(label_value(raw.get(column)) is not None for column in LABEL_COLUMNS)
-    if file.kind == "preferences" and layout not in ("pairs", "votes") and not labelled and rating_columns(raw):
+    may_be_rated = file.kind == "preferences" and layout not in ("pairs", "votes") and rating_columns(raw)
+    if may_be_rated and all(label_value(raw.get(column)) is None for column in LABEL_COLUMNS):
         return "rated"
     if layout is None:
         if is_nested_tree(raw):
@@ -59,9 +59,8 @@ def recognise(raw: Raw, file: RowFile) -> str:
                 raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(file.kind))}")
             file.dialogues[columns] = column
         return "dialogue"
-    without_prompt = raw.keys().isdisjoint(("prompt", "question", "instruction"))
-    if layout == "pairs" and without_prompt and is_transcript(raw.get("chosen")):
-        return "transcripts"
+    if layout == "pairs" and is_transcript(raw.get("chosen")):
+        return layout if raw.keys() & {"prompt", "question", "instruction"} else "transcripts"
     may_be_labelled = layout in ("messages", "sharegpt", "alpaca", "prompt-response")
     return "unpaired" if may_be_labelled and (file.kind == "unpaired" or is_labelled(raw, layout)) else layout
 

@@ -65,10 +65,11 @@ def _shows_media(text: str) -> bool:
 def check(row: Row) -> None:
     if isinstance(row, Conversation):
         turns = row.messages
-        if not any(turn["role"] == "assistant" for turn in turns):
+        last = turns[-1]["role"] if turns else None
+        if last != "assistant" and not any(turn["role"] == "assistant" for turn in turns):
             raise Malformed("no_assistant_turn", f"none of the {len(turns)} turns is the assistant's")
         _check_turns(turns)
-        if (last := turns[-1]["role"]) != "assistant":
+        if last != "assistant":
             raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so it can't be trained on")
         return
     completions: dict[str, list[Message]] = {name: getattr(row, name) for name in row.columns[1:]}

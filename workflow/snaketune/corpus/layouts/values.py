@@ -91,7 +91,9 @@ def text_if_number(value: Any) -> Any:
     >>> text_if_number(3.0), text_if_number(True), text_if_number([3])
     ('3', True, [3])
     """
-    text = None if isinstance(value, (str, bool)) else plain_text(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return value
+    text = plain_text(value)
     return value if text is None else text
 
 

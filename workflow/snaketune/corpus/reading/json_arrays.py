@@ -181,14 +181,11 @@ def _array_prefix(window: bytes) -> bytes | None:
     if not window.startswith(b"{"):
         return None
     structure = _structure(window)
-    arrays = [
-        position
-        for position in structure.positions[(structure.depths == 2) & (structure.marks == OPEN)]
-        if window[position] == ord("[")
-    ]
-    if not arrays:
+    opening = structure.positions[(structure.depths == 2) & (structure.marks == OPEN)]
+    first = next((position for position in opening if window[position] == ord("[")), None)
+    if first is None:
         return None
-    before = window[: arrays[0]]
+    before = window[:first]
     try:
         document, _ = parse_document(before + b"[]}")
     except Malformed:
@@ -200,16 +197,14 @@ def _array_prefix(window: bytes) -> bytes | None:
 
 
 def _rows_of(document: Any, display_name: str) -> list[Any]:
+    """Return the rows of a document: the elements of an array, alone or in an object, or the value itself."""
     if isinstance(document, dict):
         arrays = {key: value for key, value in document.items() if isinstance(value, list)}
         alone = len(arrays) == 1
         key = next(iter(arrays)) if alone else SPLIT
         array = arrays.get(key)
-        if (
-            (array or alone)
-            and key not in COLUMNS_OF_LISTS
-            and all(isinstance(item, (dict, Malformed)) for item in array)
-        ):
+        holds_rows = (array or alone) and all(isinstance(item, (dict, Malformed)) for item in array)
+        if holds_rows and key not in COLUMNS_OF_LISTS:
             _log_unread_splits(arrays, display_name)
             return array
     return document if isinstance(document, list) else [document]

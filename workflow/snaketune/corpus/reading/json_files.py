@@ -56,7 +56,10 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
 
 def rows_of_line(number: int, line: bytes) -> Iterable[RawRow]:
     """Return the row of a line; or the objects of a line that isn't valid JSON because it holds several."""
-    value = _parsed(line)
+    return _irregular_rows(number, line, _parsed(line))
+
+
+def _irregular_rows(number: int, line: bytes, value: Any) -> Iterable[RawRow]:
     if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
         with suppress(Malformed):
             return [_row("line", number, row) for row in document_rows(io.BytesIO(line), "", b"")]
@@ -69,7 +72,12 @@ def _json_lines(opener: Opener) -> Iterator[RawRow]:
             if number == 1:
                 line = line.removeprefix(BYTE_ORDER_MARK)
             if line and not line.isspace():
-                yield from rows_of_line(number, line)
+                value = _parsed(line)
+                # Nearly all lines are one object each.
+                if type(value) is dict:
+                    yield RawRow("line", number, value)
+                else:
+                    yield from _irregular_rows(number, line, value)
 
 
 def _head(opener: Opener) -> list[bytes]:
