@@ -75,13 +75,16 @@ def rows_of_flat_tree(raws: list[Raw], kind: str, speakers: Speakers) -> list[Ou
     return outcomes
 
 
-def _rows_below(root: Node, kind: str) -> list[tuple[Node, list[Node], Conversation | Preference]]:
-    """Return each row of a tree, after the message whose result it is, and the other messages in it."""
+def _rows_below(root: Node, kind: str) -> Iterator[tuple[Node, list[Node], Conversation | Preference]]:
+    """Yield each row of a tree, after the message whose result it is, and the other messages in it."""
     if kind == "conversations":
-        path = _best_path(root)
-        row = Conversation(messages=[node.turn for node in path], notes=_notes(path))
-        return [(root, path[1:], row)] if path else []
-    return [(lower, _path_to(best), _preference(best, lower)) for best, lower in _ranked_pairs(root)]
+        if path := _best_path(root):
+            yield root, path[1:], Conversation(messages=[node.turn for node in path], notes=_notes(path))
+        return
+    for best, lower in _ranked_pairs(root):
+        *prompt, _ = path = _path_to(best)
+        turns, notes = [node.turn for node in prompt], _notes([*path, lower])
+        yield lower, path, Preference(prompt=turns, chosen=[best.turn], rejected=[lower.turn], notes=notes)
 
 
 def _link(raws: list[Raw], speakers: Speakers) -> tuple[list[Outcome], list[Node]]:
@@ -202,12 +205,6 @@ def _path_to(node: Node | None) -> list[Node]:
         path.append(node)
         node = node.parent
     return path[::-1]
-
-
-def _preference(best: Node, lower: Node) -> Preference:
-    *prompt, _ = path = _path_to(best)
-    turns = [node.turn for node in prompt]
-    return Preference(prompt=turns, chosen=[best.turn], rejected=[lower.turn], notes=_notes([*path, lower]))
 
 
 def _notes(nodes: list[Node]) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def _pairs(raw: Raw, file: RowFile) -> Row:
         raise Malformed(
             "verdicts_as_completions",
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
-            f"answers in {' and '.join(answers)}; rename chosen to votes.winner, and remove rejected",
+            f"answers in {' and '.join(answers)}; rename chosen to winner, and remove rejected",
         )
     return pairs.pair_in_row(raw, chosen, rejected, file.speakers)
 
