@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.layouts import exchanges, pairs, rated, unpaired, vendor_turns, votes
+from snaketune.corpus.layouts import exchanges, pairs, unpaired, vendor_turns, votes
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
 from snaketune.corpus.layouts.mapped import mapped_columns
 from snaketune.corpus.layouts.message_trees import rows_of_tree
@@ -163,9 +163,9 @@ LAYOUTS = {
         read=_votes, kinds=PAIRS, needs=[(PROMPTS, (one,), (two,), JUDGEMENTS) for one, two in votes.ANSWER_COLUMNS]
     ),
     "rated": Layout(
-        read=lambda raw, file: rated.rated_pairs(raw, file.source),
+        read=lambda raw, file: pairs.rated_pairs(raw, file.source),
         kinds=PAIRS,
-        needs=[(PROMPTS, rated.COMPLETIONS, rated.RATINGS)],
+        needs=[(PROMPTS, pairs.COMPLETIONS, pairs.RATING_KEYS)],
     ),
     "unpaired": Layout(
         read=lambda raw, file: unpaired.unpaired_row(raw, file.speakers),

@@ -7,8 +7,7 @@ from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
 from snaketune.corpus.layouts.message_trees import is_nested_tree
 from snaketune.corpus.layouts.messages import may_be_serialized_turns
-from snaketune.corpus.layouts.pairs import pair_columns
-from snaketune.corpus.layouts.rated import rating_columns
+from snaketune.corpus.layouts.pairs import pair_columns, rating_columns
 from snaketune.corpus.layouts.readers import LAYOUTS, RowFile
 from snaketune.corpus.layouts.templates import is_transcript
 from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, label_value
