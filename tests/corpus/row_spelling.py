@@ -2,8 +2,7 @@
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw_rows import RawRow
-from snaketune.corpus.rows import Dropped, Malformed
+from snaketune.corpus.rows import Dropped, Malformed, RawRow
 
 SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
 CONVERSATIONS, PREFERENCES = BOTH = ("conversations", "preferences")

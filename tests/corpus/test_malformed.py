@@ -15,7 +15,7 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.reading.sources import read_file
-from snaketune.corpus.rows import Dropped, Malformed, content_hash
+from snaketune.corpus.rows import Conversation, Dropped, Malformed, content_hash
 from snaketune.errors import SnaketuneError
 from tests.corpus.malformed_inputs import (
     INPUTS,
@@ -105,7 +105,7 @@ def test_random_byte_changes(tmp_path, seed, case):
     with suppress(SnaketuneError):
         for raw, row in outcomes(case._replace(content=bytes(content)), tmp_path):
             assert raw.number >= 1
-            assert row.reason if isinstance(row, Malformed | Dropped) else row.kind == CONVERSATIONS
+            assert row.reason if isinstance(row, Malformed | Dropped) else isinstance(row, Conversation)
 
 
 def job_file(spec: dict, out: Path, path: Path) -> str:

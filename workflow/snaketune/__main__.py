@@ -107,9 +107,8 @@ def _preview(options: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 if a file can't be read or has no usable row.
     """
-    from snaketune.preview.config_preview import preview_config
     from snaketune.preview.rendered_rows import load_renderer
-    from snaketune.preview.source_preview import preview_file
+    from snaketune.preview.source_preview import preview_config, preview_file
     from snaketune.preview.terminal import as_text, has_colours
 
     if bool(options.files) == bool(options.corpora):

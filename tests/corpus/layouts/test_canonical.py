@@ -4,8 +4,7 @@ import pytest
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw_rows import RawRow
-from snaketune.corpus.rows import Malformed, content_hash
+from snaketune.corpus.rows import Malformed, RawRow, content_hash
 from tests.corpus.row_spelling import ALPACA, CHAT, read, read_all, reasons, turns
 
 ALPACA_WITH_INPUT = (

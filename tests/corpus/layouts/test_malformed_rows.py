@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaketune.corpus.layouts.readers import LAYOUTS
-from snaketune.corpus.layouts.repair import STEPS
+from snaketune.corpus.layouts.validation import STEPS
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference, content_hash
 from tests.corpus.row_spelling import ALPACA, BOTH, CHAT, CONVERSATIONS, PREFERENCES, read, read_all, turns
 

@@ -4,7 +4,7 @@ import pytest
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw_rows import RawRow
+from snaketune.corpus.rows import RawRow
 from tests.corpus.row_spelling import PREFERENCES, compact, read, read_all
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.repair import STEPS
+from snaketune.corpus.layouts.validation import STEPS
 from snaketune.corpus.rows import Malformed
 from tests.corpus.row_spelling import CHAT, PREFERENCES, compact, read, turns
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.strip_templates import strip_template, templated_conversation
-from snaketune.corpus.layouts.templates import TEMPLATES
+from snaketune.corpus.layouts.templates import TEMPLATES, strip_template, templated_conversation
 from snaketune.corpus.rows import Malformed
 from tests.corpus.row_spelling import ALPACA, PREFERENCES, compact, read, turns
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from snaketune.corpus.reading import plain_text
+from snaketune.corpus.reading import text_files
 from snaketune.errors import SnaketuneError
 
 
@@ -60,7 +60,7 @@ def test_text_that_is_not_utf8_is_quarantined(make):
 @pytest.mark.parametrize("breaking", ["\n\n", "\n", " ", ""])
 @pytest.mark.parametrize("as_file", [True, False])
 def test_long_documents_are_cut_at_breaks_without_loss(make, monkeypatch, breaking, as_file):
-    monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(text_files, "MAX_CHARACTERS", 100)
     whole = breaking.join(f"é{'x' * (i % 40 + 3)}{i}" for i in range(60))
     content = whole.encode() if as_file else [{"text": whole}]
     built = make(content, kind="text", suffix=".txt" if as_file else ".jsonl")

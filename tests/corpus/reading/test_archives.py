@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snaketune.corpus.reading import archives, parquet_arrow
+from snaketune.corpus.reading import archives, tables
 from snaketune.corpus.reading.sources import read_file, read_files
 from snaketune.errors import SnaketuneError
 
@@ -218,7 +218,7 @@ def test_an_archive_in_an_archive(tmp_path, capsys):
 
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress, lambda data: zipped({"a.parquet": data})])
 def test_a_table_that_is_too_large_to_unpack_in_memory(tmp_path, monkeypatch, packed):
-    monkeypatch.setattr(parquet_arrow, "MAX_DECOMPRESSED", 100)
+    monkeypatch.setattr(tables, "MAX_DECOMPRESSED", 100)
     with pytest.raises(SnaketuneError, match=r"data/a\.bin\S* .*decompress it, and it is read"):
         read(tmp_path, packed(table()))
     assert prompts(read(tmp_path, table(), "a.parquet")) == ["p"]

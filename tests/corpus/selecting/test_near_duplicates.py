@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from snaketune.corpus.selecting.duplicates import Groups
-from snaketune.corpus.selecting.signatures import Signatures
+from snaketune.corpus.selecting.near_duplicates import Signatures
 from snaketune.corpus.selecting.words import split_words, words_of
 
 VOCABULARY = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "lmnrst"]

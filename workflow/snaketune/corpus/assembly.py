@@ -56,19 +56,18 @@ def assemble(
         (work.folder / name).unlink(missing_ok=True)
     with ExitStack() as stack:
         cleaner = Cleaner(spec.cleaning)
-        quarantine = Quarantine(
-            stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8")), mask=cleaner.mask
-        )
+        record = stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8"))
+        quarantine = Quarantine(record, mask=cleaner.mask)
         spool = stack.enter_context(Spool(work.state / "rows.arrow", spec.kind))
         near_duplicates = contamination = None
         if near := spec.near_duplicates:
-            near_duplicates = stack.enter_context(
-                NearDuplicateSearch(work.state, threshold=near.threshold, shingle=near.shingle)
-            )
+            search = NearDuplicateSearch(work.state, threshold=near.threshold, shingle=near.shingle)
+            near_duplicates = stack.enter_context(search)
         if spec.decontamination:
-            evaluations = load_evaluations(against, against_files, spec.decontamination.ngram)
+            n = spec.decontamination.ngram
+            evaluations = load_evaluations(against, against_files, n)
             contamination = stack.enter_context(
-                Contamination(work.state, evaluations, n=spec.decontamination.ngram, own_held_out=0 < spec.held_out < 1)
+                Contamination(work.state, evaluations, n=n, own_held_out=0 < spec.held_out < 1)
             )
         scan = Scan(
             spec,
@@ -86,27 +85,20 @@ def assemble(
     counts = counts_of(spec, scan, sources, decisions, quarantine)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
-        raise SnaketuneError(
-            f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}Relax the conditions, or add rows"
-        )
+        what = f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}"
+        raise SnaketuneError(f"{what}Relax the conditions, or add rows")
     hashes = np.frombuffer(scan.hashes, np.uint64)
     rows_of = [source.rows.stop - source.rows.start for source in sources]
     from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
     write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.copies, decisions.held_out)
+    about, records = {}, [QUARANTINE]
     if decisions.group is not None:
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
-    about = {}
+        records.append(DUPLICATES)
     if spec.decontamination:
         about["contamination"] = {"ngram": spec.decontamination.ngram, "hits": decisions.contamination_hits}
-    return Outcome(
-        counts=counts,
-        about=about,
-        records=(
-            QUARANTINE,
-            *((DUPLICATES,) if spec.near_duplicates else ()),
-            *((CONTAMINATION,) if spec.decontamination else ()),
-        ),
-    )
+        records.append(CONTAMINATION)
+    return Outcome(counts=counts, about=about, records=tuple(records))
 
 
 def _save_records(work: WorkFolder) -> str:
@@ -120,16 +112,10 @@ def _save_records(work: WorkFolder) -> str:
 
 
 def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
-    """Yield each source with its files.
-
-    Raises:
-        SnaketuneError: the number of files isn't the number that the sources name.
-    """
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:
-        raise SnaketuneError(
-            f"the sources name {expected} files, --files has {len(files)}; pass the same files, in the same order"
-        )
+        what = f"the sources name {expected} files, --files has {len(files)}"
+        raise SnaketuneError(f"{what}; pass the same files, in the same order")
     paths = iter(files)
     for source in spec.sources:
         yield source, [next(paths) for _ in source.files]

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from snaketune.config.corpus_sources import Source
 from snaketune.corpus.decisions import REASONS, Decisions
 from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.quarantine import Quarantine
@@ -26,25 +25,27 @@ def counts_of(
         "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
         "dropped": dict(dropped),
         "kept": {"train": int(copies[~held_out].sum()), "held_out": int(copies[held_out].sum())},
-        "sources": [_origin(source) | source_counts for source, source_counts in zip(spec.sources, by_source)],
+        "sources": [
+            ({"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)})
+            | source_counts
+            for source, source_counts in zip(spec.sources, by_source)
+        ],
         "notes": _notes(spec, scan, copies > 0),
         "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
         "characters": _histogram(np.frombuffer(scan.characters, np.uint32), copies),
-        **({} if decisions.group is None else {"near_duplicates": _near_duplicates(decisions.group)}),
+        **({} if decisions.group is None else {"near_duplicates": _groups(decisions.group)}),
     }
 
 
 def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:
-    """Count the rows of one source by outcome."""
     rows = source.rows
     dropped, copies = decisions.dropped[rows], decisions.copies[rows]
     by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
     reasons = {reason: n for reason, n in zip(REASONS[1:], by_reason[1:]) if n or reason == "duplicate"}
     used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], copies, len(scan.known_origins))
-    layouts: dict[str, int] = {}
+    layouts: Counter[str] = Counter()
     for (layout, _), n in zip(scan.known_origins, used.tolist()):
-        if n:
-            layouts[layout] = layouts.get(layout, 0) + int(n)
+        layouts[layout] += int(n)
     return {
         "read": source.read,
         "extra": source.extra,
@@ -53,16 +54,17 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
         "dropped": reasons | source.dropped,
         "repeated": int((copies - (copies > 0)).sum()),
         "kept": int(copies.sum()),
-        "layouts": layouts,
+        "layouts": dict(+layouts),
         "ignored": dict(source.ignored),
         "marked": dict(source.marked),
     }
 
 
-def _near_duplicates(group: np.ndarray) -> dict[str, int]:
+def _groups(group: np.ndarray) -> dict[str, int]:
     """Count the groups of at least two rows, and the rows of the largest."""
     sizes = np.bincount(group)
-    return {"groups": int((sizes > 1).sum()), "largest": int(sizes.max()) if (sizes > 1).any() else 0}
+    sizes = sizes[sizes > 1]
+    return {"groups": len(sizes), "largest": int(sizes.max(initial=0))}
 
 
 def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
@@ -87,7 +89,3 @@ def _histogram(characters: np.ndarray, copies: np.ndarray) -> dict[str, list[int
     digits = np.frexp(characters.astype(np.float64))[1]
     rows = np.bincount(digits, copies).astype(np.int64).tolist()
     return {"bounds": [2**k for k in range(len(rows))], "rows": rows}
-
-
-def _origin(source: Source) -> dict[str, Any]:
-    return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}

@@ -1,8 +1,7 @@
 """The outcome of each valid row: dropped and why, held out, or written how many times.
 
-Steps run in this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one step drops is
-ignored by the next. Held-out rows are never contaminated: corpora with the same prompts hold out the same ones, and two
-corpora may share a test. Takes about 80 bytes of memory per row at its peak, and 2 µs.
+Steps run in this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one drops is ignored by
+the next. Held-out rows are never contaminated: two corpora may share a test. Takes about 80 bytes of memory per row, and 2 µs.
 """
 
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ import numpy as np
 
 from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.selecting.duplicates import first_occurrence, not_first
-from snaketune.corpus.selecting.mixing import copies_by_weight, over_cap
-from snaketune.corpus.selecting.splits import is_held_out
+from snaketune.corpus.selecting.splits import copies_by_weight, is_held_out, over_cap
 from snaketune.stages.specs import CorpusSpec
 
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")
@@ -39,11 +37,6 @@ class Decisions:
 
 
 def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
-    """Decide about all rows of a scan.
-
-    Args:
-        contamination_record: the file to which the n-grams of contaminated rows are written.
-    """
     hashes, prompt_hashes = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.prompt_hashes, np.uint64)
     dropped = np.zeros(len(hashes), np.uint8)
     dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")

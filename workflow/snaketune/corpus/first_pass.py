@@ -1,8 +1,4 @@
-"""The first pass: raw rows to valid, cleaned rows in the spool, and a few numbers about each in memory.
-
-24 bytes of memory per row: the hash of its content, the hash of its prompt, its length, and the number of its origin. All
-decisions are made from these after the last row is read.
-"""
+"""The first pass: raw rows to valid, cleaned rows in the spool, and 24 bytes about each in memory, for the decisions."""
 
 import gc
 from array import array
@@ -18,10 +14,9 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
-from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
+from snaketune.corpus.rows import TEXT, Dropped, Malformed, RawRow, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
 from snaketune.corpus.selecting.near_duplicates import NearDuplicateSearch
@@ -84,18 +79,12 @@ class Scan:
         """Args: near_duplicates, contamination: compare the words of rows, where they are configured."""
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
         self.near_duplicates, self.contamination = near_duplicates, contamination
-        self.hashes, self.prompt_hashes = array("Q"), array("Q")
-        self.characters, self.origins = array("I"), array("I")
+        self.hashes, self.prompt_hashes, self.characters, self.origins = (array(type_) for type_ in "QQII")
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
         self.batch: list[Row] = []
         self.locations: list[tuple[str, RawRow]] = []
 
     def read(self, source: Source, paths: list[Path]) -> SourceCounts:
-        """Read all rows of a source.
-
-        Raises:
-            SnaketuneError: a file can't be read.
-        """
         counts = SourceCounts()
         first = len(self.hashes)
         with _rare_collections():
@@ -106,62 +95,66 @@ class Scan:
                 for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
                     self._read(name, raws, source, counts)
         counts.rows = slice(first, len(self.hashes))
-        if counts.ignored:
-            print_line(_ignored_line(source, counts.ignored))
-        if counts.marked:
-            print_line(_marked_line(source, counts.marked))
+        _log_unread(source, counts)
         return counts
 
     def finish(self) -> None:
-        """Write the last batch."""
         if self.batch:
             self._flush()
 
     def _read(self, name: str, raws: Iterable[RawRow], source: Source, counts: SourceCounts) -> None:
-        seed, pattern = self.spec.split_seed, self.spec.answer_pattern
-        clean = self.cleaner.clean if self.cleaner.active else None
-        hashes, prompt_hashes, origins, known = self.hashes, self.prompt_hashes, self.origins, self.known_origins
-        results, read = 0, counts.read
-        counted = _count_raws(progress(raws, name, "rows"), counts)
-        for result in _with_file_name(
-            name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)
-        ):
-            results += 1
-            row = result.row
-            if row is None:
-                counts.joined += 1
-                _count(result.ignored, counts.ignored)
-                continue
-            try:
-                if isinstance(row, Malformed | Dropped):
-                    raise row
-                if result.raw.notes:
-                    row.notes += result.raw.notes
-                if clean:
-                    row = clean(row)
-                if pattern and row.answer is None:
-                    _find_answer(row, pattern)
-                content = content_hash(row)
-            except TooSlow as error:
-                raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
-            except Malformed as error:
-                self.quarantine.add(name, result.raw, error)
-                counts.quarantined += 1
-                continue
-            except Dropped as error:
-                counts.dropped[error.reason] += 1
-                continue
-            _count(result.ignored, counts.ignored)
-            _count(result.marks, counts.marked)
-            hashes.append(content)
-            prompt_hashes.append(prompt_hash(split_key(row.opening), seed))
-            origin = result.layout, row.notes
-            origins.append(known[origin] if origin in known else known.setdefault(origin, len(known)))
-            self.batch.append(row)
-            self.locations.append((name, result.raw))
-            if len(self.batch) == ROWS_PER_BATCH:
-                self._flush()
+        read = counts.read
+
+        def counted() -> Iterator[RawRow]:
+            for raw in progress(raws, name, "rows"):
+                counts.read += 1
+                yield raw
+
+        results = 0
+        try:
+            for result in canonical_rows(counted(), kind=self.spec.kind, source=source, repair=self.spec.repair):
+                results += 1
+                self._add(name, result, counts)
+        except TooSlow as error:
+            raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
+        except Malformed as error:
+            # It is about the file as a whole.
+            raise SnaketuneError(f"{name}: {error.detail}") from None
         counts.extra += results - (counts.read - read)
+
+    def _add(self, name: str, result: RowResult, counts: SourceCounts) -> None:
+        row = result.row
+        if row is None:
+            counts.joined += 1
+            _count(result.ignored, counts.ignored)
+            return
+        try:
+            if isinstance(row, Malformed | Dropped):
+                raise row
+            if result.raw.notes:
+                row.notes += result.raw.notes
+            if self.cleaner.active:
+                row = self.cleaner.clean(row)
+            if self.spec.answer_pattern and row.answer is None:
+                _find_answer(row, self.spec.answer_pattern)
+            content = content_hash(row)
+        except Malformed as error:
+            self.quarantine.add(name, result.raw, error)
+            counts.quarantined += 1
+            return
+        except Dropped as error:
+            counts.dropped[error.reason] += 1
+            return
+        _count(result.ignored, counts.ignored)
+        _count(result.marks, counts.marked)
+        self.hashes.append(content)
+        self.prompt_hashes.append(prompt_hash(split_key(row.opening), self.spec.split_seed))
+        origin = result.layout, row.notes
+        self.origins.append(self.known_origins.setdefault(origin, len(self.known_origins)))
+        self.batch.append(row)
+        self.locations.append((name, result.raw))
+        if len(self.batch) == ROWS_PER_BATCH:
+            self._flush()
 
     def _flush(self) -> None:
         characters = self.spool.append(self.batch)
@@ -183,30 +176,21 @@ def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
         ignored[name if name in ignored or len(ignored) < MAX_NAMES else OTHER_NAMES] += 1
 
 
-def _source_name(source: Source) -> str:
+def _log_unread(source: Source, counts: SourceCounts) -> None:
+    """Log the columns and keys that aren't read, and the rows that are used although a column marks them as bad."""
     more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
-    return hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
+    name = hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
+    if counts.ignored:
+        what = f"ignored, because its layout doesn't read them: {_rows_of_each(counts.ignored)}"
+        print_line(f"{name}: {what}; to use one, map columns with `fields`")
+    if counts.marked:
+        what = f"used although a column marks them as bad: {_rows_of_each(counts.marked)}"
+        condition = counts.marked.most_common(1)[0][0].replace(": ", " != ", 1)
+        print_line(f"{name}: {what}; to drop them, set the source's `where`, for instance `where: {condition}`")
 
 
 def _rows_of_each(names: Counter[str]) -> str:
     return ", ".join(f"{name} ({n} rows)" for name, n in names.most_common())
-
-
-def _ignored_line(source: Source, ignored: Counter[str]) -> str:
-    """Describe the columns and keys of a source that aren't read."""
-    return (
-        f"{_source_name(source)}: ignored, because its layout doesn't read them: {_rows_of_each(ignored)}; to use one, "
-        "map columns with `fields`"
-    )
-
-
-def _marked_line(source: Source, marked: Counter[str]) -> str:
-    """Describe the rows of a source that are used although a column marks them as bad, and how to drop them."""
-    column, _, value = marked.most_common(1)[0][0].partition(": ")
-    return (
-        f"{_source_name(source)}: used although a column marks them as bad: {_rows_of_each(marked)}; to drop them, "
-        f"set the source's `where`, for instance `where: {column} != {value}`"
-    )
 
 
 @contextmanager
@@ -218,20 +202,6 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*usual)
-
-
-def _with_file_name(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
-    """Yield `rows`; add the name of the file to errors about the file as a whole."""
-    try:
-        yield from rows
-    except Malformed as error:
-        raise SnaketuneError(f"{name}: {error.detail}") from None
-
-
-def _count_raws(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
-    for raw in raws:
-        counts.read += 1
-        yield raw
 
 
 def _find_answer(row: Row, pattern: str) -> None:

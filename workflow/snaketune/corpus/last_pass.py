@@ -1,6 +1,7 @@
 """The last pass: the selected rows of the spool, written to the files of the result batch by batch."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ def write_rows(
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
 
     Args:
-        schema: schema of the files: the columns of the spool, `id`, and for some kinds `source`.
         hashes: uint64, for each row the hash that its id is made of.
         sources: int16, for each row the number of its source.
         copies: for each row how many times it is written; the ids of further copies end in `-2`, `-3` and so on.
@@ -41,17 +41,13 @@ def write_rows(
             for split, in_split in ((train, ~held_out[rows]), (held, held_out[rows])):
                 taken = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
                 if len(taken):
-                    extra_columns = {"id": _ids(hashes[rows], taken), "source": sources[rows][taken]}
-                    split.append(batch.take(pa.array(taken)), extra_columns)
+                    ids, source = _ids(hashes[rows], taken), sources[rows][taken]
+                    split.append(batch.take(pa.array(taken)), id=ids, source=source)
             start += batch.num_rows
 
 
 def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:
-    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row.
-
-    Args:
-        group: for each row, the first row of its group.
-    """
+    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row."""
     sizes = np.bincount(group)
     shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
     # Rows by group, stable, so that the rows of a group stay in order.
@@ -69,39 +65,32 @@ def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.nda
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-class SplitFile:
+class SplitFile(ExitStack):
     """One file of the result. All batches but the last are full, so the same rows always give the same bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema):
+        super().__init__()
         self.schema = schema
-        self.writer = pa.ipc.new_file(str(path), schema)
+        self.writer = self.enter_context(pa.ipc.new_file(str(path), schema))
         self.pending: list[pa.RecordBatch] = []
         self.rows = 0
+        self.callback(self._finish)
 
-    def __enter__(self) -> "SplitFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.rows:
-            self._write(self.rows)
-        self.writer.close()
-
-    def append(self, batch: pa.RecordBatch, extra_columns: dict[str, Any]) -> None:
-        """Append a batch of the spool.
-
-        Args:
-            extra_columns: by name, the columns that the spool doesn't have.
-        """
-        columns = {
-            field.name: pa.array(extra_columns[field.name], field.type)
+    def append(self, batch: pa.RecordBatch, **extra_columns: Any) -> None:
+        """Append a batch of the spool; `extra_columns` are those that the spool doesn't have."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = [
+            columns[field.name] if field.name in columns else pa.array(extra_columns[field.name], field.type)
             for field in self.schema
-            if field.name in extra_columns
-        }
-        columns |= dict(zip(batch.schema.names, batch.columns, strict=True))
-        self.pending.append(pa.record_batch([columns[name] for name in self.schema.names], schema=self.schema))
+        ]
+        self.pending.append(pa.record_batch(columns, schema=self.schema))
         self.rows += batch.num_rows
         while self.rows >= ROWS_PER_BATCH:
             self._write(ROWS_PER_BATCH)
+
+    def _finish(self) -> None:
+        if self.rows:
+            self._write(self.rows)
 
     def _write(self, rows: int) -> None:
         together = pa.concat_batches(self.pending)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt, print_line, printable
-from snaketune.corpus.raw_rows import RawRow
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, RawRow
 from snaketune.errors import SnaketuneError
 
 ROWS_SHOWN = 10
@@ -53,16 +52,11 @@ class Quarantine:
     def _excerpt(self, raw: RawRow, error: Malformed) -> str:
         if isinstance(raw.value, Malformed):
             text = self._masked_text(error.excerpt)
-            return (
-                LAST_WORD_OR_NUMBER.sub("…", text, count=1)
-                if self.mask and len(error.excerpt) >= EXCERPT_LENGTH
-                else text
-            )
-        if not self.mask:
-            return excerpt(raw.value)
+            cut = self.mask and len(error.excerpt) >= EXCERPT_LENGTH
+            return LAST_WORD_OR_NUMBER.sub("…", text, count=1) if cut else text
         try:
             # Masked before it is cut, while all personal data is whole.
-            return excerpt(self._masked(raw.value))
+            return excerpt(self._masked(raw.value) if self.mask else raw.value)
         except RecursionError:
             return "…"
 
@@ -75,10 +69,9 @@ class Quarantine:
                 return {self.mask(str(key)): self._masked(part) for key, part in value.items()}
             case list():
                 return [self._masked(part) for part in value]
-            case _:
-                text = str(value)
-                masked = self.mask(text)
-                return value if masked == text else masked
+        text = str(value)
+        masked = self.mask(text)
+        return value if masked == text else masked
 
     def check_limit(self, rows: int, sound: int, limit: float, saved_path: Path) -> None:
         """Raise if too many of the rows are malformed.
@@ -102,13 +95,8 @@ class Quarantine:
             f"\n  {count} × {reason}, for instance {self.examples[reason]}"
             for reason, count in self.reasons.most_common(COMMONEST_REASONS_SHOWN)
         )
+        what = f"{bad} of {rows} rows ({bad / rows:.2%}) are malformed, more than the {limit:.2%} allowed"
+        advice = "Fix these rows, or raise corpora.<name>.max_quarantined_fraction"
         if not sound:
-            raise SnaketuneError(
-                f"none of the {rows} rows can be used:{reasons}\n"
-                f"All are listed in {saved_path}\nCheck `layout` and `fields` of the source"
-            )
-        raise SnaketuneError(
-            f"{bad} of {rows} rows ({bad / rows:.2%}) are malformed, more than the {limit:.2%} "
-            f"allowed:{reasons}\nAll are listed in {saved_path}\n"
-            "Fix these rows, or raise corpora.<name>.max_quarantined_fraction"
-        )
+            what, advice = f"none of the {rows} rows can be used", "Check `layout` and `fields` of the source"
+        raise SnaketuneError(f"{what}:{reasons}\nAll are listed in {saved_path}\n{advice}")

@@ -1,4 +1,4 @@
-"""Canonical rows, which every layout is converted to; their ids and Arrow schemas.
+"""Rows as they are read, and canonical rows, which every layout is converted to, with their ids and Arrow schemas.
 
 A conversation is a list of turns that alternate and end on the assistant. A preference is a prompt that ends before the
 assistant's turn, and two different completions of it. An unpaired row has one completion and a label, good or bad. Text isn't
@@ -12,7 +12,8 @@ their source, so that preference metrics can be reported by source.
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 import xxhash
@@ -20,27 +21,20 @@ import xxhash
 Message = dict[str, Any]
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("supervised", pa.bool_())]))
-# Fields besides the turns: the tools that the prompt offers (see `tools`), and the checkable answer.
+ID = pa.field("id", pa.string())
+# Fields besides the turns: the tools that the prompt offers (see `layouts.tools`), and the checkable answer.
 LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
+PAIR_FIELDS = [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES)]
+UNPAIRED_FIELDS = [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_())]
 SCHEMAS = {
-    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *LABEL_FIELDS]),
-    "preferences": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *LABEL_FIELDS, SOURCE]
-    ),
-    "unpaired": pa.schema(
-        [
-            ("id", pa.string()),
-            ("prompt", MESSAGES),
-            ("completion", MESSAGES),
-            ("label", pa.bool_()),
-            *LABEL_FIELDS,
-            SOURCE,
-        ]
-    ),
+    "conversations": pa.schema([ID, ("messages", MESSAGES), *LABEL_FIELDS]),
+    "preferences": pa.schema([ID, *PAIR_FIELDS, *LABEL_FIELDS, SOURCE]),
+    "unpaired": pa.schema([ID, *UNPAIRED_FIELDS, *LABEL_FIELDS, SOURCE]),
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]
 TEXT = "text"
+NAN_AS_NULL = ("nan_as_null",)
 
 
 class Malformed(Exception):
@@ -58,109 +52,111 @@ class Malformed(Exception):
 
 
 class Dropped(Exception):
-    """Raised for a valid row that isn't used, for instance a tie between two answers.
-
-    Attributes:
-        reason: a short stable name, counted in the manifest.
-    """
+    """Raised for a valid row that isn't used, for instance a tie; `reason` is a short stable name, counted in the manifest."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
         self.reason = reason
 
 
-@dataclass(kw_only=True, slots=True)
-class Conversation:
-    """Turns, the tools offered, and labels of the last turn. `notes` name what was changed on the way, for the counts."""
+class RawRow(NamedTuple):
+    """A row as read, or the reason why it can't be, with its number: the line of a text file, else the index of the row from 1.
 
-    messages: list[Message]
+    `notes` name what was changed on reading; canonical rows made of it inherit them.
+    """
+
+    unit: Literal["line", "row"]
+    number: int
+    value: dict[str, Any] | Malformed
+    notes: tuple[str, ...] = ()
+
+
+class Noted(NamedTuple):
+    """A value that was changed on reading, with the notes for its row."""
+
+    value: Any
+    notes: tuple[str, ...] = NAN_AS_NULL
+
+
+@dataclass(kw_only=True, slots=True)
+class _Row:
+    """What all rows have: the tools offered, labels of the reply, and `notes` on what was changed, for the counts."""
+
     tools: str | None = None
     answer: str | None = None
     task: str | None = None
     notes: tuple[str, ...] = ()
 
-    kind = "conversations"
-    columns = ("messages",)
-
-    @property
-    def opening(self) -> list[Message]:
-        """The turns that the split is decided by."""
-        return self.messages
+    # The columns of turns; the second, if there are several, has the reply.
+    columns: ClassVar[tuple[str, ...]]
 
     @property
     def turns(self) -> list[Message]:
-        """All turns."""
-        return self.messages
+        return [turn for column in self.columns for turn in getattr(self, column)]
 
     @property
     def reply(self) -> str:
         """The text that an answer pattern is searched in."""
-        return self.messages[-1]["content"]
+        return getattr(self, self.columns[:2][-1])[-1]["content"]
 
 
 @dataclass(kw_only=True, slots=True)
-class Preference:
+class Conversation(_Row):
+    """Turns that end on the assistant's."""
+
+    messages: list[Message]
+
+    columns = ("messages",)
+    # The turns that the split is decided by.
+    opening = turns = property(attrgetter("messages"))
+
+
+@dataclass(kw_only=True, slots=True)
+class Preference(_Row):
     """A prompt and two completions. `answer` is the checkable answer of the chosen one."""
 
     prompt: list[Message]
     chosen: list[Message]
     rejected: list[Message]
-    tools: str | None = None
-    answer: str | None = None
-    task: str | None = None
-    notes: tuple[str, ...] = ()
 
-    kind = "preferences"
     columns = ("prompt", "chosen", "rejected")
-
-    @property
-    def opening(self) -> list[Message]:
-        """The turns that the split is decided by."""
-        return self.prompt
-
-    @property
-    def turns(self) -> list[Message]:
-        """All turns."""
-        return self.prompt + self.chosen + self.rejected
-
-    @property
-    def reply(self) -> str:
-        """The text that an answer pattern is searched in."""
-        return self.chosen[-1]["content"]
+    opening = property(attrgetter("prompt"))
 
 
 @dataclass(kw_only=True, slots=True)
-class Unpaired:
+class Unpaired(_Row):
     """A prompt, a completion, and whether it is good. `answer` is the checkable answer of the completion."""
 
     prompt: list[Message]
     completion: list[Message]
     label: bool
-    tools: str | None = None
-    answer: str | None = None
-    task: str | None = None
-    notes: tuple[str, ...] = ()
 
-    kind = "unpaired"
     columns = ("prompt", "completion")
-
-    @property
-    def opening(self) -> list[Message]:
-        """The turns that the split is decided by."""
-        return self.prompt
-
-    @property
-    def turns(self) -> list[Message]:
-        """All turns."""
-        return self.prompt + self.completion
-
-    @property
-    def reply(self) -> str:
-        """The text that an answer pattern is searched in."""
-        return self.completion[-1]["content"]
+    opening = property(attrgetter("prompt"))
 
 
 Row = Conversation | Preference | Unpaired
+Outcome = Row | Malformed | Dropped | None
+
+
+class RowResult(NamedTuple):
+    """The result for one raw row, or one of several.
+
+    Attributes:
+        raw: the raw row. One raw row can give several rows, and is then in the result of each.
+        layout: the name of its layout.
+        row: the canonical row; or the reason why there is none; or None if the raw row became part of another row (a message
+            of a tree).
+        ignored: columns, and keys of turns such as `messages[].name`, that hold something and aren't read. Of several
+            results of one raw row, only the first has them.
+        marks: those ignored columns that mark the row as a bad one, such as `is_correct: false`.
+    """
+
+    raw: RawRow
+    layout: str
+    row: Outcome
+    ignored: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 def content_hash(row: Row) -> int:
@@ -208,5 +204,36 @@ def roles_and_texts(turns: list[Message]) -> list[tuple[str, str]]:
 
 
 def id_of(content: int) -> str:
-    """Return the id of a row with this `content_hash`: 16 hex digits."""
     return f"{content:016x}"
+
+
+def without_nulls(value: Any) -> Any:
+    """Remove the null keys of a value from a table, where every struct has the keys of all structs.
+
+    >>> without_nulls([{"a": 1, "b": None}, {"a": None, "b": {"c": None}}])
+    [{'a': 1}, {'b': {}}]
+    """
+    match value:
+        case dict():
+            return {key: without_nulls(item) for key, item in value.items() if item is not None}
+        case list():
+            return [without_nulls(item) for item in value]
+    return value
+
+
+def nan_as_null(value: Any) -> Any:
+    """Replace each NaN, which is how pandas writes a missing value, with null; return the same object if there is none.
+
+    >>> nan_as_null({"a": [float("nan"), 1.5]})
+    {'a': [None, 1.5]}
+    """
+    match value:
+        case float():
+            return value if value == value else None
+        case dict():
+            cleaned = {key: nan_as_null(item) for key, item in value.items()}
+            return cleaned if any(cleaned[key] is not item for key, item in value.items()) else value
+        case list():
+            items = [nan_as_null(item) for item in value]
+            return items if any(item is not old for item, old in zip(items, value)) else value
+    return value

@@ -57,8 +57,4 @@ def name_for(file: str) -> str:
 
 def conditions(reading: Reading) -> list[tuple[str, int]]:
     """Return conditions for `where` that drop rows marked as bad, and how many each drops, most first."""
-    result = []
-    for mark, count in reading.marked.most_common():
-        column, _, value = mark.partition(": ")
-        result.append((f"{column} != {value}", count))
-    return result
+    return [(mark.replace(": ", " != ", 1), count) for mark, count in reading.marked.most_common()]

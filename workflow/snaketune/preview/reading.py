@@ -10,8 +10,7 @@ from typing import Any, get_args
 
 from snaketune.config.corpus_sources import Cleaning, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw_rows import RawRow, RowResult
-from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
+from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow
 from snaketune.preview.sample import FORMATS, FileSample
@@ -85,8 +84,8 @@ def read_as(
         used: set[int] = set()
         try:
             for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
-                name = sample.name if len(samples) > 1 else ""
-                if _add(reading, result, location_of(result.raw, name), cleaner, first):
+                file = f"{sample.name}, " if len(samples) > 1 else ""
+                if _add(reading, result, f"{file}{result.raw.unit} {result.raw.number}", cleaner, first):
                     used.add(result.raw.number)
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
@@ -124,11 +123,6 @@ def repairs_that_help(reading: Reading, source: Source, samples: list[FileSample
         return {}, 0
     repaired = read_as(reading.kind, source, samples, REPAIRS)
     return dict(repaired.repairs), max(0, repaired.used - reading.used)
-
-
-def location_of(raw: RawRow, name: str) -> str:
-    """Return the location of a row for messages; `name` is that of its file, "" if there is only one."""
-    return f"{name}, {raw.unit} {raw.number}" if name else f"{raw.unit} {raw.number}"
 
 
 def _add(reading: Reading, result: RowResult, location: str, cleaner: Cleaner, first: dict[int, str]) -> bool:

@@ -4,6 +4,7 @@ Rendered by the tokenizer if there is one, else by a byte tokenizer, with the co
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -12,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import pre_tokenizers
 
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.corpus.rows import SCHEMAS, TEXT, Row
 from snaketune.errors import SnaketuneError
-from snaketune.preview.bytes_tokenizer import bytes_tokenizer
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.creation.check import check
+from snaketune.tokenization.creation.train import TURN_END
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED, Refused
@@ -32,6 +34,12 @@ BYTES_PER_TOKEN = 4
 # Characters shown of a long text; a cut of fewer than MIN_OMITTED characters isn't made.
 TEXT_BEGINS, TEXT_ENDS, MIN_OMITTED = 300, 150, 100
 FIRST_SPANS, LAST_SPANS = 50, 25
+# Control tokens in chat templates: <|im_end|>, <start_of_turn>, [INST], <s>, <｜User｜>.
+CONTROL = re.compile(r"<[|｜][^<>\s]{1,40}[|｜]>|</?s>|<[a-z]+(?:_[a-z]+)*_turn>|\[/?[A-Z][A-Z_]*\]|<[be]os>")
+BEGIN, END, PAD = "<s>", "</s>", "<pad>"
+
+# Rows, each with its location.
+LocatedRows = list[tuple[str, Row]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +101,7 @@ class RenderedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """A tokenizer with its chat template.
-
-    Attributes:
-        exact: whether it is a real tokenizer; else a byte tokenizer.
-    """
+    """A tokenizer with its chat template; `exact` if it is a real tokenizer, else a byte tokenizer."""
 
     chat: ChatTokenizer
     template: str
@@ -116,51 +120,75 @@ def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
     Raises:
         SnaketuneError: one of them can't be read, or the `tokenizer` stage would refuse the template.
     """
-    renderer = _load_renderer(template, tokenizer)
+    own_template = None
+    if tokenizer:
+        try:
+            description = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
+            config = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+            path = tokenizer / "chat_template.jinja"
+            own_template = path.read_text(encoding="utf-8") if path.exists() else config.get("chat_template")
+        except (OSError, ValueError) as error:
+            what = "name a folder with tokenizer.json and tokenizer_config.json"
+            raise SnaketuneError(f"--tokenizer {tokenizer}: {error}; {what}") from None
+        if config.get("pad_token") is None:
+            config["pad_token"] = config.get("unk_token") or config.get("eos_token")
+    if template is None and isinstance(own_template, str):
+        text, name = own_template, f"{tokenizer}'s own"
+    else:
+        text, name = _text_of(template or DEFAULT_CHAT_TEMPLATE), str(template or f"ChatML ({SHIPPED}/chatml.jinja)")
+    if not tokenizer:
+        description, config = _bytes_tokenizer(text)
+    renderer = Renderer(chat=ChatTokenizer(description, config, text), template=name, exact=tokenizer is not None)
     try:
         check(renderer.chat, [])
     except SnaketuneError as error:
-        raise SnaketuneError(f"{renderer.template}: {error}") from None
+        raise SnaketuneError(f"{name}: {error}") from None
     return renderer
 
 
-def _load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
-    if tokenizer is None:
-        text = _text_of(template or DEFAULT_CHAT_TEMPLATE)
-        chat = ChatTokenizer(*bytes_tokenizer(text), text)
-        return Renderer(chat=chat, template=_named(template), exact=False)
+def _text_of(template: Path) -> str:
     try:
-        description = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
-        config = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
-        path = tokenizer / "chat_template.jinja"
-        own_template = path.read_text(encoding="utf-8") if path.exists() else config.get("chat_template")
-    except (OSError, ValueError) as error:
-        raise SnaketuneError(
-            f"--tokenizer {tokenizer}: {error}; name a folder with tokenizer.json and tokenizer_config.json"
-        ) from None
-    if config.get("pad_token") is None:
-        config["pad_token"] = config.get("unk_token") or config.get("eos_token")
-    if template is None and isinstance(own_template, str):
-        return Renderer(
-            chat=ChatTokenizer(description, config, own_template), template=f"{tokenizer}'s own", exact=True
-        )
-    chat = ChatTokenizer(description, config, _text_of(template or DEFAULT_CHAT_TEMPLATE))
-    return Renderer(chat=chat, template=_named(template), exact=True)
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SnaketuneError(f"the chat template {template} can't be read: {error}") from None
 
 
-def render(renderer: Renderer, kind: str, rows: list[tuple[str, Row]], train_on: str = "assistant") -> RenderedRows:
+def _bytes_tokenizer(template: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return parsed `tokenizer.json` and `tokenizer_config.json` of a byte tokenizer, with the control tokens of a template.
+
+    With it, rows pass through the same code as with a real tokenizer: the chat template, its refusals, and the supervision
+    of each byte.
+    """
+    added_tokens = dict.fromkeys([BEGIN, END, PAD, *CONTROL.findall(template)])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    flags = {"special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    description = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": len(alphabet) + number, "content": token, **flags} for number, token in enumerate(added_tokens)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {byte: id for id, byte in enumerate(alphabet)}, "merges": []},
+    }
+    end = TURN_END if TURN_END in added_tokens else END
+    return description, {"bos_token": BEGIN, "eos_token": end, "pad_token": PAD}
+
+
+def render(renderer: Renderer, kind: str, rows: LocatedRows, train_on: str = "assistant") -> RenderedRows:
     """Render rows; the first, the last and one between of those that the template accepts are kept to be shown."""
     rendered = RenderedRows(template=renderer.template, exact=renderer.exact)
     chat = renderer.chat.for_documents() if kind == TEXT else renderer.chat
-    taken: list[tuple[str, Row]] = []
+    taken: LocatedRows = []
     lengths = [np.zeros(0, np.int64)]
     total = supervised = 0
     for start in range(0, len(rows), ROWS_PER_BATCH):
-        for batch_rows, encoded in _encoded(
-            chat, kind, rows[start : start + ROWS_PER_BATCH], train_on, rendered.refused
-        ):
-            sequences, by_row, control = _sequences(chat, kind, [row for _, row in batch_rows], encoded, train_on)
-            taken += batch_rows
+        batch = rows[start : start + ROWS_PER_BATCH]
+        for accepted, encoded in _encoded(chat, kind, batch, train_on, rendered.refused):
+            sequences, by_row, control = _sequences(chat, kind, [row for _, row in accepted], encoded, train_on)
+            taken += accepted
             lengths.append(_tokens(renderer, chat, sequences))
             total += len(sequences.ids)
             supervised += int(by_row.sum())
@@ -186,21 +214,17 @@ def shortened(spans: list[TextSpan]) -> list[TextSpan]:
         if span.control or omitted < MIN_OMITTED:
             result.append(span)
             continue
-        result += [
-            replace(span, text=span.text[:TEXT_BEGINS]),
-            TextSpan(text="", supervised=span.supervised, omitted=omitted),
-            replace(span, text=span.text[-TEXT_ENDS:]),
-        ]
+        gap = TextSpan(text="", supervised=span.supervised, omitted=omitted)
+        result += [replace(span, text=span.text[:TEXT_BEGINS]), gap, replace(span, text=span.text[-TEXT_ENDS:])]
     if len(result) <= FIRST_SPANS + LAST_SPANS:
         return result
-    middle = result[FIRST_SPANS:-LAST_SPANS]
-    characters = sum(len(span.text) + span.omitted for span in middle)
+    characters = sum(len(span.text) + span.omitted for span in result[FIRST_SPANS:-LAST_SPANS])
     return [*result[:FIRST_SPANS], TextSpan(text="", supervised=False, omitted=characters), *result[-LAST_SPANS:]]
 
 
 def _encoded(
-    chat: ChatTokenizer, kind: str, rows: list[tuple[str, Row]], train_on: str, refused: list[tuple[str, str]]
-) -> Iterator[tuple[list[tuple[str, Row]], EncodedBatch]]:
+    chat: ChatTokenizer, kind: str, rows: LocatedRows, train_on: str, refused: list[tuple[str, str]]
+) -> Iterator[tuple[LocatedRows, EncodedBatch]]:
     """Yield the rows that the template accepts, with their conversations encoded; append the others to `refused`."""
     try:
         yield rows, encode_turns(chat, _turns(kind, _table(kind, [row for _, row in rows]), train_on))
@@ -209,31 +233,27 @@ def _encoded(
         if len(rows) == 1:
             refused.append((rows[0][0], str(error)))
             return
-    taken, parts = [], []
-    for row in rows:
-        for _, encoded in _encoded(chat, kind, [row], train_on, refused):
-            taken.append(row)
-            parts.append(encoded)
-    if taken:
-        yield taken, concatenated(parts)
+    one_by_one = [one for row in rows for one in _encoded(chat, kind, [row], train_on, refused)]
+    if one_by_one:
+        yield [row for (row,), _ in one_by_one], concatenated([encoded for _, encoded in one_by_one])
 
 
 def _table(kind: str, rows: list[Row]) -> pa.Table:
+    def value(row: Row, column: str) -> Any:
+        if column in row.columns:
+            return [{"supervised": True} | turn for turn in getattr(row, column)]
+        return getattr(row, column, None)
+
     schema = SCHEMAS[kind]
-    columns = {field.name: [_value(row, field.name) for row in rows] for field in schema}
-    return pa.table(columns, schema=schema)
-
-
-def _value(row: Row, column: str) -> Any:
-    if column in row.columns:
-        return [{"supervised": True} | turn for turn in getattr(row, column)]
-    return getattr(row, column, None)
+    return pa.table({field.name: [value(row, field.name) for row in rows] for field in schema}, schema=schema)
 
 
 def _turns(kind: str, table: pa.Table, train_on: str) -> Turns:
-    by_kind = {"preferences": pair_turns, "unpaired": completion_turns}
+    if kind == "preferences":
+        return pair_turns(table)
     # Documents are supervised entirely.
-    return by_kind[kind](table) if kind in by_kind else conversation_turns(table, "all" if kind == TEXT else train_on)
+    train_on = "all" if kind == TEXT else train_on
+    return completion_turns(table) if kind == "unpaired" else conversation_turns(table, train_on)
 
 
 def _sequences(
@@ -243,12 +263,10 @@ def _sequences(
     table = _table(kind, rows)
     names = table["id"].combine_chunks()
     control = holds_control(chat, _turns(kind, table, train_on)).reshape(len(rows), -1).any(1)
-    if kind == "preferences":
-        token_rows = pair_rows(names, encoded, control)
-    elif kind == "unpaired":
+    if kind == "unpaired":
         token_rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
     else:
-        token_rows = conversation_rows(names, encoded, control)
+        token_rows = (pair_rows if kind == "preferences" else conversation_rows)(names, encoded, control)
     return token_rows.sequences, token_rows.supervised_tokens, control
 
 
@@ -262,24 +280,23 @@ def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) ->
 
 def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encoded: EncodedBatch) -> RenderedRow:
     """Return a row's tokens as text, with a pair's prompt once: up to where its completions differ or are supervised."""
+    spans, start = _spans(chat, encoded, 0), 0
+    parts = [("", spans)]
     if kind == "preferences":
-        chosen, rejected = (_spans(chat, encoded, side) for side in (0, 1))
-        first_difference = next(
-            (index for index, (a, b) in enumerate(zip(chosen, rejected)) if a != b or a.supervised), 0
-        )
-        parts = [("chosen", shortened(chosen[first_difference:])), ("rejected", shortened(rejected[first_difference:]))]
-        return RenderedRow(location=location, prompt=shortened(chosen[:first_difference]), parts=parts)
-    spans = _spans(chat, encoded, 0)
-    if kind == "unpaired":
-        start = next((index for index, span in enumerate(spans) if span.supervised), len(spans))
-        label = "good" if getattr(row, "label", False) else "bad"
-        completion = f"completion, labelled {label}", shortened(spans[start:])
-        return RenderedRow(location=location, prompt=shortened(spans[:start]), parts=[completion])
-    return RenderedRow(location=location, prompt=[], parts=[("", shortened(spans))])
+        rejected = _spans(chat, encoded, 1)
+        start = next((i for i, (a, b) in enumerate(zip(spans, rejected)) if a != b or a.supervised), 0)
+        parts = [("chosen", spans), ("rejected", rejected)]
+    elif kind == "unpaired":
+        start = next((i for i, span in enumerate(spans) if span.supervised), len(spans))
+        parts = [(f"completion, labelled {'good' if row.label else 'bad'}", spans)]
+    return RenderedRow(
+        location=location,
+        prompt=shortened(spans[:start]),
+        parts=[(title, shortened(side[start:])) for title, side in parts],
+    )
 
 
 def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[TextSpan]:
-    """Return the tokens of a conversation as spans of text."""
     start, end = encoded.offsets[number : number + 2]
     ids, supervised = encoded.ids[start:end], encoded.supervised[start:end]
     control = chat.is_control(ids)
@@ -289,14 +306,3 @@ def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[Text
         for a, b in pairwise([0, *edges.tolist(), len(ids)])
         if a < b
     ]
-
-
-def _text_of(template: Path) -> str:
-    try:
-        return template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SnaketuneError(f"the chat template {template} can't be read: {error}") from None
-
-
-def _named(template: Path | None) -> str:
-    return str(template) if template else f"ChatML ({SHIPPED}/chatml.jinja)"

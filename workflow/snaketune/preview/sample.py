@@ -9,18 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw_rows import Noted, RawRow
-from snaketune.corpus.reading.archives import is_tar, is_zip
-from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_decompressed
+from snaketune.corpus.reading.archives import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, is_tar, is_zip, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
-from snaketune.corpus.reading.json_values import parse
+from snaketune.corpus.reading.json_files import rows_of_line
 from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
-from snaketune.corpus.rows import TEXT, Malformed
+from snaketune.corpus.rows import TEXT, RawRow
+from snaketune.corpus.selecting.evaluation_ngrams import texts_in
 from snaketune.errors import SnaketuneError
 
 MAX_ROWS = 2000
@@ -65,21 +62,16 @@ def samples_of(source: Source, kind: str | None) -> list[FileSample]:
     """
     if source.hub:
         raws, whole, trouble = _first_rows(read_hub(source.hub), MAX_ROWS, MAX_CHARACTERS)
-        name = hub_name(source.hub)
-        rows = len(raws) if whole else None
+        name, rows = hub_name(source.hub), len(raws) if whole else None
         return [FileSample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
     keys = TextKeys(source.encoding, source.delimiter, source.header)
-    limits = (max(1, whole // len(source.files)) for whole in (MAX_ROWS, MAX_CHARACTERS))
-    max_rows, max_characters = limits
+    max_rows, max_characters = (max(1, limit // len(source.files)) for limit in (MAX_ROWS, MAX_CHARACTERS))
     return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, max_rows, max_characters)]
 
 
 def encoding_of(path: Path) -> str:
     """Return the encoding of a text file, as far as its first bytes show it."""
-    try:
-        head = _head(path)
-    except READ_ERRORS:
-        return UTF_8
+    head = _head(path)
     if encoding := other_unicode(head):
         return encoding
     try:
@@ -92,8 +84,9 @@ def encoding_of(path: Path) -> str:
 
 def _of_file(path: Path, kind: str | None, keys: TextKeys, max_rows: int, max_characters: int) -> Iterator[FileSample]:
     """Yield one sample, or of an archive one for each file in it, until there are enough rows."""
-    name, archive = str(path), _archive(path)
-    format_ = None if archive else _format(path, kind, keys)
+    name, head = str(path), _head(path)
+    archive = "tar" if is_tar(head) else "zip" if head and is_zip(path) else None
+    format_ = None if archive else _format(head, name, kind, keys)
     members = read_files(path, name, plain=TEXT in (kind, format_), keys=keys)
     try:
         with closing(members):  # type: ignore[type-var]
@@ -106,7 +99,7 @@ def _of_file(path: Path, kind: str | None, keys: TextKeys, max_rows: int, max_ch
                 count = len(raws) if whole else None
                 yield FileSample(name=member, format=format_name, raws=raws, whole=whole, rows=count, trouble=trouble)
                 max_rows -= len(raws)
-                max_characters -= sum(_length(raw.value) for raw in raws)
+                max_characters -= sum(map(_length, raws))
                 if max_rows <= 0 or max_characters <= 0:
                     return
     except SnaketuneError as error:
@@ -119,8 +112,12 @@ def _sample(
     """Return the sample of a file that isn't an archive; `format_` is its format, None if it isn't supported."""
     if format_ is None:
         return FileSample(name=str(path), raws=[], whole=True, trouble=trouble)
-    compression = _compression(path)
-    rows, estimated = (len(raws), False) if whole else _rows_in_all(path, format_, compression, raws)
+    with path.open("rb") as file:
+        magic = file.read(max(map(len, COMPRESSION)))
+    compression = next((name for start, name in COMPRESSION.items() if magic.startswith(start)), None)
+    rows, estimated = len(raws), False
+    if not whole:
+        rows, estimated = (None, False) if compression else _rows_in_all(path, format_, raws)
     lines = format_ == "json" and any(raw.unit == "line" for raw in raws)
     format_name = FORMATS.get(format_) or ("JSON lines" if lines else "JSON")
     cheap = lines and rows and not (whole or compression) and keys.encoding == UTF_8
@@ -137,40 +134,22 @@ def _sample(
     )
 
 
-def _archive(path: Path) -> str | None:
-    """Return the type of an archive; None if the file isn't one."""
-    try:
-        return "zip" if is_zip(path) else "tar" if is_tar(_head(path)) else None
-    except READ_ERRORS:
-        return None
-
-
-def _format(path: Path, kind: str | None, keys: TextKeys) -> str | None:
+def _format(head: bytes, name: str, kind: str | None, keys: TextKeys) -> str | None:
     """Return the format; None if it isn't supported, for which the error of reading has the reason."""
-    try:
-        head = _head(path)
-        if keys.encoding != UTF_8:
-            head = head.decode(keys.encoding, "ignore").encode()
-    except READ_ERRORS:
-        return None
+    if keys.encoding != UTF_8:
+        head = head.decode(keys.encoding, "ignore").encode()
     # A text in no other format is a document if the corpus may be of kind text.
     for plain in (kind == TEXT, kind in (None, TEXT) and b"\x00" not in head):
-        try:
-            return format_of(head, str(path), plain=plain, keys=keys) if head else None
-        except SnaketuneError:
-            continue
+        with suppress(SnaketuneError):
+            return format_of(head, name, plain=plain, keys=keys) if head else None
     return None
 
 
 def _head(path: Path) -> bytes:
-    with open_decompressed(path) as file:
+    """Return the first bytes of a file, decompressed; nothing if it can't be read, for which the error of reading has why."""
+    with suppress(*READ_ERRORS), open_decompressed(path) as file:
         return file.read(HEAD_LENGTH)
-
-
-def _compression(path: Path) -> str | None:
-    with path.open("rb") as file:
-        head = file.read(len(XZ_MAGIC))
-    return next((name for magic, name in COMPRESSION.items() if head.startswith(magic)), None)
+    return b""
 
 
 def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> tuple[list[RawRow], bool, str | None]:
@@ -184,42 +163,28 @@ def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> t
                 if len(taken) == max_rows or characters > max_characters:
                     return taken, False, None
                 taken.append(raw)
-                characters += _length(raw.value)
+                characters += _length(raw)
     except SnaketuneError as error:
         return taken, False, str(error)
     return taken, True, None
 
 
-def _length(value: Any) -> int:
-    """Count the characters of all texts in a value."""
-    return sum(len(text) for text in _texts(value))
+def _length(raw: RawRow) -> int:
+    return sum(map(len, texts_in(raw.value)))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    pending = [value]
-    while pending:
-        match pending.pop():
-            case str() as text:
-                yield text
-            case dict() as some:
-                pending += some.values()
-            case list() as some:
-                pending += some
-
-
-def _rows_in_all(path: Path, format_: str, compression: str | None, raws: list[RawRow]) -> tuple[int | None, bool]:
+def _rows_in_all(path: Path, format_: str, raws: list[RawRow]) -> tuple[int | None, bool]:
     """Return the number of rows of a file that wasn't read completely, if known, and whether it is an estimate."""
-    if compression is None and format_ == "parquet":
+    if format_ == "parquet":
         from pyarrow.parquet import read_metadata
 
         with suppress(*READ_ERRORS):
             return read_metadata(path).num_rows, False
-        return None, False
-    if compression is None and raws and raws[-1].unit == "line" and format_ != TEXT:
+    elif raws and raws[-1].unit == "line" and format_ != TEXT:
         with path.open("rb") as file:
             head = file.read(MAX_CHARACTERS)
-        lines = head.count(b"\n")
-        return (max(raws[-1].number, round(path.stat().st_size / len(head) * lines)), True) if lines else (None, False)
+        if lines := head.count(b"\n"):
+            return max(raws[-1].number, round(path.stat().st_size / len(head) * lines)), True
     return None, False
 
 
@@ -241,16 +206,7 @@ def _further(path: Path, rows: int, read: int) -> list[RawRow]:
                 lines[number] = file.readline(MAX_LINE)
         file.seek(max(0, size - MAX_LINE))
         *before, last = file.read(MAX_LINE).rstrip().split(b"\n")
-    further = [_row(number, line) for number, line in lines.items() if line.endswith(b"\n")]
-    return [*further, _row(rows, last)] if before else further
-
-
-def _row(number: int, line: bytes) -> RawRow:
-    try:
-        value = parse(line)
-    except Malformed as error:
-        value = error
-    row, notes = (value.value, value.notes) if isinstance(value, Noted) else (value, ())
-    if not isinstance(row, dict | Malformed):
-        row = Malformed("not_an_object", f"expected an object, found {excerpt(row)}")
-    return RawRow("line", number, row, notes)
+    lines = {number: line for number, line in lines.items() if line.endswith(b"\n")}
+    if before:
+        lines[rows] = last
+    return [row for number, line in lines.items() for row in rows_of_line(number, line)]

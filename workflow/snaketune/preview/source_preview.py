@@ -4,18 +4,23 @@ A file that isn't in a config is read by the kind and layout that read most of i
 columns; a source of a config is read as the config says.
 """
 
+import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from snaketune.config.corpus_sources import CorpusContent, Fields, Source
-from snaketune.corpus.layouts.nearest_layout import nearest
+from snaketune.config.corpus_sources import Fields, Source
 from snaketune.corpus.layouts.readers import LAYOUTS
+from snaketune.corpus.layouts.recognise import nearest
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
+from snaketune.preview.config_corpora import PreviewedCorpus
 from snaketune.preview.config_entry import entry
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
-from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, render
+from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, load_renderer, render
 from snaketune.preview.sample import FORMATS, FileSample, encoding_of, samples_of
 from snaketune.preview.suggested_fields import suggested
 
@@ -27,7 +32,6 @@ class SourcePreview:
     Attributes:
         name: the file, or the corpus and its source.
         why: the reason for the kind.
-        nearest: if no layout is recognised, the nearest one and what it lacks.
         columns: if no layout is recognised, the columns, each with a value.
         further: rows from the rest of the file, read like the first ones.
         repairs: by repair that helps, the number of rows that it changes.
@@ -42,7 +46,6 @@ class SourcePreview:
     samples: list[FileSample]
     reading: Reading
     why: str
-    nearest: str = ""
     columns: dict[str, object] = field(default_factory=dict)
     further: Reading | None = None
     repairs: dict[str, int] = field(default_factory=dict)
@@ -54,8 +57,12 @@ class SourcePreview:
 
     @property
     def rows_read(self) -> int:
-        """Number of raw rows read."""
-        return sum(len(sample.raws) for sample in self.samples)
+        return _count(self.samples)
+
+    @property
+    def nearest(self) -> str:
+        """The nearest layout of any kind and what it lacks, if none is recognised; else ""."""
+        return nearest(tuple(self.columns), frozenset(LAYOUTS)) if self.columns else ""
 
     @property
     def estimated(self) -> str:
@@ -67,36 +74,33 @@ class SourcePreview:
 
     @property
     def trouble(self) -> list[str]:
-        """Errors about its files."""
         return [sample.trouble for sample in self.samples if sample.trouble] + self.reading.trouble
 
 
 def preview_file(file: str, renderer: Renderer) -> SourcePreview:
-    """Preview a file that isn't in a config."""
     source = Source(files=(file,), encoding=encoding_of(Path(file)))
     samples = samples_of(source, None)
-    rows_read = sum(len(sample.raws) for sample in samples)
     reading, counts = best_reading(source, samples)
     if samples and not reading.used and samples[0].format.startswith(FORMATS["csv"]):
         # Perhaps prose with commas: in a corpus of kind text, only a .csv is a table.
         as_document = samples_of(source, TEXT)
         if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):
-            samples, rows_read = as_document, len(as_document[0].raws)
+            samples = as_document
             reading, counts = best_reading(source, samples)
-    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > rows_read else ("", {})
-    if columns and (suggestion := suggested(samples)):
+    columns = _unknown_columns(reading, samples)
+    if columns and (suggestion := suggested(_objects(samples))):
         kind, fields = suggestion
         mapped = source.model_copy(update={"fields": fields})
         by_fields = read_as(kind, mapped, samples)
         if by_fields.used > reading.used:
             reading, source = by_fields, mapped
     repairs, repaired = repairs_that_help(reading, source, samples)
+    rows_read = _count(samples)
     return SourcePreview(
         name=file,
         samples=samples,
         reading=reading,
         why=_why(reading, counts, rows_read, by_fields=source.fields != Fields()),
-        nearest=near,
         columns=columns,
         further=read_further(reading, source, samples),
         repairs=repairs,
@@ -106,42 +110,52 @@ def preview_file(file: str, renderer: Renderer) -> SourcePreview:
     )
 
 
-def preview_source(
-    corpus: str, number: int, content: CorpusContent, renderer: Renderer, train_on: str, lengths: tuple[int, ...]
-) -> SourcePreview:
-    """Preview a source of a config's corpus, numbered from 1.
+def preview_config(content: str) -> Iterator[SourcePreview]:
+    """Yield a preview of each source in the text from `corpora_of`.
 
-    Args:
-        train_on: where loss is taken in conversations.
-        lengths: tokens per row of all packings of the corpus.
+    Raises:
+        SnaketuneError: a template or tokenizer can't be read.
     """
+    cached_renderer = cache(load_renderer)
+    for one in json.loads(content):
+        corpus = PreviewedCorpus.model_validate(one)
+        template = Path(corpus.chat_template) if corpus.chat_template else None
+        # The tokenizer if it exists, or the folder that it will be adopted from.
+        folders = (Path(folder) for folder in (corpus.tokenizer, corpus.adopt) if folder)
+        tokenizer = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+        renderer = cached_renderer(template, tokenizer)
+        if template is None and tokenizer is None and corpus.adopt:
+            renderer = renderer.as_substitute_for(corpus.adopt)
+        for number in range(1, len(corpus.content.sources) + 1):
+            yield _preview_source(corpus, number, renderer)
+
+
+def _preview_source(corpus: PreviewedCorpus, number: int, renderer: Renderer) -> SourcePreview:
+    """Preview a source of a config's corpus, numbered from 1."""
+    content = corpus.content
     source = content.sources[number - 1]
     samples = samples_of(source, content.kind)
     reading = read_as(content.kind, source, samples, content.repair, content.cleaning)
-    rows_read = sum(len(sample.raws) for sample in samples)
-    label = f"{corpus}, source {number}" if len(content.sources) > 1 else corpus
+    label = f"{corpus.corpus}, source {number}" if len(content.sources) > 1 else corpus.corpus
     named = hub_name(source.hub) if source.hub else source.files[0]
     more = f" and {len(source.files) - 1} more" if len(source.files) > 1 else ""
-    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > rows_read else ("", {})
     repairs, repaired = repairs_that_help(reading, source, samples)
     return SourcePreview(
         name=f"{label}: {named}{more}",
         samples=samples,
         reading=reading,
-        why=f"as the config says; reads {_of(reading.used, rows_read)}",
-        nearest=near,
-        columns=columns,
+        why=f"as the config says; reads {_of(reading.used, _count(samples))}",
+        columns=_unknown_columns(reading, samples),
         further=read_further(reading, source, samples),
         repairs={name: count for name, count in repairs.items() if name not in content.repair},
         repaired=repaired,
-        rendered=render(renderer, reading.kind, reading.rows, train_on) if reading.rows else None,
+        rendered=render(renderer, reading.kind, reading.rows, corpus.train_on) if reading.rows else None,
         configured=True,
-        lengths=lengths or LENGTHS,
+        lengths=corpus.lengths or LENGTHS,
     )
 
 
 def _why(reading: Reading, counts: dict[str, int], rows_read: int, *, by_fields: bool) -> str:
-    """Return the reason for the kind, as text."""
     if by_fields:
         return f"reads {_of(reading.used, rows_read)} with the `fields` suggested below; no layout is known"
     others = {kind: count for kind, count in counts.items() if kind not in (reading.kind, TEXT)}
@@ -158,12 +172,19 @@ def _of(count: int, rows: int) -> str:
     return f"{count:,} of {rows:,} rows"
 
 
-def _nearest(samples: list[FileSample]) -> tuple[str, dict[str, object]]:
-    """Return the nearest layout of any kind, and the most common set of columns, each with a value."""
-    rows = [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]
-    commonest = Counter(tuple(name for name, value in row.items() if value is not None) for row in rows).most_common(1)
-    if not commonest:
-        return "", {}
-    columns = commonest[0][0]
-    values = {column: next(row[column] for row in rows if row.get(column) is not None) for column in columns}
-    return nearest(columns, frozenset(LAYOUTS)), values
+def _count(samples: list[FileSample]) -> int:
+    return sum(len(sample.raws) for sample in samples)
+
+
+def _objects(samples: list[FileSample]) -> list[dict[str, Any]]:
+    return [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]
+
+
+def _unknown_columns(reading: Reading, samples: list[FileSample]) -> dict[str, object]:
+    """Return the most common set of columns, each with a value, if most rows are in no known layout."""
+    rows = _objects(samples)
+    if not rows or 2 * reading.quarantined[UNKNOWN_LAYOUT] <= _count(samples):
+        return {}
+    columns = Counter(tuple(name for name, value in row.items() if value is not None) for row in rows)
+    ((commonest, _),) = columns.most_common(1)
+    return {column: next(row[column] for row in rows if row.get(column) is not None) for column in commonest}

@@ -30,7 +30,6 @@ def has_colours(output: TextIO) -> bool:
 
 
 def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
-    """Yield the lines of a preview."""
     paint = _Paint(colour)
     yield paint(BOLD, printable(preview.name))
     yield from (f"  {line}" if line else "" for line in _facts(preview, paint))
@@ -48,8 +47,6 @@ def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
 
 
 class _Paint:
-    """Colours, or none."""
-
     def __init__(self, colour: bool):
         self.colour = colour
         self.legend = f"supervised text in {self(GREEN, 'green')}" if colour else "supervised text between ⟦ and ⟧"
@@ -58,7 +55,6 @@ class _Paint:
         return f"{code}{text}{RESET}" if self.colour and text else text
 
     def spans(self, spans: list[TextSpan]) -> str:
-        """Return a row's text, of several lines."""
         output = ""
         supervised = False
         for span in spans:
@@ -109,19 +105,16 @@ def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
 
 
 def _unused_rows(preview: SourcePreview) -> Iterator[str]:
-    reading = preview.reading
-    for name, counts in (("quarantined", reading.quarantined), ("dropped", reading.dropped)):
+    reading, further = preview.reading, preview.further
+    quarantined = reading.quarantined.copy()
+    if preview.columns:
         # The nearest layout has a line already.
-        counts = Counter(
-            {reason: count for reason, count in counts.items() if reason != UNKNOWN_LAYOUT or not preview.columns}
-        )
-        yield from _reasons(name, reading, counts)
-        if name == "quarantined" and preview.repaired:
-            yield from _fact("", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them")
-    if preview.further is None:
-        return
-    further = preview.further
-    if lost := further.quarantined.total() + further.dropped.total():
+        del quarantined[UNKNOWN_LAYOUT]
+    yield from _reasons("quarantined", reading, quarantined)
+    if preview.repaired:
+        yield from _fact("", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them")
+    yield from _reasons("dropped", reading, reading.dropped)
+    if further and (lost := further.quarantined.total() + further.dropped.total()):
         summary = f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
         yield from _fact("further on", summary)
         yield from _reasons("", further, further.quarantined + further.dropped, about="about ")
@@ -142,16 +135,17 @@ def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = ""
 def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
     several = len(preview.samples) > 1
     for sample in preview.samples[:COLUMNS_SHOWN]:
-        size = [] if sample.bytes is None else [_size(sample.bytes)]
-        summary = ", ".join([part for part in (sample.format, *size) if part])
+        size = "" if sample.bytes is None else _size(sample.bytes)
+        summary = ", ".join(filter(None, (sample.format, size)))
         if sample.raws:
             rows_read = len(sample.raws)
             if sample.whole:
                 summary += f"; {_rows(rows_read)}"
             elif sample.rows:
+                # An estimate is rounded to two digits.
+                digits = max(0, len(str(sample.rows)) - 2) if sample.estimated else 0
                 about = "about " if sample.estimated else ""
-                rows = _round(sample.rows, sample.estimated)
-                summary += f"; {about}{rows:,} rows, of which the first {rows_read:,} are read"
+                summary += f"; {about}{round(sample.rows, -digits):,} rows, of which the first {rows_read:,} are read"
             else:
                 summary += f"; the first {_rows(rows_read)} are read"
         if several:
@@ -181,8 +175,7 @@ def _tokens(rendered: RenderedRows, lengths: tuple[int, ...], estimated: str) ->
     )
     longer = rendered.longer(lengths)
     summary = ", ".join(f"{length:,}: {_rows(count)}" for length, count in longer.items() if count)
-    first = next(iter(longer))
-    yield from _fact("", f"longer than {summary}" if summary else f"no row longer than {first:,}")
+    yield from _fact("", f"longer than {summary}" if summary else f"no row longer than {next(iter(longer)):,}")
     if rendered.unsupervised:
         yield from _fact("", f"{_rows(rendered.unsupervised)} with nothing supervised")
     if estimated:
@@ -207,16 +200,10 @@ def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
 def _row(row: RenderedRow, paint: _Paint) -> Iterator[str]:
     yield ""
     yield f"  {paint(BOLD, printable(row.location))}"
-    if row.prompt:
-        yield from _indented(paint.spans(row.prompt), "    ")
-    for title, spans in row.parts:
+    for title, spans in (("", row.prompt), *row.parts) if row.prompt else row.parts:
         if title:
             yield f"  {paint(DIM, '·')} {paint(BOLD, title)}"
-        yield from _indented(paint.spans(spans), "    ")
-
-
-def _indented(text: str, indent: str) -> Iterator[str]:
-    return (indent + line for line in text.rstrip("\n").split("\n"))
+        yield from (f"    {line}" for line in paint.spans(spans).rstrip("\n").split("\n"))
 
 
 def _fact(label: str, summary: str, plain: str = "") -> Iterator[str]:
@@ -237,12 +224,6 @@ def _rows(count: int) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def _round(count: int, estimated: bool) -> int:
-    """Round an estimate to two digits."""
-    digits = len(str(count)) - 2
-    return round(count, -digits) if estimated and digits > 0 else count
 
 
 def _size(size: int) -> str:

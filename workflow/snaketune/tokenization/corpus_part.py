@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.raw_rows import RawRow
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, RawRow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome

@@ -4,38 +4,22 @@ Takes some microseconds per row; flat trees and unpaired completions are held in
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.layouts.columns import Columns
+from snaketune.corpus.layouts import mapped
 from snaketune.corpus.layouts.exchanges import prompt_and_response
-from snaketune.corpus.layouts.mapped import (
-    SYSTEM_COLUMNS,
-    TOOLS_COLUMNS,
-    add_row_labels,
-    map_fields,
-    mapped_columns,
-    rename_columns,
-    system_of,
-    tools_in_row,
-)
-from snaketune.corpus.layouts.media import refuse_media
 from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_flat_tree
-from snaketune.corpus.layouts.quality_flags import bad_row_marks
-from snaketune.corpus.layouts.readers import rows_of
+from snaketune.corpus.layouts.readers import RowFile, rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
-from snaketune.corpus.layouts.repair import repair_row
-from snaketune.corpus.layouts.strip_templates import strip_templates
-from snaketune.corpus.layouts.text_documents import documents
-from snaketune.corpus.layouts.unpaired import Labelled, pair_up, read_labelled, unpaired_row
-from snaketune.corpus.layouts.unread_columns import unread_names
-from snaketune.corpus.layouts.validation import check
+from snaketune.corpus.layouts.templates import strip_templates
+from snaketune.corpus.layouts.unpaired import pair_up, unpaired_row
+from snaketune.corpus.layouts.unread import bad_row_marks, unread_names
+from snaketune.corpus.layouts.validation import check, refuse_media, repair_row
+from snaketune.corpus.layouts.values import Columns, Raw, column_of, wrong_type
 from snaketune.corpus.layouts.votes import check_numeric_verdicts, numeric_verdicts
-from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.reading.row_filter import RowFilter
-from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row
-
-LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))
+from snaketune.corpus.reading.text_files import chunk_end
+from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed, Outcome, RawRow, Row, RowResult, Unpaired
 
 
 def canonical_rows(
@@ -53,89 +37,91 @@ def canonical_rows(
     """
     row_filter = RowFilter(source.where)
     if kind == "text":
-        yield from documents(raws, source.fields.text or TEXT, row_filter)
+        yield from _documents(raws, source.fields.text or TEXT, row_filter)
         return
-    fields, speakers = source.fields, source.speakers
-    mapped_names = mapped_columns(fields)
+    fields = source.fields
+    file = RowFile(kind, source, repair)
     renames = bool(fields.messages or fields.context or fields.reasoning)
-    labels = bool(fields.system or fields.tools or fields.answer or fields.task)
-    dialogues: dict[tuple[str, ...], str] = {}
     messages: list[tuple[RawRow, Columns]] = []
-    completions: list[tuple[RawRow, Columns, Labelled | Malformed]] = []
+    completions: list[tuple[RawRow, Columns, Unpaired | Malformed, str]] = []
     verdicts: set[tuple[str, int]] = set()
-
-    def with_nulls(raw: RawRow, present: Columns) -> Columns:
-        # A column that `fields` name may be null, but must exist.
-        return Columns(raw.value, present.read) if labels else present
-
-    def result(
-        raw: RawRow, present: Columns, layout: str, row: Row | Malformed | Dropped | None, first: bool
-    ) -> RowResult:
-        if isinstance(row, Exception):
-            return RowResult(raw, layout, row)
-        if row is not None:
-            try:
-                strip_templates(row)
-                if layout != "fields" and (labels or not LABELS.isdisjoint(present)):
-                    columns = prompt_and_response(tuple(present)) if layout == "prompt-response" else None
-                    answer_is_response = columns is not None and columns[1] == "answer"
-                    add_row_labels(with_nulls(raw, present), row, fields, skip_answer=answer_is_response)
-                if repair:
-                    repair_row(row, repair)
-                check(row)
-            except Malformed as error:
-                return RowResult(raw, layout, error)
-        ignored = unread_names(present, layout, mapped_names) if first else ()
-        return RowResult(raw, layout, row, ignored, bad_row_marks(present, ignored) if ignored else ())
-
     for raw in raws:
         value, layout = raw.value, source.layout
         try:
             if isinstance(value, Malformed):
                 raise value
             row_filter.check(value)
-            rows: Iterable[Row | Malformed | Dropped]
             if fields.prompt:
                 layout, present = "fields", Columns(value)
                 check_kind("prompt-response" if fields.response else "pairs", kind, value)
-                rows = (map_fields(present, fields, speakers),)
+                rows = (mapped.map_fields(present, fields, source.speakers),)
             else:
-                present = _present(rename_columns(value, fields) if renames else value)
+                present = _present(mapped.rename_columns(value, fields) if renames else value)
                 if fields.messages and layout == "auto" and kind == "conversations":
                     layout = "messages"
                 if layout == "auto":
-                    layout = recognise(present, speakers, dialogues, kind)
+                    layout = recognise(present, file)
                 check_kind(layout, kind, present)
                 refuse_media(present)
+                # Recognition accesses columns without using them: only the reader decides which are read.
+                present.read.clear()
                 if layout == "unpaired" and kind != "unpaired":
-                    completions.append((raw, present, _labelled(with_nulls(raw, present), present, source)))
+                    completions.append((raw, present, *_completion(raw, present, file)))
                     continue
                 if layout == "message-tree" and not is_nested_tree(present):
                     messages.append((raw, present))
                     continue
                 if layout == "votes":
                     verdicts |= numeric_verdicts(present)
-                # Recognition accesses columns without using them: only the reader decides which are read.
-                present.read.clear()
-                if layout == "unpaired":
-                    rows = (unpaired_row(_labelled(with_nulls(raw, present), present, source)),)
-                else:
-                    rows = rows_of(layout, present, kind, source, dialogues)
+                rows = rows_of(layout, present, file)
         except (Malformed, Dropped) as error:
             yield RowResult(raw, layout, error)
             continue
         for number, row in enumerate(rows):
-            yield result(raw, present, layout, row, first=number == 0)
+            yield _result(raw, present, layout, row, file, first=number == 0)
     row_filter.finish()
     check_numeric_verdicts(verdicts)
-    for (raw, present, _), row in zip(completions, pair_up([read for _, _, read in completions])):
-        yield result(raw, present, "unpaired", row, first=True)
-    contents = [dict(present) for _, present in messages]
-    for (raw, present), row in zip(messages, rows_of_flat_tree(contents, kind, speakers)):
-        yield result(raw, present, "message-tree", row, first=True)
+    for (raw, present, _, _), row in zip(completions, pair_up([read for _, _, *read in completions])):
+        yield _result(raw, present, "unpaired", row, file)
+    for (raw, present), row in zip(
+        messages, rows_of_flat_tree([dict(one) for _, one in messages], kind, file.speakers)
+    ):
+        yield _result(raw, present, "message-tree", row, file)
 
 
-def _present(row: dict[str, Any]) -> Columns:
+def _result(
+    raw: RawRow, present: Columns, layout: str, row: Outcome, file: RowFile, *, first: bool = True
+) -> RowResult:
+    """Return the result for a row: labelled, repaired and checked, if it is one; with unread columns if it is the first."""
+    if isinstance(row, Exception):
+        return RowResult(raw, layout, row)
+    if row is not None:
+        try:
+            strip_templates(row)
+            if layout != "fields":
+                _add_labels(raw, present, layout, row, file)
+            if file.repair:
+                repair_row(row, file.repair)
+            check(row)
+        except Malformed as error:
+            return RowResult(raw, layout, error)
+    ignored = unread_names(present, layout, file.mapped_names) if first else ()
+    return RowResult(raw, layout, row, ignored, bad_row_marks(present, ignored) if ignored else ())
+
+
+def _add_labels(raw: RawRow, present: Columns, layout: str, row: Row, file: RowFile) -> None:
+    if file.maps_labels or not mapped.LABELS.isdisjoint(present):
+        columns = prompt_and_response(tuple(present)) if layout == "prompt-response" else None
+        skip_answer = columns is not None and columns[1] == "answer"
+        mapped.add_row_labels(_with_nulls(raw, present, file), row, file.source.fields, skip_answer=skip_answer)
+
+
+def _with_nulls(raw: RawRow, present: Columns, file: RowFile) -> Columns:
+    """Return a row with its null columns, if `fields` name labels: such a column may be null, but must exist."""
+    return Columns(raw.value, present.read) if file.maps_labels else present
+
+
+def _present(row: Raw) -> Columns:
     """Return the columns that aren't null, including those in an `input` that holds messages."""
     inner = row.get("input")
     if type(inner) is dict and "messages" in inner and inner.keys().isdisjoint(row):
@@ -145,11 +131,37 @@ def _present(row: dict[str, Any]) -> Columns:
     return Columns(row)
 
 
-def _labelled(raw: Columns, present: Columns, source: Source) -> Labelled | Malformed:
-    """Return a completion with its label, and the system text and tools that belong to its prompt."""
+def _completion(raw: RawRow, present: Columns, file: RowFile) -> tuple[Unpaired | Malformed, str]:
+    """Return a completion with its label, and the system text and tools that belong to its prompt, as text."""
     try:
-        present.read.clear()
-        context = repr((system_of(raw, source.fields), tools_in_row(raw, source.fields)))
-        return read_labelled(present, source.speakers, context)
+        labels, fields = _with_nulls(raw, present, file), file.source.fields
+        context = repr((mapped.system_of(labels, fields), mapped.tools_in_row(labels, fields)))
+        return unpaired_row(present, file.speakers), context
     except Malformed as error:
-        return error
+        return error, ""
+
+
+def _documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> Iterator[RowResult]:
+    for raw in raws:
+        try:
+            if isinstance(raw.value, Malformed):
+                raise raw.value
+            row_filter.check(raw.value)
+            text = column_of({name: value for name, value in raw.value.items() if value is not None}, column)
+            if not isinstance(text, str):
+                raise wrong_type(column, text)
+            if not text or text.isspace():
+                raise Malformed("empty_document", f"{column} has no text")
+        except (Malformed, Dropped) as error:
+            yield RowResult(raw, TEXT, error)
+            continue
+        ignored = unread_names(Columns(raw.value), TEXT, frozenset((column,)))
+        notes = ("cut_document",) if chunk_end(text) < len(text) else ()
+        while text:
+            chunk, text = text[: chunk_end(text)], text[chunk_end(text) :]
+            # A chunk may be only whitespace.
+            if not chunk.isspace():
+                row = Conversation(messages=[{"role": TEXT, "content": chunk}], notes=notes)
+                yield RowResult(raw, TEXT, row, ignored)
+                ignored = ()
+    row_filter.finish()

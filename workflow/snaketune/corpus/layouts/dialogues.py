@@ -14,10 +14,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.roles import DIALOGUE_SPEAKERS, Speakers, role_of
-from snaketune.corpus.layouts.strip_templates import strip_end_of_turns, templated_conversation
-from snaketune.corpus.layouts.transcripts import split_at_marks, split_at_speakers
+from snaketune.corpus.layouts.templates import split_at_marks, strip_end_of_turns, templated_conversation
+from snaketune.corpus.layouts.values import wrong_type
 from snaketune.corpus.rows import Malformed, Message
 
 # Lines between turns: a rule of asterisks, or a stage direction in brackets or in italics.
@@ -35,28 +34,19 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
 
     >>> dialogue_turns("User 1: Hi\nUser 2: Hello", "chat", {})[0]
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
-
-    Args:
-        speakers: roles by name, for names that aren't usual ones.
-    Raises:
-        Malformed: not a dialogue, or a third speaker.
     """
     if not isinstance(text, str):
-        raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
-    framed = templated_conversation(text)
-    if framed:
+        raise wrong_type(where, text)
+    if framed := templated_conversation(text):
         return framed, strip_end_of_turns(framed)
     before, tagged_texts = _split_dialogue(text, speakers)
     if _without_remarks(before) or not tagged_texts:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
     roles = _roles([name for name, _ in tagged_texts], where, speakers)
-    turns, notes = [], ()
-    for number, (name, content) in enumerate(tagged_texts, start=1):
-        # After the last turn, such a line may be part of it.
-        without_remarks = _without_remarks(content, keep=1) if number < len(tagged_texts) else content
-        if without_remarks != content:
-            notes = ("removed_stage_direction",)
-        turns.append({"role": roles[name], "content": without_remarks})
+    # After the last turn, such a line may be part of it.
+    contents = [_without_remarks(content, keep=1) for _, content in tagged_texts[:-1]] + [tagged_texts[-1][1]]
+    turns = [{"role": roles[name], "content": content} for (name, _), content in zip(tagged_texts, contents)]
+    notes = ("removed_stage_direction",) if contents != [content for _, content in tagged_texts] else ()
     return turns, notes + strip_end_of_turns(turns)
 
 
@@ -76,12 +66,14 @@ def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str,
 
     `Tool:` is a tag only between two turns of the same speaker; elsewhere it is part of the text.
     """
-    tag = _tag(tuple(speakers))
-    if not speakers and any(_is_tool(mark["speaker"]) for mark in tag.finditer(text)):
-        marks = _without_quoted_tools(list(tag.finditer(text)))
-        before, tagged_texts = split_at_marks(text, marks)
-    else:
-        before, tagged_texts = split_at_speakers(text, tag)
+    tags = list(_tag(tuple(speakers)).finditer(text))
+    if not speakers and any(_is_tool(tag["speaker"]) for tag in tags):
+        marks, tags = tags, []
+        for number, mark in enumerate(marks):
+            before, after = _next_speaker(tags[::-1]), _next_speaker(marks[number:])
+            if not _is_tool(mark["speaker"]) or (before is not None and before == after):
+                tags.append(mark)
+    before, tagged_texts = split_at_marks(text, tags)
     return before, [(name.casefold(), content.strip()) for name, content in tagged_texts]
 
 
@@ -90,16 +82,8 @@ def _is_tool(speaker: str) -> bool:
     return speaker.casefold() in ("tool", "function", "observation")
 
 
-def _without_quoted_tools(marks: list[re.Match[str]]) -> list[re.Match[str]]:
-    tags: list[re.Match[str]] = []
-    for number, mark in enumerate(marks):
-        if _is_tool(mark["speaker"]):
-            after = next((other["speaker"] for other in marks[number:] if role_of(other["speaker"]) != "tool"), None)
-            before = next((other["speaker"] for other in reversed(tags) if role_of(other["speaker"]) != "tool"), None)
-            if before is None or after is None or before.casefold() != after.casefold():
-                continue
-        tags.append(mark)
-    return tags
+def _next_speaker(marks: list[re.Match[str]]) -> str | None:
+    return next((mark["speaker"].casefold() for mark in marks if role_of(mark["speaker"], {}) != "tool"), None)
 
 
 def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
@@ -107,7 +91,7 @@ def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
     roles: dict[str, str] = {}
     for name in dict.fromkeys(names):
         free = [role for role in ("user", "assistant") if role not in roles.values()]
-        role = roles_by_name.get(name) or role_of(name) or (free[0] if free else None)
+        role = roles_by_name.get(name) or role_of(name, {}) or (free[0] if free else None)
         if role is None:
             raise Malformed("unknown_role", f"{where} has a third speaker, {name[:40]!r}; map it with `speakers`")
         roles[name] = role

@@ -4,59 +4,64 @@ import re
 from typing import Any
 
 from snaketune.config.corpus_sources import Fields
-from snaketune.corpus.layouts.columns import column_of, plain_text
-from snaketune.corpus.layouts.completions import exchange
-from snaketune.corpus.layouts.content_parts import kind_of, text_of
-from snaketune.corpus.layouts.context_columns import MAPPED_CONTEXT, MAPPED_REASONING, add_to_prompt, add_to_response
-from snaketune.corpus.layouts.preference_pairs import pair
+from snaketune.corpus.layouts.content import text_of
+from snaketune.corpus.layouts.exchanges import exchange
+from snaketune.corpus.layouts.pairs import pair_of_values
+from snaketune.corpus.layouts.prompt_columns import MAPPED_CONTEXT, MAPPED_REASONING, add_to_prompt, add_to_response
+from snaketune.corpus.layouts.roles import Speakers
 from snaketune.corpus.layouts.tools import are_offered_in, may_be_functions, tools_of
+from snaketune.corpus.layouts.values import Raw, column_of, plain_text, wrong_type
 from snaketune.corpus.layouts.vendor_turns import messages_of_field
-from snaketune.corpus.rows import Conversation, Malformed, Row
+from snaketune.corpus.rows import Conversation, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 TOOLS_COLUMNS = ("tools", "functions", "function")
+LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
-def map_fields(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row:
+def map_fields(raw: Raw, fields: Fields, speakers: Speakers) -> Row:
     """Read a row by `fields` alone; other columns aren't read."""
     prompt = _filled(raw, fields.prompt)
     row: Row
-    named = ((MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
-    context = {name: _filled(raw, column) for name, column in named if column}
+    context = _context(raw, fields)
     if fields.response:
         turns, (answer,), notes = exchange(prompt, {"response": _filled(raw, fields.response)}, speakers)
         add_to_prompt(context, turns)
         add_to_response(context, answer)
         row = Conversation(messages=turns + answer, notes=notes)
     else:
-        row = pair(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
+        row = pair_of_values(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
         add_to_prompt(context, row.prompt)
     if fields.system:
-        prepend_system(row, _filled(raw, fields.system))
+        _prepend_system(row, _filled(raw, fields.system))
     row.tools = tools_of(_filled(raw, fields.tools), fields.tools) if fields.tools else None
-    row.answer = _label(raw, fields.answer)
-    row.task = _label(raw, fields.task)
+    row.answer, row.task = _label(raw, fields.answer), _label(raw, fields.task)
     return row
 
 
-def rename_columns(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
+def rename_columns(raw: Raw, fields: Fields) -> Raw:
     """Rename the columns that `fields` map to conversation, context and reasoning, so that layouts recognise them."""
-    named = (("messages", fields.messages), (MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
-    values = {name: _filled(raw, column) for name, column in named if column}
-    if "messages" in values:
-        values["messages"] = messages_of_field(values["messages"])
-    columns = {column for _, column in named}
+    values = {"messages": messages_of_field(_filled(raw, fields.messages))} if fields.messages else {}
+    values |= _context(raw, fields)
+    if not values:
+        return raw
+    columns = {fields.messages, fields.context, fields.reasoning}
     return {column: value for column, value in raw.items() if column not in columns} | values
 
 
-def add_row_labels(raw: dict[str, Any], row: Row, fields: Fields, *, skip_answer: bool) -> None:
+def _context(raw: Raw, fields: Fields) -> Raw:
+    named = ((MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
+    return {name: _filled(raw, column) for name, column in named if column}
+
+
+def add_row_labels(raw: Raw, row: Row, fields: Fields, *, skip_answer: bool) -> None:
     """Set system turn, tools, answer and task of a row: from the columns that `fields` map, else from columns of these names.
 
     Args:
         skip_answer: whether `answer` is the response and no label.
     """
-    prepend_system(row, system_of(raw, fields))
+    _prepend_system(row, system_of(raw, fields))
     row.tools = tools_in_row(raw, fields)
     if row.tools and are_offered_in(row.tools, row.opening[0]):
         # A chat template would write them again.
@@ -74,15 +79,14 @@ def add_row_labels(raw: dict[str, Any], row: Row, fields: Fields, *, skip_answer
                 setattr(row, name, text)
 
 
-def system_of(raw: dict[str, Any], fields: Fields) -> Any:
+def system_of(raw: Raw, fields: Fields) -> Any:
     """Return the system text: by `fields`, else from the first system column that isn't empty."""
     if fields.system:
         return _filled(raw, fields.system)
-    column = next((column for column in SYSTEM_COLUMNS if raw.get(column)), None)
-    return None if column is None else raw[column]
+    return next((raw[column] for column in SYSTEM_COLUMNS if raw.get(column)), None)
 
 
-def tools_in_row(raw: dict[str, Any], fields: Fields) -> str | None:
+def tools_in_row(raw: Raw, fields: Fields) -> str | None:
     """Return the tools that the prompt offers: by `fields`, else from `tools`, or from `functions` if that holds tools."""
     if fields.tools:
         return tools_of(_filled(raw, fields.tools), fields.tools)
@@ -100,27 +104,25 @@ def mapped_columns(fields: Fields) -> frozenset[str]:
     return frozenset([*templates, *(column for t in templates for column in COLUMN_IN_TEMPLATE.findall(t))])
 
 
-def prepend_system(row: Row, system: Any) -> None:
+def _prepend_system(row: Row, system: Any) -> None:
     """Insert a system turn at the beginning, unless it is there."""
     if isinstance(system, list):
         system = text_of(system, "system")
     if system is not None and not isinstance(system, str):
-        raise Malformed("wrong_type", f"system holds {kind_of(system)}, expected a text")
-    present = row.opening[0] == {"role": "system", "content": system}
-    if system and system.strip() and not present:
-        row.opening.insert(0, {"role": "system", "content": system})
+        raise wrong_type("system", system)
+    turn = {"role": "system", "content": system}
+    if system and system.strip() and row.opening[0] != turn:
+        row.opening.insert(0, turn)
 
 
-def _label(raw: dict[str, Any], template: str | None) -> str | None:
-    if template is None:
-        return None
-    value = _filled(raw, template)
+def _label(raw: Raw, template: str | None) -> str | None:
+    value = None if template is None else _filled(raw, template)
     if value is not None and not isinstance(value, str):
-        raise Malformed("wrong_type", f"{template} holds {kind_of(value)}, expected a text or a number")
+        raise wrong_type(template, value, "a text or a number")
     return value if value and value.strip() else None
 
 
-def _filled(raw: dict[str, Any], template: str) -> Any:
+def _filled(raw: Raw, template: str) -> Any:
     """Return the column `template`, a number as text; or the template with its columns filled in."""
     if template in raw:
         value = raw[template]
@@ -131,11 +133,9 @@ def _filled(raw: dict[str, Any], template: str) -> Any:
     return COLUMN_IN_TEMPLATE.sub(lambda match: _cell(raw, match[1]), template)
 
 
-def _cell(raw: dict[str, Any], column: str) -> str:
+def _cell(raw: Raw, column: str) -> str:
     value = column_of(raw, column)
-    if isinstance(value, list) and all(plain_text(item) is not None for item in value):
-        return "\n".join(map(plain_text, value))
-    text = plain_text(value)
-    if text is None:
-        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text, a number, or a list of them")
-    return text
+    texts = [plain_text(item) for item in (value if isinstance(value, list) else [value])]
+    if None in texts:
+        raise wrong_type(column, value, "a text, a number, or a list of them")
+    return "\n".join(texts)

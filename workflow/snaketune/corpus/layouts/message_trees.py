@@ -4,9 +4,8 @@
     nested    one row per tree: a message that holds its `replies`, or is in `prompt`
 
 The best conversation takes the reply of the lowest rank at every step, the first of several without rank, and the first
-answered one of several by a user; it ends on the assistant. Each ranked reply but the best gives a pair with the best one:
-neighbours in rank are often nearly the same, and pairs with the same chosen reply also share their prompt, which is computed
-once. Deleted messages are dropped with all their replies.
+answered one of several by a user. Each ranked reply but the best gives a pair with the best one: neighbours in rank are often
+nearly the same, and pairs with the same chosen reply share their prompt. Deleted messages are dropped with all their replies.
 """
 
 import math
@@ -14,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.layouts.roles import role_of
-from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Preference, Row
+from snaketune.corpus.layouts.roles import Speakers, role_of
+from snaketune.corpus.layouts.values import Raw, kind_of, wrong_type
+from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Outcome, Preference
 
-MessageResult = Row | Malformed | Dropped | None
 # Keys of a message that are read.
 MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
 
@@ -35,34 +33,26 @@ class Node:
     parent: "Node | None" = None
     replies: list["Node"] = field(default_factory=list)
 
+    @property
+    def ranked_replies(self) -> list["Node"]:
+        replies = [reply for reply in self.replies if not reply.deleted]
+        return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
 
-def is_message(columns: set[str]) -> bool:
-    """Return True if a row with these columns is a message of a tree; parent_id and text may be missing."""
-    return columns >= {"message_id", "role"}
 
-
-def is_nested_tree(raw: dict[str, Any]) -> bool:
-    """Return True if a row holds a whole tree."""
+def is_nested_tree(raw: Raw) -> bool:
     return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
 
 
-def rows_of_tree(raw: dict[str, Any], kind: str, speakers: dict[str, str]) -> list[Row | Dropped]:
-    """Return the rows of a nested tree: one conversation, or any number of pairs.
-
-    Raises:
-        Malformed: a message without role or text, or replies that aren't a list.
-    """
+def rows_of_tree(raw: Raw, kind: str, speakers: Speakers) -> list[Outcome]:
+    """Return the rows of a nested tree: one conversation, or any number of pairs."""
     root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
     if root.deleted:
         return [Dropped("deleted")]
-    if kind == "conversations":
-        path = _best_path(root)
-        return [_conversation(path) if path else Dropped("unanswered")]
-    pairs = [_preference(chosen, rejected) for chosen, rejected in _ranked_pairs(root)]
-    return pairs or [Dropped("unpaired")]
+    rows = [row for _, _, row in _rows_below(root, kind)]
+    return rows or [Dropped("unanswered" if kind == "conversations" else "unpaired")]
 
 
-def rows_of_flat_tree(raws: list[dict[str, Any]], kind: str, speakers: dict[str, str]) -> list[MessageResult]:
+def rows_of_flat_tree(raws: list[Raw], kind: str, speakers: Speakers) -> list[Outcome]:
     """Return the result for each message, in order.
 
     A conversation is the result for its root, a pair the result for its rejected reply; the result for other messages in
@@ -73,29 +63,36 @@ def rows_of_flat_tree(raws: list[dict[str, Any]], kind: str, speakers: dict[str,
         outcomes[node.number] = Dropped("deleted")
     for node in _walk(roots):
         outcomes[node.number] = Dropped("other_branch" if kind == "conversations" else "unpaired")
-    for root in roots:
-        if kind == "conversations" and not root.deleted:
-            path = _best_path(root)
-            for node in path:
-                outcomes[node.number] = None
-            outcomes[root.number] = _conversation(path) if path else Dropped("unanswered")
-        elif kind == "preferences":
-            for best, lower in _ranked_pairs(root):
-                for node in (best, *_path_to(best.parent)):
-                    # A rejected reply may have replies, and then has a pair and is part of others.
-                    if isinstance(outcomes[node.number], Dropped):
-                        outcomes[node.number] = None
-                outcomes[lower.number] = _preference(best, lower)
+    for root in (root for root in roots if not root.deleted):
+        if kind == "conversations":
+            outcomes[root.number] = Dropped("unanswered")
+        for node, others, row in _rows_below(root, kind):
+            for other in others:
+                # A rejected reply may have replies, and then has a pair and is part of others.
+                if isinstance(outcomes[other.number], Dropped):
+                    outcomes[other.number] = None
+            outcomes[node.number] = row
     return outcomes
 
 
-def _link(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[MessageResult], list[Node]]:
+def _rows_below(root: Node, kind: str) -> Iterator[tuple[Node, list[Node], Conversation | Preference]]:
+    """Yield each row of a tree, after the message whose result it is, and the other messages in it."""
+    if kind == "conversations":
+        if path := _best_path(root):
+            yield root, path[1:], Conversation(messages=[node.turn for node in path], notes=_notes(path))
+        return
+    for best, lower in _ranked_pairs(root):
+        *prompt, _ = path = _path_to(best)
+        turns, notes = [node.turn for node in prompt], _notes([*path, lower])
+        yield lower, path, Preference(prompt=turns, chosen=[best.turn], rejected=[lower.turn], notes=notes)
+
+
+def _link(raws: list[Raw], speakers: Speakers) -> tuple[list[Outcome], list[Node]]:
     """Return the error of each message, or None, and the roots of the valid ones."""
-    outcomes: list[MessageResult] = []
+    outcomes: list[Outcome] = [None] * len(raws)
     by_id: dict[str | int, Node] = {}
     for number, raw in enumerate(raws):
         try:
-            outcomes.append(None)
             node, id_ = _node(raw, speakers, number), _identifier(raw, "message_id")
             if raw.get("parent_id") is not None:
                 _identifier(raw, "parent_id")
@@ -113,12 +110,10 @@ def _link(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[Me
         else:
             (roots if parent_id is None else orphans).append(node)
     for orphan in orphans:
-        missing = str(raws[orphan.number]["parent_id"])[:40]
+        missing = f"{str(raws[orphan.number]['parent_id'])[:40]!r}, isn't in the file, or isn't valid"
         for node in _walk([orphan], include_deleted=True):
-            missing_node = "its parent" if node is orphan else "one of its ancestors"
-            outcomes[node.number] = Malformed(
-                "orphan_node", f"{missing_node}, {missing!r}, isn't in the file, or isn't valid"
-            )
+            what = "its parent" if node is orphan else "one of its ancestors"
+            outcomes[node.number] = Malformed("orphan_node", f"{what}, {missing}")
     reachable = {node.number for node in _walk(roots + orphans, include_deleted=True)}
     for node in by_id.values():
         if node.number not in reachable:
@@ -126,14 +121,14 @@ def _link(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[Me
     return outcomes, roots
 
 
-def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
+def _nested(root: Raw, speakers: Speakers) -> Node:
     top = _node(root, speakers)
     pending = [(top, root)]
     while pending:
         node, raw = pending.pop()
         replies = raw.get("replies")
         if replies is not None and not isinstance(replies, list):
-            raise Malformed("wrong_type", f"replies holds {kind_of(replies)}, expected a list of messages")
+            raise wrong_type("replies", replies, "a list of messages")
         for reply in replies or ():
             below = _node(reply, speakers)
             below.parent = node
@@ -142,9 +137,9 @@ def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
     return top
 
 
-def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
+def _node(raw: Any, speakers: Speakers, number: int = 0) -> Node:
     if not isinstance(raw, dict):
-        raise Malformed("wrong_type", f"a reply holds {kind_of(raw)}, expected a message")
+        raise wrong_type("a reply", raw, "a message")
     speaker, text, rank = raw.get("role"), raw.get("text"), raw.get("rank")
     deleted = raw.get("deleted") is True
     if speaker is None:
@@ -157,17 +152,17 @@ def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
     if isinstance(rank, float) and math.isnan(rank):
         rank = None
     if isinstance(rank, bool) or not isinstance(rank, (int, float, type(None))):
-        raise Malformed("wrong_type", f"rank holds {kind_of(rank)}, expected a number")
+        raise wrong_type("rank", rank, "a number")
     turn = {"role": role, "content": text}
     return Node(turn=turn, rank=rank, deleted=deleted, synthetic=raw.get("synthetic") is True, number=number)
 
 
-def _identifier(raw: dict[str, Any], column: str) -> str | int:
+def _identifier(raw: Raw, column: str) -> str | int:
     value = raw.get(column)
     if value is None:
         raise Malformed("missing_column", f"a message has no {column}")
     if not isinstance(value, (str, int)):
-        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text or a number")
+        raise wrong_type(column, value, "a text or a number")
     return value
 
 
@@ -186,26 +181,20 @@ def _best_path(root: Node) -> list[Node]:
     path, step = [], root
     while step:
         path.append(step)
-        replies = _ranked_first(step)
+        replies = step.ranked_replies
         if step.turn["role"] == "assistant":
-            replies = [reply for reply in replies if _ranked_first(reply)]
+            replies = [reply for reply in replies if reply.ranked_replies]
         step = replies[0] if replies else None
     while path and path[-1].turn["role"] != "assistant":
         path.pop()
     return path
 
 
-def _ranked_first(node: Node) -> list[Node]:
-    """Return the replies that aren't deleted, by rank."""
-    replies = [reply for reply in node.replies if not reply.deleted]
-    return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
-
-
 def _ranked_pairs(root: Node) -> Iterator[tuple[Node, Node]]:
     """Yield each best reply of the assistant with each reply of a lower rank."""
     for node in _walk([root]):
         replies = [
-            reply for reply in _ranked_first(node) if reply.turn["role"] == "assistant" and reply.rank is not None
+            reply for reply in node.ranked_replies if reply.turn["role"] == "assistant" and reply.rank is not None
         ]
         yield from ((replies[0], lower) for lower in replies[1:] if lower.rank > replies[0].rank)
 
@@ -216,20 +205,6 @@ def _path_to(node: Node | None) -> list[Node]:
         path.append(node)
         node = node.parent
     return path[::-1]
-
-
-def _conversation(path: list[Node]) -> Conversation:
-    return Conversation(messages=[node.turn for node in path], notes=_notes(path))
-
-
-def _preference(best: Node, lower: Node) -> Preference:
-    prompt = _path_to(best.parent)
-    return Preference(
-        prompt=[node.turn for node in prompt],
-        chosen=[best.turn],
-        rejected=[lower.turn],
-        notes=_notes([*prompt, best, lower]),
-    )
 
 
 def _notes(nodes: list[Node]) -> tuple[str, ...]:

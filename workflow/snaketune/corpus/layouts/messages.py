@@ -1,40 +1,43 @@
-"""Turns from lists of messages, in all formats that data sets use."""
+"""Turns from lists of messages, in all formats that data sets use; which are supervised, and results in the order of calls."""
 
-import json
 import re
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
-from snaketune.corpus.layouts.call_order import RESULT_KEY, in_call_order
-from snaketune.corpus.layouts.content_parts import CALLS_KEYS, REASONING_KEYS, calls_text, content_of, kind_of, text_of
-from snaketune.corpus.layouts.loss_flags import KEYS as WEIGHT_KEYS
-from snaketune.corpus.layouts.loss_flags import is_supervised
-from snaketune.corpus.layouts.media import refuse_media
-from snaketune.corpus.layouts.roles import CALLERS, NO_SPEAKERS, ROLES, Speakers, role_of
-from snaketune.corpus.layouts.vendor_turns import has_tool_results, split_tool_results
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.layouts.content import CALL_TYPES, CALLS_KEYS, REASONING_KEYS, calls_text, content_of, text_of
+from snaketune.corpus.layouts.roles import CALLERS, ROLES, Speakers, role_of
+from snaketune.corpus.layouts.validation import refuse_media
+from snaketune.corpus.layouts.values import first_key, json_of, kind_of, wrong_type
+from snaketune.corpus.layouts.vendor_turns import RESULT_KEY, has_tool_results, split_tool_results
 from snaketune.corpus.rows import Malformed, Message
 
 SPEAKER_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "utterance", "text")
 # Items that are two turns: the user's, and the answer.
 EXCHANGE_KEYS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
+# Flags of supervision beside the content; the second kind supervises only parts of a turn.
+WEIGHT_KEYS = ("loss_weight", "weight", "train", "trainable", "loss", "loss_scale", "training", "output_with_loss")
+PARTIAL_KEY, MASK_KEY = "train_detail", "mask"
 # Turns in a text, as in a CSV: as JSON, or as a Python literal.
 SERIALIZED_TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|speaker|content|value|weight)["']\s*:""")
 
 
-def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[Message]:
+def turns_of(value: Any, where: str, speakers: Speakers) -> list[Message]:
     """Return a list of {role, content}, {from, value} or {speaker, utterance} as turns with canonical roles.
 
-    >>> turns_of([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "conversations")
+    >>> turns_of([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "conversations", {})
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
-
-    Args:
-        speakers: roles of further speakers, or other roles for known ones.
     """
     if may_be_serialized_turns(value):
-        value = parse_turns(value, where)
+        value = json_of(value)
+        if not isinstance(value, list):
+            # The repr of Python or numpy, which can't be read back without guessing.
+            what = "turns as a text that isn't valid JSON; write it with json.dumps"
+            raise Malformed("turns_as_text", f"{where} holds {what}")
     if not isinstance(value, list):
-        raise Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected turns")
+        raise wrong_type(where, value, "turns")
     if not value:
         raise Malformed("empty_turn", f"{where} has no turns")
     turns: list[Message] = []
@@ -49,21 +52,22 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue
         if pair_keys := exchange_keys(item):
+            here = f"{where}, item {number}"
             system = item.get("system")
             # Each item may repeat the system turn of the first.
             if system and {"role": "system", "content": system} != (turns[0] if turns else None):
-                turns.append({"role": "system", "content": text_of(system, f"{where}, item {number}, system")})
+                turns.append({"role": "system", "content": text_of(system, f"{here}, system")})
             for key, role in zip(pair_keys, ("user", "assistant")):
-                turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
-            if not is_supervised(item, f"{where}, item {number}"):
-                turns[-1]["supervised"] = False
-            continue
-        if has_tool_results(item):
+                turns.append({"role": role, "content": text_of(item[key], f"{here}, {key}")})
+        elif has_tool_results(item):
             return turns_of(split_tool_results(value), where, speakers)
-        turn = _turn(item, f"{where}, turn {number}", speakers)
-        turns.append(turn if is_supervised(item, f"{where}, turn {number}") else turn | {"supervised": False})
-        has_result_ids = has_result_ids or (turn["role"] == "tool" and RESULT_KEY in item)
-    return in_call_order(value, turns, where) if has_result_ids else turns
+        else:
+            here = f"{where}, turn {number}"
+            turns.append(_turn(item, here, speakers))
+            has_result_ids = has_result_ids or (turns[-1]["role"] == "tool" and RESULT_KEY in item)
+        if not _is_supervised(item, here):
+            turns[-1]["supervised"] = False
+    return _in_call_order(value, turns, where) if has_result_ids else turns
 
 
 def may_be_serialized_turns(value: Any) -> bool:
@@ -71,33 +75,15 @@ def may_be_serialized_turns(value: Any) -> bool:
     return type(value) is str and value[:1] in "[ \n" and SERIALIZED_TURNS.match(value) is not None
 
 
-def parse_turns(text: str, where: str) -> list[Any]:
-    """Parse the list of turns in a text, as JSON.
-
-    Raises:
-        Malformed: it isn't JSON but the repr of Python or numpy, which can't be read back without guessing.
-    """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, list):
-        raise Malformed(
-            "turns_as_text", f"{where} holds turns as a text that isn't valid JSON; write it with json.dumps"
-        )
-    return value
+def are_turns(value: Any) -> bool:
+    """Return True if a value is a list of objects that name a speaker."""
+    return isinstance(value, list) and all(isinstance(item, dict) and first_key(item, SPEAKER_KEYS) for item in value)
 
 
 def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(item, dict):
-        hint = (
-            "; texts of alternating speakers are read if `fields.messages` names the column"
-            if isinstance(item, str)
-            else ""
-        )
-        raise Malformed(
-            "wrong_type", f"{where} holds {kind_of(item)}, expected an object with speaker and content{hint}"
-        )
+        hint = "; texts of alternating speakers are read if `fields.messages` names the column"
+        raise wrong_type(where, item, f"an object with speaker and content{hint if isinstance(item, str) else ''}")
     refuse_media(item, f"{where}: ")
     speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""
@@ -110,10 +96,8 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
         return {"role": "assistant", "content": calls_text(content, where)}
     role = role_of(speaker, speakers)
     if role is None:
-        raise Malformed(
-            "unknown_role",
-            f"{where}: unknown speaker {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}",
-        )
+        what = f"unknown speaker {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}"
+        raise Malformed("unknown_role", f"{where}: {what}")
     if content_key is None and not any(item.get(key) for key in CALLS_KEYS):
         raise Malformed("missing_column", f"{where} has no content")
     return {"role": role, "content": content_of(item, content, role, where)}
@@ -127,15 +111,79 @@ def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
 
 def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the keys of speaker and content; in tables, all turns have all keys, and some are null."""
-    content = next((key for key in CONTENT_KEYS if turn.get(key) is not None), None)
-    return (
-        next((key for key in SPEAKER_KEYS if turn.get(key) is not None), None),
-        content or next((key for key in CONTENT_KEYS if key in turn), None),
-    )
+    content = first_key(turn, CONTENT_KEYS) or next((key for key in CONTENT_KEYS if key in turn), None)
+    return first_key(turn, SPEAKER_KEYS), content
 
 
 def exchange_keys(item: Any) -> tuple[str, str] | None:
     """Return the keys of an item that is two turns, the user's and the answer; None if it is one turn."""
-    if not isinstance(item, dict) or any(item.get(key) is not None for key in SPEAKER_KEYS):
+    if not isinstance(item, dict) or first_key(item, SPEAKER_KEYS):
         return None
     return next((keys for keys in EXCHANGE_KEYS if item.keys() >= set(keys)), None)
+
+
+def _is_supervised(item: dict[str, Any], where: str) -> bool:
+    """Return True if a message is supervised; the default without a flag.
+
+    >>> _is_supervised({"role": "assistant", "content": "Hi", "weight": 0}, "turn 2")
+    False
+    """
+    flags = {key: item[key] for key in WEIGHT_KEYS if item.get(key) is not None}
+    # True and 1.0 equal 1.
+    others = (key for key, value in flags.items() if not isinstance(value, (int, float)) or value not in (0, 1))
+    other = next(others, None)
+    if item.get(MASK_KEY) is not None:
+        what = f"{MASK_KEY} may mean that a turn is supervised, or that it isn't; use train: true or false instead"
+    elif item.get(PARTIAL_KEY):
+        what = (
+            f"{PARTIAL_KEY} supervises parts of a turn, but a turn is supervised or not; use train, or split the turn"
+        )
+    elif other:
+        actual = excerpt(flags[other])[:40]
+        what = f"{other} is {actual}; a turn is supervised or not, so expected 1 or 0, true or false"
+    elif len({bool(value) for value in flags.values()}) > 1:
+        what = f"{' and '.join(flags)} contradict each other"
+    else:
+        return all(flags.values())
+    raise Malformed("unsupported_weight", f"{where}: {what}")
+
+
+def _in_call_order(items: list[Any], turns: list[Message], where: str) -> list[Message]:
+    """Sort each run of tool results in `turns` by the calls before it: turns have no ids, so only the order relates them.
+
+    Args:
+        items: the raw items of the turns, one each. If the numbers differ, because some items are two turns, none has an id.
+    """
+    if len(items) != len(turns):
+        return turns
+    ordered: list[Message] = []
+    number = 0
+    while number < len(turns):
+        ordered.append(turns[number])
+        ids = _call_ids(items[number])
+        number += 1
+        end = number
+        while end < len(turns) and turns[end]["role"] == "tool":
+            end += 1
+        results = [items[i].get(RESULT_KEY) for i in range(number, end)]
+        if len(set(ids)) == len(ids) > 1 and results and None not in results:
+            for i, result in enumerate(results, start=number + 1):
+                if str(result) not in ids:
+                    calls = f"the calls before it ({', '.join(ids)[:200]})"
+                    what = f"{RESULT_KEY} {str(result)[:40]!r} matches none of {calls}"
+                    raise Malformed("unknown_tool_call", f"{where}, turn {i}: {what}")
+            by_call = zip((ids.index(str(result)) for result in results), turns[number:end])
+            ordered += [turn for _, turn in sorted(by_call, key=itemgetter(0))]
+            number = end
+    return ordered
+
+
+def _call_ids(item: Any) -> list[str]:
+    calls = next((item[key] for key in CALLS_KEYS if item.get(key)), None) if isinstance(item, dict) else None
+    if calls is None and isinstance(item, dict) and isinstance(item.get("content"), list):
+        calls = [part for part in item["content"] if isinstance(part, dict) and part.get("type") in CALL_TYPES]
+    if isinstance(calls, str):
+        calls = json_of(calls)
+    if not isinstance(calls, list) or not all(isinstance(call, dict) and call.get("id") is not None for call in calls):
+        return []
+    return [str(call["id"]) for call in calls]

@@ -1,43 +1,39 @@
-"""Recognition of a row's layout, by its columns and, where they are ambiguous, by their values."""
+"""Recognition of a row's layout, by its columns and, where they are ambiguous, by their values; else the nearest layout."""
 
-from collections.abc import Mapping
+import re
 from functools import lru_cache
-from typing import Any
 
-from snaketune.corpus.layouts.columns import columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
-from snaketune.corpus.layouts.message_trees import is_message, is_nested_tree
+from snaketune.corpus.layouts.message_trees import is_nested_tree
 from snaketune.corpus.layouts.messages import may_be_serialized_turns
-from snaketune.corpus.layouts.nearest_layout import nearest
-from snaketune.corpus.layouts.preference_pairs import pair_columns
-from snaketune.corpus.layouts.rated import is_rated
-from snaketune.corpus.layouts.readers import LAYOUTS
-from snaketune.corpus.layouts.transcripts import is_transcript
+from snaketune.corpus.layouts.pairs import pair_columns, rating_columns
+from snaketune.corpus.layouts.readers import LAYOUTS, RowFile
+from snaketune.corpus.layouts.templates import is_transcript
 from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, label_value
+from snaketune.corpus.layouts.values import Raw, columns_of
 from snaketune.corpus.layouts.vendor_turns import is_contents
 from snaketune.corpus.layouts.votes import answer_columns, only_scored
 from snaketune.corpus.rows import Malformed
 
 # Beside these columns, a text that looks like a dialogue is part of the question.
 PROMPT_COLUMNS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
+ADVICE = "map columns with `fields`"
+# Layouts of another kind of corpus that a row would have without one column, and what that column is.
+OTHER_LAYOUTS = (
+    ("output", "alpaca", "output"),
+    ("messages", "messages", "messages"),
+    ("conversations", "sharegpt", "conversations"),
+    *((label, "prompt-response", "completion all the same") for label in LABEL_COLUMNS),
+)
 
 
-def recognise(
-    raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[tuple[str, ...], str], kind: str
-) -> str:
-    """Return the layout of `raw`.
+def recognise(raw: Raw, file: RowFile) -> str:
+    """Return the layout of `raw`, a row without null columns; the column of a dialogue is recorded in `file`.
 
-    >>> recognise({"question": "1 + 1?", "answer": "2"}, {}, {}, "conversations")
+    >>> from snaketune.config.corpus_sources import Source
+    >>> recognise({"question": "1 + 1?", "answer": "2"}, RowFile("conversations", Source(files=("x",))))
     'prompt-response'
-
-    Args:
-        raw: a row without null columns.
-        kind: the kind of the corpus.
-        dialogues: by the columns of earlier dialogue rows, the column that held the dialogue; extended here. A row with
-            the same columns is a dialogue too, even if its text is damaged.
-    Raises:
-        Malformed: no layout is recognised.
     """
     columns = tuple(raw)
     layout = _by_columns(columns)
@@ -46,52 +42,39 @@ def recognise(
     elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
         # The number of turns.
         layout = _by_columns(tuple(column for column in columns if column != "turns"))
-    elif layout == "votes" and kind != "preferences" and only_scored(columns):
+    elif layout == "votes" and file.kind != "preferences" and only_scored(columns):
         layout = _by_columns(tuple(column for column in columns if column not in only_scored(columns)))
     if layout == "contents" and not is_contents(raw["contents"]):
         layout = None
-    labelled = any(label_value(raw.get(column)) is not None for column in LABEL_COLUMNS)
-    if kind == "preferences" and layout not in ("pairs", "votes") and not labelled and is_rated(raw):
+    may_be_rated = file.kind == "preferences" and layout not in ("pairs", "votes") and rating_columns(raw)
+    if may_be_rated and all(label_value(raw.get(column)) is None for column in LABEL_COLUMNS):
         return "rated"
     if layout is None:
         if is_nested_tree(raw):
             return "message-tree"
-        if columns not in dialogues:
-            column = None if PROMPT_COLUMNS & raw.keys() else dialogue_column(raw, speakers)
+        if columns not in file.dialogues:
+            column = None if PROMPT_COLUMNS & raw.keys() else dialogue_column(raw, file.speakers)
             if column is None:
-                raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(kind))}")
-            dialogues[columns] = column
+                raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(file.kind))}")
+            file.dialogues[columns] = column
         return "dialogue"
-    if (
-        layout == "pairs"
-        and is_transcript(raw.get("chosen"))
-        and not raw.keys() & {"prompt", "question", "instruction"}
-    ):
-        return "transcripts"
-    if layout in ("messages", "sharegpt", "alpaca", "prompt-response") and (
-        kind == "unpaired" or is_labelled(raw, layout)
-    ):
-        return "unpaired"
-    return layout
+    if layout == "pairs" and is_transcript(raw.get("chosen")):
+        return layout if raw.keys() & {"prompt", "question", "instruction"} else "transcripts"
+    may_be_labelled = layout in ("messages", "sharegpt", "alpaca", "prompt-response")
+    return "unpaired" if may_be_labelled and (file.kind == "unpaired" or is_labelled(raw, layout)) else layout
 
 
-def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
+def check_kind(layout: str, kind: str, raw: Raw) -> None:
     """Raise Malformed if `layout` doesn't give rows of this kind."""
-    makes = LAYOUTS[layout].kinds
-    if kind in makes:
+    kinds = LAYOUTS[layout].kinds
+    if kind in kinds:
         return
     hint = f"; {columns_of(raw)}; {nearest(tuple(raw), _of_kind(kind))}"
     if kind == "conversations":
-        hint = ""
-        layouts = (("output", "alpaca"), ("messages", "messages"), ("conversations", "sharegpt"))
-        for column, other in (*layouts, *((label, "prompt-response") for label in LABEL_COLUMNS)):
-            if column in raw:
-                what = column if column not in LABEL_COLUMNS else "completion all the same"
-                hint = f"; set layout: {other} to read its {what}"
-                break
-    raise Malformed(
-        "wrong_kind", f"rows of layout {layout} are for kind {makes[0]}, and the corpus is of kind {kind}{hint}"
-    )
+        others = (f"; set layout: {other} to read its {what}" for column, other, what in OTHER_LAYOUTS if column in raw)
+        hint = next(others, "")
+    what = f"rows of layout {layout} are for kind {kinds[0]}, and the corpus is of kind {kind}{hint}"
+    raise Malformed("wrong_kind", what)
 
 
 @lru_cache
@@ -118,8 +101,45 @@ def _by_columns(columns: tuple[str, ...]) -> str | None:
         return "turns"
     if names >= {"chat", "meta_instruction"}:
         return "moss"
-    if is_message(names):
+    if names >= {"message_id", "role"}:
+        # `parent_id` and `text` may be missing.
         return "message-tree"
     if prompt_and_response(columns):
         return "prompt-response"
     return "contents" if "contents" in names else None
+
+
+@lru_cache(maxsize=1024)
+def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
+    """Return the nearest layout, the columns that it lacks, and what to do, as text.
+
+    >>> nearest(("prompt", "chosen"), frozenset({"pairs", "votes"}))
+    'nearest: pairs (prompt, chosen, rejected); `rejected` is missing; or map columns with `fields`'
+    """
+    by_plain_name = {_plain(column): column for column in columns}
+    candidates: list[tuple[int, int, str]] = []
+    for layout, needs in ((name, needs) for name in LAYOUTS if name in layouts for needs in LAYOUTS[name].needs):
+        names_shown, missing, other = [], [], []
+        for names in needs:
+            name = next((name for name in names if name in columns), None)
+            alike = None if name else next((name for name in names if _plain(name) in by_plain_name), None)
+            names_shown.append(name or alike or names[0])
+            if alike:
+                other.append(f"`{by_plain_name[_plain(alike)]}` would have to be called `{alike}`")
+            elif name is None:
+                missing.append(f"`{names[0]}` is missing")
+        if len(missing) < len(needs):
+            what = f"nearest: {layout} ({', '.join(names_shown)}); {', '.join(missing + other)}"
+            # A column with another spelling counts as half a missing one.
+            candidates.append((2 * len(missing) + len(other), -len(needs), what))
+    best = min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else ""
+    if layouts == _of_kind("unpaired"):
+        # `fields` has no key for the label of a completion.
+        return best or "expected prompt, completion, label"
+    otherwise = f"{ADVICE}, or read documents by a corpus of kind text" if "text" in columns else ADVICE
+    return f"{best}; or {otherwise}" if best else otherwise
+
+
+def _plain(name: str) -> str:
+    """Return a name in lower case, without plural and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", name.casefold()).rstrip("s")

@@ -6,44 +6,26 @@ A name is accepted only where it is usual: for instance no message is by an "ins
 from collections.abc import Mapping
 
 Speakers = Mapping[str, str]
-NO_SPEAKERS: Speakers = {}
 
-# Roles in lists of messages.
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "ai": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function response": "tool",
-    "tool response": "tool",
-    "tool result": "tool",
-    "tool output": "tool",
-    "ipython": "tool",
+# Names in lists of messages, by role.
+NAMES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human", "prompter"),
+    "assistant": ("assistant", "gpt", "chatgpt", "bot", "model", "ai"),
+    "tool": (
+        *("tool", "function", "observation", "tool_response", "function response", "tool response", "tool result"),
+        *("tool output", "ipython"),
+    ),
 }
+ROLES = {name: role for role, names in NAMES.items() for name in names}
 # Speakers whose text is only a call, which the assistant makes.
 CALLERS = ("function_call", "tool_call")
 # Where turns are by user and system, the system is the assistant.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 # Roles in the tags of chat templates; a template with any other speaker can't be removed.
 TEMPLATE_ROLES = {name: ROLES[name] for name in ("system", "user", "human", "assistant", "model", "bot", "ai")}
-TEMPLATE_ROLES |= {
-    "chatbot": "assistant",
-    "instruction": "user",
-    "inst": "user",
-    "response": "assistant",
-    "/inst": "assistant",
-}
+TEMPLATE_ROLES |= {"instruction": "user", "inst": "user"}
+TEMPLATE_ROLES |= {"chatbot": "assistant", "response": "assistant", "/inst": "assistant"}
 # Names of the assistant in the tags of unknown templates.
 ASSISTANTS_IN_MARKS = "assistant|chatbot|model|gpt|bot"
 # Names at the beginning of a line of a dialogue. The first two that aren't in ROLES are the user and the assistant.
@@ -54,6 +36,6 @@ DIALOGUE_SPEAKERS = (
 DIALOGUE_SPEAKERS += r"|(?:Function|Tool)(?:[ _](?:Response|Result|Output))?|Observation"
 
 
-def role_of(speaker: str, speakers: Speakers = NO_SPEAKERS) -> str | None:
+def role_of(speaker: str, speakers: Speakers) -> str | None:
     """Return the role of a speaker, or None; names are matched without regard to case, except in `speakers`."""
     return speakers.get(speaker) or ROLES.get(speaker) or ROLES.get(speaker.lower())

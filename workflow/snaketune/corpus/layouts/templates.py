@@ -1,4 +1,4 @@
-r"""Chat templates that prompts may contain, and the patterns of their tags.
+r"""Chat templates baked into texts: recognised, and removed, so that none is applied twice.
 
     alpaca       ### Instruction:\n…\n\n### Input:\n…\n\n### Response:\n     with or without "Below is an instruction …"
     chatml       <|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n
@@ -11,14 +11,17 @@ r"""Chat templates that prompts may contain, and the patterns of their tags.
     tags         <|user|>\n…<|end|>\n<|assistant|>\n                            also with </s> or <|endoftext|>
     dialogue     User: …\nBot: …\nUser: …\nBot:                               also <user>: …, and without the open turn
 
-Any other text that begins with tags like `<|…|>` and ends in one that opens the assistant's turn is refused.
+A template counts only if it encloses the whole prompt, from its first tag to the open turn at the end: a text that mentions
+`[INST]` isn't changed. A templated prompt that can't be split cleanly is refused, and so is any other text that begins with
+tags like `<|…|>` and ends in one that opens the assistant's turn.
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from snaketune.corpus.layouts.roles import ASSISTANTS_IN_MARKS
-from snaketune.corpus.layouts.transcripts import TRANSCRIPT
+from snaketune.corpus.layouts.roles import ASSISTANTS_IN_MARKS, ROLES, TEMPLATE_ROLES
+from snaketune.corpus.layouts.values import wrong_type
+from snaketune.corpus.rows import Malformed, Message, Row
 
 
 class Template(NamedTuple):
@@ -45,6 +48,8 @@ class Template(NamedTuple):
 
 
 CHAT_BETWEEN = r"\s*(?P<system>A chat between .*?(?=\bUSER:|### ?Human:))?"
+# The space after a speaker's name belongs to the tag.
+TRANSCRIPT = re.compile(r"(?:\A\s*|\n\n)(?P<speaker>Human|Assistant): ?")
 TEMPLATES = (
     Template(
         "alpaca",
@@ -94,14 +99,7 @@ TEMPLATES = (
         ("### Assistant:", "###Assistant:"),
         ("</s>",),
     ),
-    Template(
-        "transcript",
-        re.compile(r"\s*(?=Human:)"),
-        TRANSCRIPT,
-        ("\n\nAssistant:",),
-        (),
-        "",
-    ),
+    Template("transcript", re.compile(r"\s*(?=Human:)"), TRANSCRIPT, ("\n\nAssistant:",), (), ""),
     Template(
         "gemma",
         re.compile(r"\s*(?:<bos>)?\s*(?=<start_of_turn>\w)"),
@@ -158,11 +156,85 @@ def may_be_templated(prompt: str) -> bool:
     return prompt[:1] in "\t\n\r BA#<[UHuh" and MAY_OPEN.match(prompt) is not None
 
 
-def is_unknown_template(prompt: str) -> bool:
-    """Return True if `prompt` looks like it is in a template that isn't among these."""
-    return (
-        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-CLOSE_LENGTH:]) is not None
-    )
+def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Message], str] | None:
+    r"""Return the turns inside a templated prompt, and a note that names the template; None if it isn't templated.
+
+    >>> strip_template("USER: Hi ASSISTANT:")
+    ([{'role': 'user', 'content': 'Hi'}], 'unwrapped_vicuna_template')
+    >>> strip_template("USER: is what my log says. Why?")
+
+    Args:
+        whole_prompt: whether there are no turns before the response but this prompt; then a dialogue in it is the
+            conversation, else it is a text that the user quotes.
+    """
+    if not may_be_templated(prompt):
+        return None
+    for template in TEMPLATES:
+        start = template.opens.match(prompt)
+        if not start or (template.plain and not whole_prompt):
+            continue
+        if not prompt.rstrip().endswith(template.closes):
+            speakers = (mark["speaker"].lower() for mark in template.marks.finditer(prompt))
+            if template.special and any(TEMPLATE_ROLES.get(speaker) == "assistant" for speaker in speakers):
+                what = f"the prompt begins with a {template.name} template and has text after it"
+                raise Malformed("baked_in_template", what)
+            continue
+        turns = _turns(template, prompt, start)
+        is_open = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip()
+        if is_open:
+            turns.pop()
+        clean = turns and turns[-1]["role"] == "user" and _is_clean(template, turns)
+        if template.plain and not (clean and (is_open or _is_closed_dialogue(turns, prompt))):
+            continue
+        if not clean:
+            what = f"the prompt is in a {template.name} template that can't be removed cleanly"
+            raise Malformed("baked_in_template", what)
+        return turns, f"unwrapped_{template.name}_template"
+    if UNKNOWN_OPENS.match(prompt) and UNKNOWN_CLOSES.search(prompt.rstrip()[-CLOSE_LENGTH:]):
+        raise Malformed("baked_in_template", "the prompt is in an unknown chat template")
+    return None
+
+
+def strip_templates(row: Row) -> None:
+    """Remove templates from the user turns of a row, in place, and then end-of-turn strings from the answers.
+
+    A template around the first turn may contain further turns. One around a later turn that does would repeat the
+    conversation, and is refused.
+    """
+    for turn in row.opening:
+        if turn["role"] == "user" and may_be_templated(turn["content"]):
+            break
+    else:
+        return
+    if any(note.startswith("unwrapped_") for note in row.notes):
+        return
+    turns: list[Message] = []
+    notes: list[str] = []
+    for turn in row.opening:
+        stripped = strip_template(turn["content"]) if turn["role"] == "user" else None
+        if stripped is None:
+            turns.append(turn)
+            continue
+        inner_turns, note = stripped
+        if len(inner_turns) > 1 and any(earlier["role"] == "user" for earlier in turns):
+            raise Malformed("baked_in_template", "a later turn of the user is in a chat template with several turns")
+        turns += inner_turns
+        notes.append(note)
+    if notes:
+        row.opening[:] = turns
+        for column in row.columns:
+            notes += strip_end_of_turns(getattr(row, column))
+        row.notes += tuple(dict.fromkeys(notes))
+
+
+def templated_conversation(text: str) -> list[Message] | None:
+    """Return the turns of a text that is a whole conversation in a known template, or None."""
+    for template in TEMPLATES if may_be_templated(text) else ():
+        start = None if template.plain else template.opens.match(text)
+        turns = _turns(template, text, start) if start else None
+        if turns and turns[-1]["role"] == "assistant" and _is_clean(template, turns):
+            return turns
+    return None
 
 
 def strip_end_of_turn(completion: str) -> str:
@@ -175,3 +247,83 @@ def strip_end_of_turn(completion: str) -> str:
     while (stripped := text.rstrip()).endswith(ENDS_OF_TURN):
         text = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
     return completion if text == completion else text.rstrip()
+
+
+def strip_end_of_turns(turns: list[Message]) -> tuple[str, ...]:
+    """Remove end-of-turn strings from the answers, in place; return a note if there were any."""
+    notes: tuple[str, ...] = ()
+    for i, turn in enumerate(turns):
+        text = strip_end_of_turn(turn["content"]) if turn["role"] == "assistant" else turn["content"]
+        if text != turn["content"]:
+            turns[i], notes = {**turn, "content": text}, ("removed_end_of_turn",)
+    return notes
+
+
+def _turns(template: Template, text: str, start: re.Match[str]) -> list[Message] | None:
+    """Return the turns between the tags; None if a speaker is unknown or an input doesn't follow an instruction."""
+    turns: list[Message] = []
+    if system_text := start.groupdict().get("system"):
+        turns.append({"role": "system", "content": system_text.strip()})
+    before = ""
+    for speaker, content in split_at_marks(text, template.marks.finditer(text))[1]:
+        role, is_input = TEMPLATE_ROLES.get(speaker.lower()), speaker.lower() == "input" and before == "Instruction"
+        before = speaker
+        content = content.strip(template.strips)
+        for end in template.turn_ends:
+            if content.rstrip().endswith(end):
+                content = content.rstrip().removesuffix(end).strip(template.strips)
+        if is_input:
+            turns[-1]["content"] += f"\n\n{content}" if content.strip() else ""
+            continue
+        if role is None:
+            return None
+        if template.name == "llama2" and role == "user" and (system := SYSTEM_PART.match(content)):
+            turns.append({"role": "system", "content": system[1].strip()})
+            content = content[system.end() :]
+        turns.append({"role": role, "content": content})
+    return turns
+
+
+def _is_closed_dialogue(turns: list[Message], prompt: str) -> bool:
+    """Return True if the user's last turn is in one line; several lines may be about a dialogue."""
+    # `user: alice`, in lower case, is often a line of YAML.
+    return len(turns) > 2 and "\n" not in turns[-1]["content"].strip() and not prompt.lstrip()[:1].islower()
+
+
+def _is_clean(template: Template, turns: list[Message]) -> bool:
+    """Return True if the turns alternate, all have text, and no tag of a template is left in any."""
+    after_system = turns[1:] if turns[0]["role"] == "system" else turns
+    return (
+        all(turn["role"] == ("user", "assistant")[number % 2] for number, turn in enumerate(after_system))
+        and all(turn["content"].strip() for turn in turns)
+        and not any(template.special and SPECIAL_MARKS.search(turn["content"]) for turn in turns)
+    )
+
+
+def split_at_marks(text: str, marks: Any) -> tuple[str, list[tuple[str, str]]]:
+    r"""Return the text before the first tag, and then each speaker with their text, unchanged.
+
+    >>> split_at_marks("\n\nHuman: Hi\n\nAssistant:  Hello", TRANSCRIPT.finditer("\n\nHuman: Hi\n\nAssistant:  Hello"))
+    ('', [('Human', 'Hi'), ('Assistant', ' Hello')])
+    """
+    marks = list(marks)
+    ends = [mark.start() for mark in marks] + [len(text)]
+    return text[: ends[0]], [(mark["speaker"], text[mark.end() : end]) for mark, end in zip(marks, ends[1:])]
+
+
+def is_transcript(text: Any) -> bool:
+    return isinstance(text, str) and text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
+
+
+def transcript_turns(text: Any, where: str) -> list[Message]:
+    r"""Return the turns of a conversation between Human and Assistant.
+
+    >>> transcript_turns("\n\nHuman: Hi\n\nAssistant: Hello", "chosen")
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+    """
+    if not isinstance(text, str):
+        raise wrong_type(where, text)
+    before, tagged_texts = split_at_marks(text, TRANSCRIPT.finditer(text))
+    if before.strip() or not tagged_texts:
+        raise Malformed("not_a_transcript", f"{where} doesn't begin with Human: or Assistant:")
+    return [{"role": ROLES[speaker.lower()], "content": content} for speaker, content in tagged_texts]

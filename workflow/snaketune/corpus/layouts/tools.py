@@ -1,8 +1,6 @@
-"""The tools that a conversation's prompt offers, in one canonical form.
+"""The tools that a conversation's prompt offers, as JSON text: `[{"type": "function", "function": {"name": …, …}}, …]`.
 
-A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. A
-source may have such a list, the functions by themselves, a single one, or any of these as JSON text. Names come first, because
-templates write keys in order; the order of other keys is the source's, and isn't part of the row's id.
+Names come first, because templates write keys in order; the order of other keys is the source's, and doesn't change the id.
 """
 
 import json
@@ -11,9 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.raw_rows import without_nulls
-from snaketune.corpus.rows import Malformed, Message
+from snaketune.corpus.layouts.values import json_of, kind_of
+from snaketune.corpus.rows import Malformed, Message, without_nulls
 
 LEADING_KEYS = ("name", "description", "parameters")
 # Names of the parameters in other APIs.
@@ -31,11 +28,6 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
 
     >>> tools_of([{"parameters": {}, "name": "now"}])
     '[{"type": "function", "function": {"name": "now", "parameters": {}}}]'
-
-    Args:
-        column: the name of their column, for messages.
-    Raises:
-        Malformed: not JSON, or not functions with names.
     """
     if value is None:
         return None
@@ -44,11 +36,7 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
 
 def may_be_functions(value: Any) -> bool:
     """Return True if the value of a column `functions` is a list of tools, and not, for instance, source code."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return False
+    value = json_of(value) if isinstance(value, str) else value
     items = [value] if isinstance(value, dict) else value
     return isinstance(items, list) and all(map(_is_function, items))
 
@@ -88,18 +76,21 @@ def _serialized(value: Any, column: str) -> str | None:
     tools = value if isinstance(value, list) else [value]
     if value is None or not tools:
         return None
-    tools = [one for tool in tools for one in _declared(tool)]
-    functions = [_function(_parsed(tool, column) if isinstance(tool, str) else tool, column) for tool in tools]
+    declared = [
+        next((tool[key] for key in DECLARATIONS if isinstance(tool.get(key), list)), [tool])
+        if isinstance(tool, dict)
+        else [tool]
+        for tool in tools
+    ]
+    functions = [
+        _function(_parsed(tool, column) if isinstance(tool, str) else tool, column)
+        for tools in declared
+        for tool in tools
+    ]
     try:
         return json.dumps(functions, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Malformed("bad_tools", f"{column}: {str(error)[:EXCERPT_LENGTH]}") from None
-
-
-def _declared(tool: Any) -> list[Any]:
-    if not isinstance(tool, dict):
-        return [tool]
-    return next((tool[key] for key in DECLARATIONS if isinstance(tool.get(key), list)), [tool])
 
 
 def _function(tool: Any, column: str) -> dict[str, Any]:

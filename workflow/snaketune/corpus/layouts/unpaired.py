@@ -1,59 +1,22 @@
 """Single completions labelled good or bad, unchanged or as preference pairs.
 
-Pairs are made per prompt: the first good completion with the first bad one, the second with the second. Completions without a
-partner in their file are dropped. Pairing holds the file in memory. The label of a conversation is that of its last turn, and
-the turns before it are the prompt.
+Pairs are made per prompt: the first good completion with the first bad one, the second with the second. The label of a
+conversation is that of its last turn.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.layouts.exchanges import (
-    CONVERSATION_COLUMNS,
-    INSTRUCTION_RESPONSES,
-    Exchange,
-    Raw,
-    conversation_exchange,
-    instruction_exchange,
-    prompt_and_response,
-    question_exchange,
-)
+from snaketune.corpus.layouts import exchanges
 from snaketune.corpus.layouts.roles import Speakers
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Unpaired, roles_and_texts
+from snaketune.corpus.layouts.values import Raw
+from snaketune.corpus.rows import Dropped, Malformed, Outcome, Preference, Unpaired, roles_and_texts
 
 LABEL_COLUMNS = ("label", "kto_tag")
 # Values of a label. True equals 1 and 1.0, so these keys match all three; texts are compared in lower case.
-LABEL_VALUES: dict[Any, bool] = {
-    1: True,
-    "true": True,
-    "1": True,
-    "1.0": True,
-    "yes": True,
-    "good": True,
-    0: False,
-    "false": False,
-    "0": False,
-    "0.0": False,
-    "no": False,
-    "bad": False,
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Labelled:
-    """A completion and whether it is good.
-
-    Attributes:
-        context: values of other columns that belong to the prompt; completions with different ones form no pair.
-    """
-
-    prompt: list[Message]
-    completion: list[Message]
-    good: bool
-    notes: tuple[str, ...]
-    context: str
+GOOD, BAD = (1, "true", "1", "1.0", "yes", "good"), (0, "false", "0", "0.0", "no", "bad")
+LABEL_VALUES: dict[Any, bool] = dict.fromkeys(GOOD, True) | dict.fromkeys(BAD, False)
 
 
 def label_value(label: Any) -> bool | None:
@@ -73,50 +36,46 @@ def is_labelled(raw: Raw, layout: str) -> bool:
     Read as a plain conversation, the bad ones would be trained on like the good ones. Beside an instruction or a question, a
     number is often the name of a class, so only a boolean counts.
     """
-    if "kto_tag" in raw and label_value(raw.get("kto_tag")) is not None:
+    if label_value(raw.get("kto_tag")) is not None:
         return True
     label = raw.get("label")
     if label_value(label) is None:
         return False
     if layout in ("messages", "sharegpt") or isinstance(label, bool):
         return True
-    columns = prompt_and_response(tuple(raw)) if layout == "prompt-response" else None
+    columns = exchanges.prompt_and_response(tuple(raw)) if layout == "prompt-response" else None
     return columns is not None and (columns[0] == "prompt" or columns[1] == "completion")
 
 
-def read_labelled(raw: Raw, speakers: Speakers, context: str) -> Labelled:
-    """Return a row's completion and label. Raises Malformed if it has no label."""
+def unpaired_row(raw: Raw, speakers: Speakers) -> Unpaired:
     column = next((column for column in LABEL_COLUMNS if column in raw), None)
     if column is None:
-        raise Malformed("missing_column", f"no column label, or it is null; the row has {', '.join(raw)[:200]}")
-    label = raw[column]
-    good = label_value(label)
-    if good is None:
-        raise Malformed("wrong_type", f"{column} holds {excerpt(label)[:40]}, expected true or false, or 1 or 0")
+        raise _missing("label", raw)
+    label = label_value(raw[column])
+    if label is None:
+        what = f"{excerpt(raw[column])[:40]}, expected true or false, or 1 or 0"
+        raise Malformed("wrong_type", f"{column} holds {what}")
     prompt, completion, notes = _exchange(raw, speakers)
-    return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, context=context)
+    return Unpaired(prompt=prompt, completion=completion, label=label, notes=notes)
 
 
-def unpaired_row(row: Labelled | Malformed) -> Unpaired | Malformed:
-    """Return a completion as an unpaired row."""
-    if isinstance(row, Malformed):
-        return row
-    return Unpaired(prompt=row.prompt, completion=row.completion, label=row.good, notes=row.notes)
+def pair_up(rows: list[tuple[Unpaired | Malformed, str]]) -> list[Outcome]:
+    """Return the result for each row, in order: for the good row of a pair the pair, for the bad one None.
 
-
-def pair_up(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:
-    """Return the result for each row, in order: for the good row of a pair the pair, for the bad one None."""
-    outcomes: list[Preference | Malformed | Dropped | None] = []
+    Args:
+        rows: each with the text of other columns that belong to its prompt; completions with different ones form no pair.
+    """
+    outcomes: list[Outcome] = []
     by_prompt: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for number, row in enumerate(rows):
+    for number, (row, context) in enumerate(rows):
         if isinstance(row, Malformed):
             outcomes.append(row)
             continue
         outcomes.append(Dropped("unpaired"))
-        by_prompt[repr((roles_and_texts(row.prompt), row.context))][not row.good].append(number)
+        by_prompt[repr((roles_and_texts(row.prompt), context))][not row.label].append(number)
     for good, bad in by_prompt.values():
         for number, other in zip(good, bad):
-            better, worse = rows[number], rows[other]
+            better, worse = rows[number][0], rows[other][0]
             outcomes[number] = Preference(
                 prompt=better.prompt, chosen=better.completion, rejected=worse.completion, notes=better.notes
             )
@@ -124,16 +83,18 @@ def pair_up(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | D
     return outcomes
 
 
-def _exchange(raw: Raw, speakers: Speakers) -> Exchange:
-    conversation = next((column for column in CONVERSATION_COLUMNS if column in raw), None)
+def _exchange(raw: Raw, speakers: Speakers) -> exchanges.Exchange:
+    conversation = next((column for column in exchanges.CONVERSATION_COLUMNS if column in raw), None)
     if conversation:
-        return conversation_exchange(raw, conversation, speakers)
-    if "instruction" in raw and any(column in raw for column in INSTRUCTION_RESPONSES):
-        return instruction_exchange(raw, speakers)
-    if prompt_and_response(tuple(raw)) is None:
+        return exchanges.conversation_exchange(raw, conversation, speakers)
+    if "instruction" in raw and any(column in raw for column in exchanges.INSTRUCTION_RESPONSES):
+        return exchanges.instruction_exchange(raw, speakers)
+    if exchanges.prompt_and_response(tuple(raw)) is None:
         for column in ("prompt", "completion"):
             if column not in raw:
-                raise Malformed(
-                    "missing_column", f"no column {column}, or it is null; the row has {', '.join(raw)[:200]}"
-                )
-    return question_exchange(raw, speakers)
+                raise _missing(column, raw)
+    return exchanges.question_exchange(raw, speakers)
+
+
+def _missing(column: str, raw: Raw) -> Malformed:
+    return Malformed("missing_column", f"no column {column}, or it is null; the row has {', '.join(raw)[:200]}")

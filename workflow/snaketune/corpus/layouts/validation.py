@@ -1,8 +1,27 @@
-"""Validity of a canonical row: the order of its roles, the last turn, and that every turn has text."""
+"""Repairs of canonical rows, where the config says so, and their validity: the order of roles, and text in every turn.
 
-from snaketune.corpus.layouts.media import PLACEHOLDER, shows_media
-from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, roles_and_texts
+Repairs run in the order of STEPS, because each can make work for the next. Rows with images, audio or video beside the text
+are refused, because the text has another meaning without them.
+"""
 
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import dropwhile
+from typing import Any
+
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, roles_and_texts
+
+# Links to video and audio are mostly the source of a text.
+MEDIA_KEY = re.compile(
+    r"(?:image|picture|photo|img|audio|video)(?:s|_?\d+|_(?:paths?|files?|bytes))?|(?:image|picture|photo|img)_urls?",
+    re.IGNORECASE,
+)
+# The placeholder of an image in a user's text; with an end tag it is markup.
+PLACEHOLDER, END = "<image>", "</image>"
+OTHER_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)[ _]?\d+>|^\s*<(?:video|audio)>|<(?:video|audio)>\s*\Z")
+# Values of empty cells in tables.
+EMPTY_CELLS = ("", "nan", "none", "null", "[]", "{}", "false", "0")
 # The roles that may follow each role; None is the beginning.
 MAY_FOLLOW = {
     None: {"system", "user"},
@@ -13,25 +32,46 @@ MAY_FOLLOW = {
 }
 
 
+def refuse_media(holder: Mapping[str, Any], where: str = "") -> None:
+    """Raise Malformed if a row or a turn has a media key that isn't empty."""
+    for key in media_keys(tuple(holder)):
+        if _holds_any(holder[key]):
+            what = "belongs to the text, which can't represent it; remove such rows, or the key if it isn't needed"
+            raise Malformed("unsupported_part", f"{where}{key} {what}")
+
+
+@lru_cache(maxsize=4096)
+def media_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(key for key in keys if MEDIA_KEY.fullmatch(key))
+
+
+def _holds_any(value: Any) -> bool:
+    match value:
+        case dict():
+            return any(map(_holds_any, value.values()))
+        case list():
+            return any(map(_holds_any, value))
+        case str():
+            return value.strip().lower() not in EMPTY_CELLS
+    return bool(value)
+
+
+def _shows_media(text: str) -> bool:
+    if "<" not in text:
+        return False
+    return (PLACEHOLDER in text and END not in text) or OTHER_PLACEHOLDERS.search(text) is not None
+
+
 def check(row: Row) -> None:
-    """Raise Malformed unless `row` is valid."""
     if isinstance(row, Conversation):
-        _check_conversation(row)
-    else:
-        _check_completions(row)
-
-
-def _check_conversation(row: Conversation) -> None:
-    turns = row.messages
-    last = turns[-1]["role"] if turns else None
-    if last != "assistant" and not any(turn["role"] == "assistant" for turn in turns):
-        raise Malformed("no_assistant_turn", f"none of the {len(turns)} turns is the assistant's")
-    _check_turns(turns)
-    if last != "assistant":
-        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so it can't be trained on")
-
-
-def _check_completions(row: Preference | Unpaired) -> None:
+        turns = row.messages
+        last = turns[-1]["role"] if turns else None
+        if last != "assistant" and not any(turn["role"] == "assistant" for turn in turns):
+            raise Malformed("no_assistant_turn", f"none of the {len(turns)} turns is the assistant's")
+        _check_turns(turns)
+        if last != "assistant":
+            raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so it can't be trained on")
+        return
     completions: dict[str, list[Message]] = {name: getattr(row, name) for name in row.columns[1:]}
     if not row.prompt:
         raise Malformed("empty_turn", "the prompt has no turns")
@@ -42,8 +82,8 @@ def _check_completions(row: Preference | Unpaired) -> None:
         raise Malformed("turn_out_of_order", f"the prompt ends on {row.prompt[-1]['role']}, expected user")
     for name, turns in completions.items():
         _check_turns(row.prompt + turns, f"prompt + {name}: ")
-        if turns[-1]["role"] != "assistant":
-            raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
+        if (last := turns[-1]["role"]) != "assistant":
+            raise Malformed(f"ends_on_{last}", f"the last turn of {name} isn't the assistant's")
     if isinstance(row, Preference) and roles_and_texts(row.chosen) == roles_and_texts(row.rejected):
         raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same")
 
@@ -60,9 +100,59 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
                 raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
             position = f"follows {before}" if before else "comes first"
             raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {position}")
-        if role == "user" and shows_media(content):
-            raise Malformed(
-                "unsupported_part",
-                f"{where}turn {number} has a placeholder of an image or audio (such as {PLACEHOLDER}); text can't represent it",
-            )
+        if role == "user" and _shows_media(content):
+            what = f"has a placeholder of an image or audio (such as {PLACEHOLDER}); text can't represent it"
+            raise Malformed("unsupported_part", f"{where}turn {number} {what}")
         before = role
+
+
+def repair_row(row: Row, repair: tuple[str, ...]) -> None:
+    """Apply the named repairs to `row`, and note each one that changed it.
+
+    >>> row = Conversation(messages=[{"role": "user", "content": text} for text in ("a", "b")])
+    >>> repair_row(row, ("merge-same-role",))
+    >>> row.messages, row.notes
+    ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
+    """
+    for name, step in STEPS.items():
+        if name not in repair or (name == "drop-trailing-user" and not isinstance(row, Conversation)):
+            continue
+        repaired = step(row.opening)
+        if len(repaired) != len(row.opening):
+            row.opening[:] = repaired
+            row.notes += (f"repaired_{name.replace('-', '_')}",)
+
+
+def _without_empty_turns(turns: list[Message]) -> list[Message]:
+    return [turn for turn in turns if turn["content"].strip()]
+
+
+def _merged(turns: list[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for turn in turns:
+        # Results of two calls stay two turns; and one turn is supervised as a whole or not at all.
+        last = merged[-1] if merged else {}
+        if last.get("role") == turn["role"] != "tool" and last.get("supervised") == turn.get("supervised"):
+            merged[-1] = {**turn, "content": f"{last['content']}\n\n{turn['content']}"}
+        else:
+            merged.append(turn)
+    return merged
+
+
+def _without_leading_assistant(turns: list[Message]) -> list[Message]:
+    """Remove the assistant's turns before the first user turn."""
+    system = [turn for turn in turns[:1] if turn["role"] == "system"]
+    return system + list(dropwhile(lambda turn: turn["role"] == "assistant", turns[len(system) :]))
+
+
+def _without_trailing_user(turns: list[Message]) -> list[Message]:
+    """Remove user turns without an answer at the end."""
+    return list(dropwhile(lambda turn: turn["role"] == "user", turns[::-1]))[::-1]
+
+
+STEPS: dict[str, Callable[[list[Message]], list[Message]]] = {
+    "drop-empty-turns": _without_empty_turns,
+    "merge-same-role": _merged,
+    "drop-leading-assistant": _without_leading_assistant,
+    "drop-trailing-user": _without_trailing_user,
+}

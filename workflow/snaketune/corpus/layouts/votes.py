@@ -9,14 +9,12 @@ response_1, response_2, preference_strength       below 0 for the first, above f
 answer_0, answer_1, score_0, score_1              the higher score; also human_ref_A, human_ref_B
 """
 
-import math
 import re
 from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.layouts.ratings import number_of
+from snaketune.corpus.layouts.values import Raw, kind_of, number_of
 from snaketune.corpus.rows import Dropped, Malformed
 
 ANSWERS = ("response", "output", "answer", "completion", "conversation", "assistant", "human_ref")
@@ -39,55 +37,48 @@ COMPARISON = re.compile(r"(a|b)_?(>>?|<<?|==?)_?(a|b)")
 def answer_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the two columns that hold the answers if there is also a verdict, else None."""
     answers = two_answers(columns)
-    return answers if answers and (_has_verdict(columns) or score_columns(answers, columns)) else None
+    return answers if answers and (_has_verdict(columns) or _score_columns(columns)) else None
 
 
 @lru_cache(maxsize=4096)
 def only_scored(columns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the columns of scores if nothing else says which of two answers is better."""
-    answers = two_answers(columns)
-    return (answers and not _has_verdict(columns) and score_columns(answers, columns)) or ()
+    return () if _has_verdict(columns) else _score_columns(columns)
 
 
 def _has_verdict(columns: tuple[str, ...]) -> bool:
-    return any(
-        column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or ANNOTATOR.fullmatch(column) for column in columns
-    )
+    judgements = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
+    return any(column in judgements or ANNOTATOR.fullmatch(column) for column in columns)
 
 
 @lru_cache(maxsize=4096)
-def score_columns(answers: tuple[str, str], columns: tuple[str, ...]) -> tuple[str, str] | None:
+def _score_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the columns that score two answers, by their suffixes: `score_0`, `score_1`."""
-    first, second = (f"score{SUFFIX.search(answer)[0]}" for answer in answers)
-    return (first, second) if {first, second} <= set(columns) else None
+    scores = tuple(f"score{SUFFIX.search(answer)[0]}" for answer in two_answers(columns) or ())
+    return scores if set(scores) <= set(columns) else ()
 
 
 @lru_cache(maxsize=4096)
 def two_answers(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the two columns that hold answers to compare, or None."""
     names = set(columns)
     return next((pair for pair in ANSWER_COLUMNS if names.issuperset(pair)), None)
 
 
-def winner(raw: dict[str, Any]) -> int:
+def winner(raw: Raw) -> int:
     """Return 1 or 2, or 0 for a tie: no verdict has more votes than every other, or the tie has most.
 
     >>> winner({"annotator1": 2, "annotator2": 0, "annotator3": 2}), winner({"winner": "model_a"})
     (2, 1)
-
-    Raises:
-        Malformed: there is no vote, a vote is unknown, or verdicts and scores contradict each other.
     """
     columns = [column for column in raw if ANNOTATOR.fullmatch(column)]
     columns = columns or [column for column in VERDICT_COLUMNS if column in raw]
     columns = columns or [column for column in STRENGTH_COLUMNS if column in raw][:1]
-    if not columns and (scores := _scores(raw)):
-        first, second = scores
-        return 0 if first == second else 1 if first > second else 2
     if not columns:
-        raise Malformed("missing_column", f"no vote: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
-    answers = two_answers(tuple(raw))
-    from_zero = answers is not None and answers[0].endswith("0")
+        scores = _scores(raw)
+        if not scores:
+            raise Malformed("missing_column", f"no vote: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
+        return 0 if scores[0] == scores[1] else 1 if scores[0] > scores[1] else 2
+    from_zero = _counts_from_zero(two_answers(tuple(raw)))
     votes = Counter(_vote(raw[column], column, from_zero=from_zero) for column in columns)
     # Annotators may differ. Two columns of one verdict can't: one of them is about something else.
     if len(votes) > 1 and not ANNOTATOR.fullmatch(columns[0]):
@@ -100,26 +91,26 @@ def winner(raw: dict[str, Any]) -> int:
     return best
 
 
-def check_margin(raw: dict[str, Any], margin: float) -> None:
+def check_margin(raw: Raw, margin: float) -> None:
     """Raise Dropped if two answers have scores that differ by less than `margin`."""
     scores = _scores(raw)
     if scores and 0 < abs(scores[0] - scores[1]) < margin:
         raise Dropped("below_margin")
 
 
-def _scores(raw: dict[str, Any]) -> tuple[float, float] | None:
-    answers = two_answers(tuple(raw))
-    columns = answers and score_columns(answers, tuple(raw))
-    if not columns:
-        return None
-    first, second = (number_of(raw[column]) for column in columns)
-    return None if first is None or second is None else (first, second)
+def _scores(raw: Raw) -> list[float | None] | None:
+    scores = [number_of(raw[column]) for column in _score_columns(tuple(raw))]
+    return None if None in scores else scores or None
 
 
-def numeric_verdicts(raw: dict[str, Any]) -> set[tuple[str, int]]:
+def _counts_from_zero(answers: tuple[str, str] | None) -> bool:
+    return answers is not None and answers[0].endswith("0")
+
+
+def numeric_verdicts(raw: Raw) -> set[tuple[str, int]]:
     """Return the verdicts of a row that are numbers, each with its column, where their meaning is ambiguous."""
     answers = two_answers(tuple(raw))
-    if answers is None or answers[0].endswith("0") or any(ANNOTATOR.fullmatch(column) for column in raw):
+    if answers is None or _counts_from_zero(answers) or any(ANNOTATOR.fullmatch(column) for column in raw):
         return set()
     normalised = ((column, _normalised(raw.get(column))) for column in VERDICT_COLUMNS)
     return {(column, int(text)) for column, text in normalised if text in ("0", "1", "2")}
@@ -129,10 +120,8 @@ def check_numeric_verdicts(numbers: set[tuple[str, int]]) -> None:
     """Raise Malformed if the `numeric_verdicts` of all rows of a file don't show which answer a number means."""
     for column in {column for column, _ in numbers}:
         if {number for name, number in numbers if name == column} == {0, 1}:
-            raise Malformed(
-                "ambiguous_votes",
-                f"{column} holds 0 and 1, and never 2: 0 may mean a tie, or the first answer; write A, B or tie",
-            )
+            what = "0 and 1, and never 2: 0 may mean a tie, or the first answer; write A, B or tie"
+            raise Malformed("ambiguous_votes", f"{column} holds {what}")
 
 
 def is_verdict(value: Any) -> bool:
@@ -142,9 +131,13 @@ def is_verdict(value: Any) -> bool:
 
 def _vote(value: Any, column: str, *, from_zero: bool) -> int:
     text = _normalised(value)
-    verdict = _strength(text) if column in STRENGTH_COLUMNS else _verdict(text)
     if from_zero and text.isdecimal():
         verdict = {"0": 1, "1": 2}.get(text)
+    elif column in STRENGTH_COLUMNS:
+        strength = number_of(text)
+        verdict = None if strength is None else 0 if strength == 0 else 1 if strength < 0 else 2
+    else:
+        verdict = _verdict(text)
     if verdict is not None:
         return verdict
     actual = f"{value!r:.40}" if isinstance(value, (str, int, float)) else kind_of(value)
@@ -176,13 +169,3 @@ def _verdict(text: str) -> int | None:
     if "=" in sign:
         return 0
     return VERDICTS[first] if ">" in sign else 3 - VERDICTS[first]
-
-
-def _strength(text: str) -> int | None:
-    try:
-        strength = float(text)
-    except ValueError:
-        return None
-    if math.isnan(strength):
-        return None
-    return 0 if strength == 0 else 1 if strength < 0 else 2

@@ -1,11 +1,13 @@
-"""Files in zip and tar archives, in order of name, each read from the archive: nothing is written to disk.
+"""Compressed files, and files in zip and tar archives, in order of name: read in place, and nothing is written to disk.
 
 A member of a zip, or of an uncompressed tar, is read at its offset. A compressed tar can only be read from its start, so its
 members are decompressed into memory, up to BUFFER_BYTES at a time; only a member larger than that is decompressed anew each
 time it is opened. One pass is enough for an archive whose members are in order of name, as `tar --sort=name` writes them.
 """
 
+import gzip
 import io
+import lzma
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -13,17 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import pyarrow as pa
+
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.formats import Opener
-from snaketune.corpus.reading.unreadable_formats import refuse_zipped
+from snaketune.corpus.reading.formats import Opener, refuse_zipped
 from snaketune.errors import SnaketuneError
 
 BadZipFile = zipfile.BadZipFile
+GZIP_MAGIC, ZSTD_MAGIC, XZ_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 ENCRYPTED = 1
 # The largest end record, one with the longest comment; and the member count that stands for itself and any larger one.
 MAX_END_RECORD, COUNT_OVERFLOW = 22 + 65535, 65535
+UNPACK = "unpack it, and name its files"
 BUFFER_BYTES = 64 << 20
 BYTES_PER_READ = 1 << 20
 
@@ -39,6 +44,36 @@ class _TarEntry(NamedTuple):
     name: str
     offset: int
     size: int
+
+
+class _DecompressedReader(io.BufferedReader):
+    """A reader of decompressed data that closes the compressed file, too."""
+
+    def __init__(self, decompressor: BinaryIO, compressed: BinaryIO):
+        super().__init__(decompressor, BYTES_PER_READ)
+        self.compressed = compressed
+
+    def close(self) -> None:
+        super().close()
+        self.compressed.close()
+
+
+def open_decompressed(path: Path) -> BinaryIO:
+    """Open a file decompressed; by content, not by suffix, because some downloaders decompress a .gz and keep its name."""
+    return decompressed(lambda: path.open("rb", buffering=BYTES_PER_READ))
+
+
+def decompressed(opener: Opener) -> BinaryIO:
+    with opener() as file:
+        magic = file.read(len(XZ_MAGIC))
+    file = opener()
+    if magic.startswith(GZIP_MAGIC):
+        return _DecompressedReader(gzip.GzipFile(fileobj=file), file)
+    if magic.startswith(XZ_MAGIC):
+        return _DecompressedReader(lzma.LZMAFile(file), file)
+    if magic.startswith(ZSTD_MAGIC):
+        return _DecompressedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), file)
+    return file
 
 
 class _Header(tarfile.TarInfo):
@@ -77,7 +112,6 @@ class _Slice(io.RawIOBase):
 
 
 def is_zip(path: Path) -> bool:
-    """Return True if a file begins like a zip archive."""
     with path.open("rb") as file:
         return file.read(4) in ZIP_MAGIC
 
@@ -100,14 +134,10 @@ def zip_members(path: Path, display_name: str) -> Iterator[Member]:
     """
     try:
         archive = zipfile.ZipFile(path)
-    except BadZipFile as error:
-        raise SnaketuneError(
-            f"{display_name} is a zip archive that is damaged or cut off: {error}; fetch it again"
-        ) from None
-    except NotImplementedError as error:
-        raise SnaketuneError(
-            f"{display_name} is a zip archive that can't be read: {error}; unpack it, and name its files"
-        ) from None
+    except (BadZipFile, NotImplementedError) as error:
+        damaged = isinstance(error, BadZipFile)
+        what = f"is damaged or cut off: {error}; fetch it again" if damaged else f"can't be read: {error}; {UNPACK}"
+        raise SnaketuneError(f"{display_name} is a zip archive that {what}") from None
     with archive:
         if len(archive.infolist()) not in _recorded_counts(path):
             raise SnaketuneError(f"{display_name} is a zip archive with a damaged directory; fetch it again")
@@ -120,9 +150,8 @@ def zip_members(path: Path, display_name: str) -> Iterator[Member]:
                 raise SnaketuneError(f"{name} is encrypted; unpack it, and name the files")
             if info.compress_type not in ZIP_METHODS:
                 method = zipfile.compressor_names.get(info.compress_type, info.compress_type)
-                raise SnaketuneError(
-                    f"{name} is compressed with {method}, which isn't supported; unpack it, and name the files"
-                )
+                what = f"is compressed with {method}, which isn't supported; unpack it, and name the files"
+                raise SnaketuneError(f"{name} {what}")
             yield Member(info.filename, partial(_open_zipped, archive, info, name))
 
 
@@ -145,9 +174,6 @@ def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
 def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
     """Yield the files in a tar.
 
-    Args:
-        opener: opens the decompressed tar.
-        display_name: its name in messages.
     Raises:
         SnaketuneError: it is damaged or cut off.
     """
@@ -204,9 +230,8 @@ def _tar_entries(file: BinaryIO, display_name: str) -> tuple[dict[str, _TarEntry
                 elif not info.isdir():
                     others.append(info.name)
     except tarfile.TarError as error:
-        raise SnaketuneError(
-            f"{display_name} is a tar archive that is damaged or cut off{last}: {error}; fetch it again"
-        ) from None
+        what = f"is a tar archive that is damaged or cut off{last}: {error}; fetch it again"
+        raise SnaketuneError(f"{display_name} {what}") from None
     return entries, [name for name in others if name not in entries]
 
 

@@ -12,19 +12,9 @@ BYTES_PER_READ = 1 << 20
 # Replaces bytes that the encoding has no character for: invalid UTF-8, so that the row is malformed.
 INVALID_BYTE = b"\xff"
 ERRORS = "snaketune.no_character"
-BYTE_ORDER_MARKS = {
-    b"\xff\xfe\0\0": "utf-32",
-    b"\0\0\xfe\xff": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-}
+BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 # Which of four bytes are zero in English text.
-ZERO_BYTE_PATTERNS = {
-    (False, True, True, True): "utf-32-le",
-    (True, True, True, False): "utf-32-be",
-    (False, True, False, True): "utf-16-le",
-    (True, False, True, False): "utf-16-be",
-}
+ZERO_BYTES = {(1, 2, 3): "utf-32-le", (0, 1, 2): "utf-32-be", (1, 3): "utf-16-le", (0, 2): "utf-16-be"}
 # Western languages don't have three such characters in a row.
 THREE_NON_ASCII = re.compile(rb"[\x80-\xff]{3}")
 MIN_BYTES, BYTES_CHECKED = 16, 500
@@ -82,7 +72,7 @@ def other_unicode(head: bytes) -> str | None:
     start = head[: min(len(head), BYTES_CHECKED) // 4 * 4]
     if len(start) < MIN_BYTES:
         return None
-    return ZERO_BYTE_PATTERNS.get(tuple(start[offset::4].count(0) > len(start) / 8 for offset in range(4)))
+    return ZERO_BYTES.get(tuple(offset for offset in range(4) if start[offset::4].count(0) > len(start) / 8))
 
 
 def advice(data: bytes) -> str:

@@ -1,13 +1,13 @@
-"""The format of a file, by its first bytes; by its name only where they are ambiguous."""
+"""The format of a file, by its first bytes; by its name only where they are ambiguous. What isn't data is refused by name."""
 
+import csv
+import io
 import re
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import BinaryIO, Literal, NamedTuple
 
-from snaketune.corpus.reading.delimiters import delimiter_of
-from snaketune.corpus.reading.encodings import UTF_8
-from snaketune.corpus.reading.unreadable_formats import refuse
+from snaketune.corpus.reading.encodings import UTF_8, other_unicode
 from snaketune.errors import SnaketuneError
 
 Format = Literal["parquet", "arrow", "json", "csv", "text"]
@@ -27,19 +27,43 @@ CSV_SUFFIXES = (".csv", ".tsv")
 DATA_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, ".parquet", ".arrow")
 # The beginning of an object or an array, as far as the first line shows it.
 JSON_START = re.compile(rb'\s*(\{\s*(["}]|\Z)|\[\s*([\[{"\]]|\Z))')
-LINES_CHECKED = 20
+LINES_CHECKED, CSV_ROWS_CHECKED, BYTES_CHECKED = 20, 5, 1024
+
+WORKBOOK = "save it as CSV, or write it as Parquet with pandas: read_excel(...).to_parquet(...)"
+ARCHIVE = "which isn't supported; unpack it, and name the files in it"
+# Files without rows, or in unsupported formats, by their first bytes.
+UNREADABLE = {
+    rb"PK(\x03\x04|\x05\x06)": f"is a zip archive inside another archive or a compressed file, {ARCHIVE}",
+    rb"7z\xbc\xaf\x27\x1c": f"is a 7z archive, {ARCHIVE}",
+    rb"Rar!\x1a\x07": f"is a RAR archive, {ARCHIVE}",
+    rb"BZh": "is compressed with bzip2; decompress it, or compress it with gzip, xz or zstd",
+    rb"version https://git-lfs": "is a Git LFS pointer and not the data; fetch that with `git lfs pull`",
+    rb"%PDF-": "is a PDF, which holds no rows; extract the text, for instance with `pdftotext`",
+    rb"SQLite format 3\0": "is an SQLite database; write a table of it as CSV: "
+    "`sqlite3 -csv -header FILE 'select * from TABLE' > rows.csv`",
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": f"is a document of Microsoft Office, as Excel's .xls; {WORKBOOK}",
+    rb"\x80[\x02-\x05]": "is a Python pickle, which isn't read because it can run code; if you trust it, write it as Parquet "
+    "with pandas: read_pickle(...).to_parquet(...)",
+    rb"(?i)(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html|head)\b": "is a web page and not the "
+    "data: a page to log in, or an error; fetch the file itself",
+}
+UNREADABLE_PATTERNS = {re.compile(pattern, re.DOTALL): what for pattern, what in UNREADABLE.items()}
+# Members that identify documents that are zip archives.
+ZIP_DOCUMENTS = {
+    r"xl/": f"is an Excel workbook; {WORKBOOK}",
+    r"word/": "is a Word document, which holds no rows; save it as plain text",
+    r"content\.xml": f"is a document of OpenOffice; a sheet: {WORKBOOK}",
+    r".*data\.pkl": "is a PyTorch checkpoint, which holds no rows",
+}
 
 
 class TextKeys(NamedTuple):
-    """The keys of a source that apply to text files."""
-
     encoding: str = UTF_8
     delimiter: str | None = None
     header: tuple[str, ...] = ()
 
     @property
     def set_keys(self) -> list[str]:
-        """The keys that differ from their defaults."""
         return [key for key, value in self._asdict().items() if value != TextKeys._field_defaults[key]]
 
 
@@ -47,7 +71,6 @@ DEFAULT_KEYS = TextKeys()
 
 
 def table_format(head: bytes) -> Format | None:
-    """Return the format of a Parquet or Arrow file, by its first bytes; None for other files."""
     return next((format_ for magic, format_ in TABLES.items() if head.startswith(magic)), None)
 
 
@@ -64,21 +87,17 @@ def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: Text
     """
     if table := table_format(head):
         if keys.set_keys:
-            raise SnaketuneError(
-                f"{display_name}: `{keys.set_keys[0]}` is for text files, and this is {table}; "
-                "make it a source without that key"
-            )
+            what = f"`{keys.set_keys[0]}` is for text files, and this is {table}; make it a source without that key"
+            raise SnaketuneError(f"{display_name}: {what}")
         return table
-    refuse(head, display_name)
+    _refuse(head, display_name)
     suffix = suffix_of(display_name)
+    text_format = _text_format(head, display_name, keys)
     if suffix in (".parquet", ".arrow"):
         # Damaged, or an Arrow stream in an old format: its reader decides, unless this is plainly text.
-        return _text_format(head, display_name, keys) or ("parquet" if suffix == ".parquet" else "arrow")
-    text_format = _text_format(head, display_name, keys)
-    if plain and (
-        text_format is None
-        or (text_format == "csv" and suffix not in CSV_SUFFIXES and not (keys.delimiter or keys.header))
-    ):
+        return text_format or ("parquet" if suffix == ".parquet" else "arrow")
+    is_prose = text_format == "csv" and suffix not in CSV_SUFFIXES and not (keys.delimiter or keys.header)
+    if plain and (text_format is None or is_prose):
         return "text"
     if text_format is None:
         read_as = f" (read as {keys.encoding}, the source's `encoding`)" if keys.encoding != UTF_8 else ""
@@ -88,15 +107,36 @@ def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: Text
     return text_format
 
 
+def _refuse(head: bytes, display_name: str) -> None:
+    """Raise SnaketuneError if a file begins like one that isn't data."""
+    for pattern, what_to_do in UNREADABLE_PATTERNS.items():
+        if pattern.match(head[:BYTES_CHECKED]):
+            raise SnaketuneError(f"{display_name} {what_to_do}")
+    if encoding := other_unicode(head):
+        raise SnaketuneError(
+            f"{display_name} is {encoding.upper()} and not UTF-8; set `encoding: {encoding}` of its source, "
+            f"or write it again in UTF-8: `iconv -f {encoding.upper()} -t UTF-8`"
+        )
+    if head and not head.strip(b"\0"):
+        what = "holds nothing but zero bytes, like a file that wasn't written completely; fetch it again"
+        raise SnaketuneError(f"{display_name} {what}")
+
+
+def refuse_zipped(names: list[str], display_name: str) -> None:
+    """Raise SnaketuneError if the members of a zip archive are those of a document."""
+    for pattern, what_to_do in ZIP_DOCUMENTS.items():
+        if any(re.match(pattern, name) for name in names):
+            raise SnaketuneError(f"{display_name} {what_to_do}")
+
+
 def _text_format(head: bytes, display_name: str, keys: TextKeys) -> Format | None:
     suffix = suffix_of(display_name)
     lines = [line for line in head.removeprefix(BYTE_ORDER_MARK).splitlines() if line.strip()][:LINES_CHECKED]
     begins_json = [bool(JSON_START.match(line)) for line in lines]
     if keys.delimiter or keys.header:
         if suffix in JSON_SUFFIXES and any(begins_json[:1]):
-            raise SnaketuneError(
-                f"{display_name}: `{keys.set_keys[-1]}` is for CSV files, and this is JSON; make it a source without that key"
-            )
+            what = f"`{keys.set_keys[-1]}` is for CSV files, and this is JSON; make it a source without that key"
+            raise SnaketuneError(f"{display_name}: {what}")
         return "csv"
     if suffix in JSON_SUFFIXES:
         if not any(begins_json) and csv_delimiter(head, display_name):
@@ -108,12 +148,30 @@ def _text_format(head: bytes, display_name: str, keys: TextKeys) -> Format | Non
 
 
 def csv_delimiter(head: bytes, display_name: str, columns: int | None = None) -> str | None:
-    """Return the delimiter of a file if its first rows are CSV, else None.
+    r"""Return the first delimiter with which all of the first rows have the same number of cells, and more than one.
+
+    >>> csv_delimiter(b"prompt;response\na, b;c\nd;e\n", "a.csv")
+    ';'
 
     Args:
         columns: the number of columns of a file without a header.
     """
-    return delimiter_of(head, whole=len(head) < HEAD_LENGTH, tabs=suffix_of(display_name) == ".tsv", columns=columns)
+    whole = head if len(head) < HEAD_LENGTH else head[: head.rfind(b"\n") + 1]
+    text = whole.decode("utf-8-sig", "replace")
+    for delimiter in "\t,;|" if suffix_of(display_name) == ".tsv" else ",\t;|":
+        counts: list[int] = []
+        try:
+            for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
+                if cells:
+                    counts.append(len(cells))
+                if len(counts) == CSV_ROWS_CHECKED:
+                    break
+        except csv.Error:
+            pass
+        enough = len(counts) > 1 if columns is None else counts[:1] == [columns]
+        if enough and counts[0] > 1 and len(set(counts)) == 1:
+            return delimiter
+    return None
 
 
 def suffix_of(display_name: str) -> str:

@@ -1,8 +1,7 @@
 """Rows of one JSON document, read block by block: an array, an object that wraps one, or consecutive objects.
 
-An array is cut at commas between its elements, and each chunk of about one block is parsed as an array of its own, so
-that memory doesn't grow with the file. The commas are found among the few bytes that structure JSON, without parsing. A wrong
-guess about damaged JSON does no harm: chunks are parsed strictly, and a document is valid if all its chunks are.
+An array is cut at commas between its elements, which are found among the few bytes that structure JSON, without parsing. Each
+chunk is then parsed strictly, so that a wrong guess about damaged JSON does no harm.
 """
 
 from collections.abc import Iterator
@@ -45,7 +44,6 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
     object, the one named `train` is read, and the others are logged.
 
     Args:
-        display_name: the name of the file in messages.
         start: a byte order mark, which is skipped.
     Raises:
         Malformed: not valid JSON.
@@ -183,14 +181,11 @@ def _array_prefix(window: bytes) -> bytes | None:
     if not window.startswith(b"{"):
         return None
     structure = _structure(window)
-    arrays = [
-        position
-        for position in structure.positions[(structure.depths == 2) & (structure.marks == OPEN)]
-        if window[position] == ord("[")
-    ]
-    if not arrays:
+    opening = structure.positions[(structure.depths == 2) & (structure.marks == OPEN)]
+    first = next((position for position in opening if window[position] == ord("[")), None)
+    if first is None:
         return None
-    before = window[: arrays[0]]
+    before = window[:first]
     try:
         document, _ = parse_document(before + b"[]}")
     except Malformed:
@@ -202,28 +197,24 @@ def _array_prefix(window: bytes) -> bytes | None:
 
 
 def _rows_of(document: Any, display_name: str) -> list[Any]:
+    """Return the rows of a document: the elements of an array, alone or in an object, or the value itself."""
     if isinstance(document, dict):
         arrays = {key: value for key, value in document.items() if isinstance(value, list)}
         alone = len(arrays) == 1
         key = next(iter(arrays)) if alone else SPLIT
         array = arrays.get(key)
-        if (
-            (array or alone)
-            and key not in COLUMNS_OF_LISTS
-            and all(isinstance(item, (dict, Malformed)) for item in array)
-        ):
+        holds_rows = (array or alone) and all(isinstance(item, (dict, Malformed)) for item in array)
+        if holds_rows and key not in COLUMNS_OF_LISTS:
             _log_unread_splits(arrays, display_name)
             return array
     return document if isinstance(document, list) else [document]
 
 
 def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:
-    """Log the splits that aren't read, with their rows."""
     others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
     if SPLIT in arrays and others:
         print_line(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
 
 
 def _checked(row: Any, irregular: bool) -> Any:
-    """Return `row`, checked by `checked_row` if a key may be there twice in it, or a NaN."""
     return checked_row(row) if irregular else row

@@ -1,36 +1,32 @@
-"""JSON and JSON lines to raw rows.
+"""JSON and JSON lines to raw rows. The suffix is only a hint: the first two lines decide.
 
-The suffix is only a hint: a .json with one object per line and a .jsonl with one array are both common. The first two lines
-decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are rows, on one line or
-on several. A malformed line is one malformed row, a malformed array fails the file. Both are read in blocks, so that memory
-doesn't grow with the file.
+A list of messages is a row with `messages`, and objects that follow each other without a comma are rows. A malformed line is
+one malformed row, a malformed array fails the file. Both are read in blocks, so that memory doesn't grow with the file.
 """
 
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw_rows import Noted, RawRow
 from snaketune.corpus.reading.encodings import UTF_8, wrong_encoding
 from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, DEFAULT_KEYS, Opener, TextKeys, suffix_of
 from snaketune.corpus.reading.json_arrays import document_rows
 from snaketune.corpus.reading.json_values import parse
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, Noted, RawRow
 from snaketune.errors import SnaketuneError
 
 # Only so much of a longer first line is read: it may be a whole file.
 MAX_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
+KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
 def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
     """Read the rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
-        opener: opens the file at its beginning; called repeatedly.
-        display_name: the name of the file in messages.
         keys: its encoding, for messages.
     Yields:
         Rows, or why one can't be read. Blank lines are skipped.
@@ -47,9 +43,9 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
     try:
         with opener() as file:
             for number, row in enumerate(document_rows(file, display_name, BYTE_ORDER_MARK), start=1):
-                yield RawRow("row", number, row) if type(row) is dict else _row("row", number, row)
+                yield _row("row", number, row)
     except Malformed as error:
-        if number or not _is_object(head[-1]):
+        if number or not isinstance(_without_notes(_parsed(head[-1])), dict):
             what = f"{error.detail}. It may be cut off; fetch it again"
             if error.reason == "not_utf8":
                 what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
@@ -58,13 +54,30 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
         yield from _json_lines(opener)
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield lines that aren't blank, each with its number."""
-    for number, line in enumerate(file, start=1):
-        if number == 1:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-        if line and not line.isspace():
-            yield number, line
+def rows_of_line(number: int, line: bytes) -> Iterable[RawRow]:
+    """Return the row of a line; or the objects of a line that isn't valid JSON because it holds several."""
+    return _irregular_rows(number, line, _parsed(line))
+
+
+def _irregular_rows(number: int, line: bytes, value: Any) -> Iterable[RawRow]:
+    if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
+        with suppress(Malformed):
+            return [_row("line", number, row) for row in document_rows(io.BytesIO(line), "", b"")]
+    return (_row("line", number, value),)
+
+
+def _json_lines(opener: Opener) -> Iterator[RawRow]:
+    with opener() as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if line and not line.isspace():
+                value = _parsed(line)
+                # Nearly all lines are one object each.
+                if type(value) is dict:
+                    yield RawRow("line", number, value)
+                else:
+                    yield from _irregular_rows(number, line, value)
 
 
 def _head(opener: Opener) -> list[bytes]:
@@ -79,19 +92,6 @@ def _head(opener: Opener) -> list[bytes]:
     return head
 
 
-def _json_lines(opener: Opener) -> Iterator[RawRow]:
-    with opener() as file:
-        for number, line in _lines(file):
-            try:
-                row = parse(line)
-            except Malformed as error:
-                row = error
-            if type(row) is dict:
-                yield RawRow("line", number, row)
-            else:
-                yield from (_row("line", number, value) for value in _on_one_line(line, row))
-
-
 def _is_lines(head: list[bytes], display_name: str) -> bool:
     """Return True if a file that begins with these lines has one JSON value per line."""
     named_lines = suffix_of(display_name) in (".jsonl", ".ndjson")
@@ -99,49 +99,39 @@ def _is_lines(head: list[bytes], display_name: str) -> bool:
     cut = len(head[0]) >= MAX_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
     if cut and first.startswith((b"{", b"[")):
         return named_lines and first.startswith(b"{")
-    try:
-        value = parse(first)
-    except Malformed:
+    value = _parsed(first)
+    if isinstance(value, Malformed):
         # The beginning of a document over several lines, or a malformed line.
         return named_lines and first != b"{" and not first.startswith(b"[")
     return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, (dict, Noted)))
 
 
-def _is_object(line: bytes) -> bool:
+def _parsed(line: bytes) -> Any:
     try:
-        value = parse(line)
-    except Malformed:
-        return False
-    return isinstance(value.value if isinstance(value, Noted) else value, dict)
+        return parse(line)
+    except Malformed as error:
+        return error
+
+
+def _without_notes(value: Any) -> Any:
+    return value.value if isinstance(value, Noted) else value
 
 
 def _is_messages(value: Any) -> bool:
     """Return True if a value is a list of messages; flat messages of a tree aren't one, because each of them is a row."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(item, dict) and ("role" in item or "from" in item) and not TREE_KEYS & item.keys()
-            for item in value
-        )
-    )
-
-
-def _on_one_line(line: bytes, value: Any) -> Iterable[Any]:
-    """Return `value`, or the objects of a line that isn't valid JSON because it holds several."""
-    if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
-        with suppress(Malformed):
-            return list(document_rows(io.BytesIO(line), "", b""))
-    return (value,)
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return False
+    return all(("role" in item or "from" in item) and TREE_KEYS.isdisjoint(item) for item in value)
 
 
 def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:
-    notes: tuple[str, ...] = ()
-    if isinstance(value, Noted):
-        value, notes = value
+    if type(value) is dict:
+        return RawRow(unit, number, value)
+    notes = value.notes if isinstance(value, Noted) else ()
+    value = _without_notes(value)
     if _is_messages(value):
         value = {"messages": value}
     if not isinstance(value, (dict, Malformed)):
-        kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
+        kind = KINDS.get(type(value), "a number")
         value = Malformed("not_an_object", f"expected an object, found {kind}", excerpt(value))
     return RawRow(unit, number, value, notes)

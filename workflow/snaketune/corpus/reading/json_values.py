@@ -1,8 +1,7 @@
 """Bytes to a JSON value: fast for valid JSON, with an exact reason for malformed JSON.
 
-orjson parses about 500 MB/s, but silently takes the last of two equal keys and rounds integers of 64 bits and more. Both are
-detected, and the json module parses again wherever orjson fails or one of them may be present. It also reads a bare NaN, which
-Python writes for a missing number, and which becomes null here.
+orjson parses about 500 MB/s, but silently takes the last of two equal keys and rounds integers of 64 bits and more. The json
+module parses again where orjson fails or one of them may be present. It also reads a bare NaN, which becomes null here.
 """
 
 import json
@@ -12,9 +11,8 @@ from typing import Any
 import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
-from snaketune.corpus.raw_rows import without_nan
 from snaketune.corpus.reading.encodings import advice
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, Noted, nan_as_null
 
 MAX_EXACT = 2**63
 
@@ -52,7 +50,10 @@ def parse_document(data: bytes) -> tuple[Any, bool]:
 
 def checked_row(row: Any) -> Any:
     """Return `row`; the Malformed in it if a key is there twice; or Noted, with nulls for NaN."""
-    return first_malformed(row) or without_nan(row)
+    if malformed := first_malformed(row):
+        return malformed
+    cleaned = nan_as_null(row)
+    return row if cleaned is row else Noted(cleaned)
 
 
 def first_malformed(value: Any) -> Malformed | None:

@@ -2,6 +2,7 @@
 
 import json
 import operator
+from contextlib import suppress
 from typing import Any
 
 from snaketune.config.conditions import Condition
@@ -36,10 +37,8 @@ class RowFilter:
     def finish(self) -> None:
         """Raise Malformed if no row of the file had a column of the conditions."""
         for text in self.absent:
-            raise Malformed(
-                "missing_column",
-                f"no row has the column {self.conditions[text].column!r} of `where: {text}`; check its name",
-            )
+            what = f"no row has the column {self.conditions[text].column!r} of `where: {text}`; check its name"
+            raise Malformed("missing_column", what)
 
 
 def _fulfils(value: Any, condition: Condition, text: str) -> bool:
@@ -48,25 +47,17 @@ def _fulfils(value: Any, condition: Condition, text: str) -> bool:
         return (value is expected) == (condition.operator == "==")
     if isinstance(value, str) and not isinstance(expected, str):
         # CSV files have truth values and numbers as text.
-        value = _parsed(value)
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value.strip().lower())
     if type(value) is not type(expected) and value in (0, 1) and expected in (0, 1):
         # One is a boolean, the other a number.
         value, expected = int(value), int(expected)
     if _kind(value) is not _kind(expected):
-        raise Malformed(
-            "wrong_type",
-            f"{condition.column} holds {excerpt(value)[:40]}, which can't be compared as `where: {text}` does",
-        )
+        what = f"{excerpt(value)[:40]}, which can't be compared as `where: {text}` does"
+        raise Malformed("wrong_type", f"{condition.column} holds {what}")
     return COMPARISONS[condition.operator](value, expected)
 
 
 def _kind(value: Any) -> type:
     """Return the type of a value, float for all numbers."""
     return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text.strip().lower())
-    except (ValueError, RecursionError):
-        return text

@@ -1,8 +1,4 @@
-"""Files and Hub datasets to raw rows, one at a time.
-
-All of them are streamed. For a row that can't be read, the reason is yielded; a file that can't be read, or is cut off,
-fails the stage, because the number of missing rows is unknown.
-"""
+"""Files and Hub datasets to raw rows, streamed; for a row that can't be read the reason. A file that can't fails the stage."""
 
 import codecs
 import lzma
@@ -17,10 +13,15 @@ import pyarrow as pa
 
 from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.excerpts import print_line, printable
-from snaketune.corpus.raw_rows import NAN_AS_NULL, RawRow, nan_as_null, without_nulls
-from snaketune.corpus.reading.archives import BadZipFile, is_tar, is_zip, tar_members, zip_members
-from snaketune.corpus.reading.csv_files import read_csv
-from snaketune.corpus.reading.decompression import decompressed, open_decompressed
+from snaketune.corpus.reading.archives import (
+    BadZipFile,
+    decompressed,
+    is_tar,
+    is_zip,
+    open_decompressed,
+    tar_members,
+    zip_members,
+)
 from snaketune.corpus.reading.encodings import UTF_8, as_utf8, wrong_encoding
 from snaketune.corpus.reading.formats import (
     DATA_SUFFIXES,
@@ -33,9 +34,9 @@ from snaketune.corpus.reading.formats import (
     table_format,
 )
 from snaketune.corpus.reading.json_files import read_json
-from snaketune.corpus.reading.parquet_arrow import read_arrow, read_parquet
-from snaketune.corpus.reading.plain_text import read_text
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.reading.tables import read_arrow, read_parquet
+from snaketune.corpus.reading.text_files import read_csv, read_text
+from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}

@@ -1,21 +1,19 @@
 """Contamination: train rows that share an n-gram with evaluation data.
 
 As in Brown et al. (2020, "Language Models are Few-Shot Learners", appendix C) with 13-grams, a row is dropped if any `n`
-consecutive words of one of its turns are also in an evaluation text. An evaluation text of fewer than `n` words, and at least
-five, is matched as a whole: against turns of exactly these words. System texts aren't compared, because they are the same in
-many rows, and neither are short answers of evaluation data, because sentences like "Is there anything else I can do?" are
-common.
+consecutive words of one of its turns are also in an evaluation text. An evaluation text of fewer words, and at least five, is
+matched as a whole. System texts aren't compared, nor are short answers of evaluation data, because they are common.
 
 Rows are compared with the evaluation data of the config as they are read, and with the corpus' own held-out rows once the
-split is known. Many rows of a corpus share phrases and templates. So for its own held-out rows, n-grams that several prompts
-share don't count, and of short turns only the prompt does.
+split is known. For these, n-grams that several prompts share don't count, and of short turns only the prompt does.
 """
 
 import json
 from collections.abc import Iterator
-from itertools import accumulate
+from contextlib import ExitStack
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +29,7 @@ from snaketune.stages.progress import progress
 OWN_HELD_OUT = "its own held-out rows"
 
 
-class Contamination:
+class Contamination(ExitStack):
     """Hits and locations of rows: recorded inside `with`, as rows are read; read again after the split."""
 
     def __init__(self, folder: Path, evaluations: list[EvaluationNgrams], *, n: int, own_held_out: bool):
@@ -39,16 +37,10 @@ class Contamination:
         folder: where hits and locations are recorded.
         own_held_out: whether train rows are compared with the corpus' held-out rows too.
         """
-        self.folder, self.evaluations, self.n, self.own_held_out = folder, evaluations, n, own_held_out
-
-    def __enter__(self) -> Self:
-        self.hits = (self.folder / "hits.jsonl").open("w", encoding="utf-8")
-        self.locations = (self.folder / "places.jsonl").open("w", encoding="utf-8")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.hits.close()
-        self.locations.close()
+        super().__init__()
+        self.evaluations, self.n, self.own_held_out = evaluations, n, own_held_out
+        self.paths = folder / "hits.jsonl", folder / "places.jsonl"
+        self.hits, self.locations = (self.enter_context(path.open("w", encoding="utf-8")) for path in self.paths)
 
     def append(self, turns: list[list[str]], locations: list[dict[str, Any]], hashes: np.ndarray, row: int) -> None:
         """Compare one batch of rows.
@@ -80,44 +72,35 @@ class Contamination:
         Args:
             remaining, held_out, hashes, prompt_hashes: for each row, whether no earlier step dropped it, whether it is held
                 out, the hash that its id is made of, and the hash of its prompt.
-            record: the file for the hits.
         Returns:
             bool[rows], True for contaminated rows; and by evaluation, the number of train rows with a hit.
         """
         train = remaining & ~held_out
         contaminated = np.zeros(len(remaining), bool)
-        counts = {evaluation.name: 0 for evaluation in self.evaluations} | (
-            {OWN_HELD_OUT: 0} if self.own_held_out else {}
+        names = [evaluation.name for evaluation in self.evaluations] + [OWN_HELD_OUT] * self.own_held_out
+        counts = dict.fromkeys(names, 0)
+        own_hits = (
+            self._hits_in_own_held_out(train, remaining & held_out, spool, hashes, prompt_hashes)
+            if self.own_held_out
+            else ()
         )
-        with record.open("w", encoding="utf-8") as out:
-            for hits in (
-                self._recorded_hits(),
-                self._hits_in_own_held_out(train, remaining & held_out, spool, hashes, prompt_hashes),
-            ):
-                for row, hit in hits:
-                    if train[row]:
-                        contaminated[row] = True
-                        counts[hit["evaluated"]] += 1
-                        out.write(printable(json.dumps(hit, ensure_ascii=False)) + "\n")
+        with self.paths[0].open(encoding="utf-8") as lines, record.open("w", encoding="utf-8") as out:
+            for row, hit in chain(map(json.loads, progress(lines, "reading hits", "hits")), own_hits):
+                if train[row]:
+                    contaminated[row] = True
+                    counts[hit["evaluated"]] += 1
+                    out.write(printable(json.dumps(hit, ensure_ascii=False)) + "\n")
         return contaminated, counts
-
-    def _recorded_hits(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        with (self.folder / "hits.jsonl").open(encoding="utf-8") as hits:
-            for line in progress(hits, "reading hits", "hits"):
-                yield json.loads(line)
 
     def _hits_in_own_held_out(
         self, train: np.ndarray, held_out: np.ndarray, spool: Spool, hashes: np.ndarray, prompt_hashes: np.ndarray
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        if not self.own_held_out:
-            return
         # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
         # held-out row that a cap drops.
         evaluation = EvaluationNgrams(OWN_HELD_OUT, _held_out_texts(spool, held_out, hashes, prompt_hashes), self.n)
-        rows_of_batches = progress(
-            _rows(spool, train), "comparing with held-out rows", "batches", -(-len(train) // ROWS_PER_BATCH)
-        )
-        with (self.folder / "places.jsonl").open(encoding="utf-8") as locations:
+        batches = -(-len(train) // ROWS_PER_BATCH)
+        with self.paths[1].open(encoding="utf-8") as locations:
+            rows_of_batches = progress(_rows(spool, train), "comparing with held-out rows", "batches", batches)
             for line, (numbers, rows) in zip(locations, rows_of_batches):
                 turns = [compared_texts([turn for column in row.values() for turn in column]) for row in rows]
                 batch_locations = None
@@ -139,14 +122,9 @@ def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Ite
         rows = np.searchsorted(first, text, side="right") - 1
         for i in np.unique(rows, return_index=True)[1].tolist():
             word = int(positions[i] - runs.offsets[text[i]])
-            yield (
-                int(rows[i]),
-                {
-                    "evaluated": evaluation.name,
-                    "evaluated_row": hit_rows[i],
-                    "ngram": " ".join(split_words(texts[text[i]])[word : word + evaluation.n]),
-                },
-            )
+            ngram = " ".join(split_words(texts[text[i]])[word : word + evaluation.n])
+            hit = {"evaluated": evaluation.name, "evaluated_row": hit_rows[i], "ngram": ngram}
+            yield int(rows[i]), hit
 
 
 def _held_out_texts(

@@ -45,7 +45,6 @@ class Groups:
         self.parent.frombytes(first.astype(np.uint32).tobytes())
 
     def join(self, a: int, b: int) -> None:
-        """Join the groups of rows `a` and `b`."""
         a, b = self._root(a), self._root(b)
         self.parent[max(a, b)] = min(a, b)
 
@@ -55,7 +54,6 @@ class Groups:
         return pairs[parent[pairs[:, 0]] != parent[pairs[:, 1]]]
 
     def first(self) -> np.ndarray:
-        """Return, for each row, the first row of its group."""
         parent = np.frombuffer(self.parent, np.uint32).copy()
         while True:
             further = parent[parent]

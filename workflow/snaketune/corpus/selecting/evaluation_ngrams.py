@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.decompression import open_decompressed
+from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.selecting.words import windows, words_of
@@ -60,20 +60,20 @@ def texts_of_file(path: Path) -> Iterator[EvaluationText]:
         if isinstance(raw.value, Malformed):
             print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.value}"), flush=True)
         else:
-            for text in _texts(raw.value):
+            for text in texts_in(raw.value):
                 yield EvaluationText(f"{raw.unit} {raw.number}", text, True)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case dict():
-            for part in value.values():
-                yield from _texts(part)
-        case list():
-            for part in value:
-                yield from _texts(part)
+def texts_in(value: Any) -> Iterator[str]:
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case str() as text:
+                yield text
+            case dict() as some:
+                pending += reversed(some.values())
+            case list() as some:
+                pending += reversed(some)
 
 
 class EvaluationNgrams:

@@ -1,8 +1,8 @@
-"""The split by prompt: a hash of the prompt decides what is held out, so that corpora agree without reading each other.
+"""Which rows are held out, by a hash of the prompt; and how many of the others are used, and how many times, by their hash.
 
-The prompt of a row is its system text and first user turn; of a document, all of its text. So rows that begin alike are on
-one side: the same question with another answer, a preference pair about it, a longer version of the conversation. Takes one
-SHA-256 per row.
+Corpora with the same prompts hold out the same ones, without reading each other. Rows that begin alike are on one side: their
+prompt is system text and first user turn; of a document, all of its text. A higher cap keeps the rows of a lower one, and a
+larger weight those of a smaller one.
 """
 
 import hashlib
@@ -11,6 +11,10 @@ import math
 import numpy as np
 
 from snaketune.corpus.rows import TEXT, Message
+from snaketune.corpus.selecting.words import mix
+
+# Independent of the hash that caps use; else a weight would select among rows that a cap has selected already.
+WEIGHT_SALT = np.uint64(0x5851F42D4C957F2D)
 
 
 def split_key(opening: list[Message]) -> str:
@@ -40,3 +44,23 @@ def is_held_out(prompt_hashes: np.ndarray, share: float) -> np.ndarray:
     # Integers are compared with a scaled share: a quotient could round up to 1.0, which no share exceeds.
     limit = math.ceil(share * 2**64)
     return np.full(len(prompt_hashes), True) if limit >= 2**64 else prompt_hashes < np.uint64(limit)
+
+
+def over_cap(hashes: np.ndarray, max_rows: int) -> np.ndarray:
+    """Return the indices of the rows over the cap: all but those with the smallest hashes.
+
+    >>> over_cap(np.array([5, 3, 9], np.uint64), 2).tolist()
+    [2]
+    """
+    return np.sort(np.argsort(hashes, kind="stable")[max_rows:])
+
+
+def copies_by_weight(hashes: np.ndarray, weight: float) -> np.ndarray:
+    """Return the copies of each row: the integer part of the weight, and one more for the share of rows in its fraction.
+
+    >>> copies_by_weight(np.arange(1000, dtype=np.uint64), 2.5).mean().round(1)
+    np.float64(2.5)
+    """
+    integer = math.floor(weight)
+    limit = np.uint64((weight - integer) * 2**64)
+    return (integer + (mix(hashes ^ WEIGHT_SALT) < limit)).astype(np.uint8)

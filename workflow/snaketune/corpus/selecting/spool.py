@@ -1,7 +1,6 @@
-"""Valid rows on disk, in order, between the first and the last pass.
+"""Valid rows on disk, between the first and the last pass: an Arrow file with the columns of the result but id and source.
 
-An Arrow file in the state of the work folder, 1024 rows to a batch, with the columns of the result except id and source. It is
-read by plain reads instead of a memory map, so that the pages read don't stay in the process.
+Read by plain reads instead of a memory map, so that the pages read don't stay in the process.
 """
 
 from collections.abc import Iterator
@@ -39,25 +38,24 @@ class Spool:
         """Write a batch, of `ROWS_PER_BATCH` rows unless it is the last, and return int64[rows], the characters of each row."""
         arrays: list[pa.Array] = []
         characters = np.zeros(len(rows), np.int64)
-        for column in self.columns:
-            turns = [getattr(row, column) for row in rows]
-            array, lengths = _turns_array(turns)
+        for field in self.schema:
+            values = [getattr(row, field.name) for row in rows]
+            if field.name in self.columns:
+                array, lengths = _turns_array(values)
+                characters += lengths
+            else:
+                array = pa.array(values, field.type)
             arrays.append(array)
-            characters += lengths
-        others = (field for field in self.schema if field.name not in self.columns)
-        arrays += [pa.array([getattr(row, field.name) for row in rows], field.type) for field in others]
         self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
         return characters
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all batches, in order."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 yield reader.get_batch(number)
 
     def rows(self, numbers: list[int]) -> Iterator[dict]:
-        """Yield the rows with these numbers."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in numbers:

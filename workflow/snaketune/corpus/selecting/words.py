@@ -1,13 +1,7 @@
-"""Words of texts, and n-grams of words as 64-bit hashes, for near duplicates and contamination.
+"""Words of texts, and n-grams of words as 64-bit hashes, for near duplicates and contamination: about 0.4 µs per word.
 
-Words are lower-cased runs of letters, digits and underscores, so spacing makes no difference; symbols count as words only
-where requested. In languages written without spaces a word is a whole clause, and only longer passages match. Takes about
-0.4 µs per word.
-
-    words      the cat sat on the mat        n = 4
-    windows    └── the cat sat on ──┘
-                   └── cat sat on the ──┘
-                       └── sat on the mat ──┘
+Words are lower-cased runs of letters, digits and underscores; symbols count as words only where requested. In languages written
+without spaces a word is a whole clause, and only longer passages match.
 """
 
 import re

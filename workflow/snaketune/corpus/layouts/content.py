@@ -1,15 +1,15 @@
 """The content of a turn as one text: typed parts, reasoning and tool calls in the format that most chat models are trained on.
 
-Canonical turns hold plain text, so reasoning precedes it as `<think>\\n…\\n</think>\\n\\n`, and a tool call is
-`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`. What text can't represent (an image, audio) is refused.
+Reasoning precedes the text as `<think>\\n…\\n</think>\\n\\n`; a call is
+`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`.
 """
 
 import json
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.layouts.columns import text_if_number
-from snaketune.corpus.layouts.media import refuse_media
+from snaketune.corpus.layouts.validation import refuse_media
+from snaketune.corpus.layouts.values import first_value, json_of, kind_of, text_if_number
 from snaketune.corpus.rows import Malformed
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -23,19 +23,13 @@ CALL_TYPES = ("tool_call", "tool_use", "function_call")
 # does, too.
 CALL_KEYS = {"id", "tool_use_id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
 PART_KEYS = {"type", *TEXT_KEYS, *REASONING_KEYS, *CALL_TYPES, *CALLS_KEYS, *CALL_KEYS}
-
-
-def kind_of(value: Any) -> str:
-    """Return the type of a value, for messages."""
-    return "null" if value is None else type(value).__name__
+# Columns of responses that are only calls: a list of them, mostly as JSON in a text (xlam), or of correct values of each
+# argument, [{"f": {"x": [1, 1.0]}}, …], of which the first is taken and "" is an argument that may be omitted (BFCL).
+CALLS_COLUMNS = ("answers", "ground_truth")
 
 
 def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str:
-    """Return the whole content of a turn: `content`, and the reasoning and calls in its other keys.
-
-    Raises:
-        Malformed: no text, a part whose type text can't represent, or a call that can't be serialized.
-    """
+    """Return the whole content of a turn: `content`, and the reasoning and calls in its other keys."""
     reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
     calls = next((turn[key] for key in CALLS_KEYS if turn.get(key)), None)
     if reasoning is None and not calls:
@@ -70,7 +64,6 @@ def text_of(content: Any, where: str) -> str:
         kind = part.get("type", "text") if isinstance(part, dict) else kind_of(part)
         if kind in TEXT_TYPES:
             refuse_media(part, f"{where}: ")
-        if kind in TEXT_TYPES:
             text += _part_text(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
             text += think_block(_part_text(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
@@ -79,10 +72,24 @@ def text_of(content: Any, where: str) -> str:
         elif kind == "tool_calls":
             text = _joined(text, calls_text(part.get("tool_calls") or part.get("value"), where))
         else:
-            raise Malformed(
-                "unsupported_part", f"{where}: a part has the type {str(kind)[:40]!r}, which text can't represent"
-            )
+            what = f"a part has the type {str(kind)[:40]!r}, which text can't represent"
+            raise Malformed("unsupported_part", f"{where}: {what}")
     return text
+
+
+def _part_text(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
+    text = first_value(part, keys)
+    if not isinstance(text, str):
+        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(text)}, expected a text")
+    return text
+
+
+def think_block(reasoning: Any, where: str) -> str:
+    """Return reasoning in the tags that most chat models are trained on, to be put before the answer; "" if there is none."""
+    if not isinstance(reasoning, str):
+        raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
+    text = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
+    return f"<think>\n{text}\n</think>\n\n" if text else ""
 
 
 def calls_text(calls: Any, where: str) -> str:
@@ -103,9 +110,11 @@ def _call(call: Any, where: str) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise Malformed("bad_tool_call", f"{where}: a tool call has no name")
-    arguments = next((function[key] for key in ARGUMENTS_KEYS if function.get(key) is not None), {})
+    arguments = first_value(function, ARGUMENTS_KEYS)
     if isinstance(arguments, str):
         arguments = _loads(arguments, where)
+    elif arguments is None:
+        arguments = {}
     try:
         serialized = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -120,20 +129,27 @@ def _loads(text: str, where: str) -> Any:
         raise Malformed("bad_tool_call", f"{where}: a tool call isn't valid JSON: {error}") from None
 
 
-def think_block(reasoning: Any, where: str) -> str:
-    """Return reasoning in the tags that most chat models are trained on, to be put before the answer; "" if there is none."""
-    if not isinstance(reasoning, str):
-        raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
-    text = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
-    return f"<think>\n{text}\n</think>\n\n" if text else ""
-
-
 def _joined(text: str, calls: str) -> str:
     return f"{text}\n{calls}" if text and not text.endswith("\n") else text + calls
 
 
-def _part_text(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
-    value = next((part[key] for key in keys if part.get(key) is not None), None)
-    if not isinstance(value, str):
-        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}, expected a text")
-    return value
+def column_of_calls(value: Any, column: str) -> str:
+    """Return the calls of one of CALLS_COLUMNS as text. Raises Malformed if it holds anything but calls."""
+    calls = json_of(value) if isinstance(value, str) else value
+    if not isinstance(calls, list) or not calls or not all(map(_is_call, calls)):
+        what = f"{kind_of(value)} that isn't a list of calls; map columns with `fields`"
+        raise Malformed("bad_tool_call", f"{column} holds {what}")
+    return calls_text([call if "name" in call else _with_first_values(call) for call in calls], column)
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict):
+        return False
+    has_name = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS_KEYS)
+    return has_name or (len(call) == 1 and all(isinstance(values, dict) for values in call.values()))
+
+
+def _with_first_values(call: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    ((name, values),) = call.items()
+    first = {key: value[0] if isinstance(value, list) and value else value for key, value in values.items()}
+    return {"name": name, "arguments": {key: value for key, value in first.items() if value != ""}}

@@ -2,14 +2,12 @@
 
 import io
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.raw_rows import Noted, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.formats import Opener
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
@@ -63,9 +61,9 @@ def _rows(batches: Iterable[pa.RecordBatch], display_name: str) -> Iterator[RawR
     for batch in batches:
         _check(batch, display_name)
         for start in range(0, batch.num_rows, ROWS_PER_READ):
-            for row in _python_rows(batch.slice(start, ROWS_PER_READ)):
+            for row, *notes in _python_rows(batch.slice(start, ROWS_PER_READ)):
                 number += 1
-                yield RawRow("row", number, *row) if type(row) is Noted else RawRow("row", number, row)
+                yield RawRow("row", number, row, *notes)
 
 
 def _check(batch: pa.RecordBatch, display_name: str) -> None:
@@ -91,49 +89,45 @@ def _as_bytes(type_: pa.DataType) -> pa.DataType:
         return pa.large_binary()
     if pa.types.is_struct(type_):
         return pa.struct([field.with_type(_as_bytes(field.type)) for field in type_])
-    if pa.types.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_as_bytes(type_.value_type)))
-    if pa.types.is_large_list(type_):
-        return pa.large_list(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        of_list = pa.list_ if pa.types.is_list(type_) else pa.large_list
+        return of_list(type_.value_field.with_type(_as_bytes(type_.value_type)))
     return type_
 
 
-def _has_absent_keys(values: pa.Array) -> bool:
-    """Return True if structs in a column, at any depth, have null keys."""
-    if pa.types.is_struct(values.type):
-        fields = [values.field(i) for i in range(values.type.num_fields)]
-        return any(field.null_count or _has_absent_keys(field) for field in fields)
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
-        return _has_absent_keys(values.values)
-    return False
+def _nested(values: pa.Array) -> Iterator[tuple[pa.Array, bool]]:
+    """Yield a column and the columns within it, at any depth, each with whether it is a key of an object."""
+    pending = [(values, False)]
+    while pending:
+        values, is_key = pending.pop()
+        yield values, is_key
+        type_ = values.type
+        if pa.types.is_struct(type_):
+            pending += [(values.field(i), True) for i in range(type_.num_fields)]
+        elif pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+            pending.append((values.values, False))
 
 
-def _has_nan(values: pa.Array) -> bool:
-    """Return True if a column holds a NaN, at any depth."""
-    if pa.types.is_floating(values.type):
-        return values.is_nan().true_count > 0
-    if pa.types.is_struct(values.type):
-        return any(_has_nan(values.field(i)) for i in range(values.type.num_fields))
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
-        return _has_nan(values.values)
-    return False
-
-
-def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Noted | Malformed]:
+def _python_rows(batch: pa.RecordBatch) -> list[tuple]:
+    """Return each row, or why it can't be read; followed by notes if it was changed."""
     try:
         rows = batch.to_pylist()
-        nan = any(map(_has_nan, batch.columns))
+        nan = any(
+            pa.types.is_floating(values.type) and values.is_nan().true_count
+            for column in batch.columns
+            for values, _ in _nested(column)
+        )
         cleaned = [nan_as_null(row) for row in rows] if nan else rows
         for column, values in zip(batch.schema.names, batch.columns):
-            if nan or _has_absent_keys(values):
+            if nan or any(is_key and inner.null_count for inner, is_key in _nested(values)):
                 for row in cleaned:
                     row[column] = without_nulls(row[column])
-        return [row if row is old else Noted(row) for row, old in zip(cleaned, rows)] if nan else rows
+        return [(row,) if row is old else (row, NAN_AS_NULL) for row, old in zip(cleaned, rows)]
     except UnicodeDecodeError as error:
         malformed = Malformed("not_utf8", f"{error.reason} in a text column")
     except (OverflowError, ValueError, LookupError) as error:
         # For instance a date out of Python's range, in a column that may not even be needed.
         malformed = Malformed("unreadable_value", str(error)[:EXCERPT_LENGTH])
     if batch.num_rows == 1:
-        return [malformed]
+        return [(malformed,)]
     return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]

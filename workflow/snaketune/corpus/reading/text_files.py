@@ -1,0 +1,123 @@
+"""CSV files and files of one document each to raw rows.
+
+Bytes that aren't UTF-8 become lone surrogates, so that they make one row malformed instead of failing the file. A long document
+is cut, so that no file of a gigabyte has to be in memory: after a blank line, else a line, else a word. Each chunk is a row.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.reading.encodings import advice
+from snaketune.corpus.reading.formats import DEFAULT_KEYS, HEAD_LENGTH, Opener, TextKeys, csv_delimiter, suffix_of
+from snaketune.corpus.rows import TEXT, Malformed, RawRow
+from snaketune.errors import SnaketuneError
+
+MAX_CELL_LENGTH = 2**31 - 1
+# Two batches of rows of this length, at four bytes per character, are below the 2 GB limit of an Arrow array.
+MAX_CHARACTERS = 250_000
+# Cuts are in the second half only: a text that begins with headings would give many short chunks.
+SEPARATORS = ("\n\n", "\n", " ")
+
+
+def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
+    """Read the rows of a CSV file; cells may span lines.
+
+    Args:
+        keys: its delimiter and its columns, where the source names them. By default the delimiter is detected from the
+            first rows, and the first row names the columns.
+    Yields:
+        Rows, or why one can't be read, with the line that each begins on.
+    Raises:
+        SnaketuneError: a header with a name twice, or a quote that is never closed.
+    """
+    csv.field_size_limit(MAX_CELL_LENGTH)
+    with opener() as file:
+        detected = csv_delimiter(file.read(HEAD_LENGTH), display_name, len(keys.header) or None)
+    delimiter = keys.delimiter or detected or ("\t" if suffix_of(display_name) == ".tsv" else ",")
+    with _text(opener) as text:
+        last = [""]
+
+        def lines() -> Iterator[str]:
+            for last[0] in text:
+                yield last[0]
+
+        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
+        try:
+            header = list(keys.header) or next((cells for cells in reader if cells), [])
+        except csv.Error as error:
+            what = f"the header, line 1, isn't valid CSV: {error}; fix its quotes, or fetch the file again"
+            raise SnaketuneError(f"{display_name}: {what}") from None
+        if len(set(header)) < len(header):
+            duplicate = next(name for name in header if header.count(name) > 1)
+            raise SnaketuneError(f"{display_name}: the header has the column {duplicate!r} twice; rename one of them")
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if str(error) == "unexpected end of data":
+                    raise SnaketuneError(
+                        f"{display_name}: the row that begins on line {line} opens a quote that is never closed; "
+                        "close it, or fetch the file again if it is cut off"
+                    ) from None
+                yield RawRow("line", line, Malformed("not_csv", str(error), last[0][:EXCERPT_LENGTH]))
+                continue
+            if cells:
+                yield RawRow("line", line, _csv_row(header, cells))
+
+
+def _csv_row(header: list[str], cells: list[str]) -> dict[str, str] | Malformed:
+    if not all(map(str.isascii, cells)) and (malformed := _not_utf8(",".join(cells), "a cell")):
+        return malformed
+    if len(cells) != len(header):
+        what = f"{len(cells)} cells, the header has {len(header)}"
+        return Malformed("wrong_number_of_cells", what, ",".join(cells)[:EXCERPT_LENGTH])
+    return dict(zip(header, cells))
+
+
+def read_text(opener: Opener, display_name: str) -> Iterator[RawRow]:
+    """Read a file that is one document, in chunks if it is long; each with the line that it begins on."""
+    with _text(opener) as lines:
+        text, line, chunks = "", 1, 0
+        while True:
+            text += lines.read(MAX_CHARACTERS + 1 - len(text)) if len(text) <= MAX_CHARACTERS else ""
+            if not text:
+                break
+            end = chunk_end(text)
+            chunk, text = text[:end], text[end:]
+            chunks += 1
+            yield RawRow("line", line, _not_utf8(chunk, "the text") or {TEXT: chunk})
+            line += chunk.count("\n")
+        if chunks > 1:
+            print(f"{display_name} is a long document, read in {chunks} chunks", flush=True)
+
+
+def chunk_end(text: str) -> int:
+    """Return the length of the first chunk of a text.
+
+    >>> chunk_end("word " * 60_000), chunk_end("word")
+    (250000, 4)
+    """
+    if len(text) <= MAX_CHARACTERS:
+        return len(text)
+    for separator in SEPARATORS:
+        position = text.rfind(separator, MAX_CHARACTERS // 2, MAX_CHARACTERS)
+        if position >= 0:
+            return position + len(separator)
+    return MAX_CHARACTERS
+
+
+def _text(opener: Opener) -> io.TextIOWrapper:
+    return io.TextIOWrapper(opener(), encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _not_utf8(text: str, what: str) -> Malformed | None:
+    """Return the reason if a text as read has bytes that aren't UTF-8."""
+    if text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text):
+        return None
+    bytes_ = text.encode(errors="surrogateescape")
+    return Malformed("not_utf8", f"{what} isn't UTF-8; {advice(bytes_)}", text[:EXCERPT_LENGTH])
