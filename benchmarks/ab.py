@@ -57,10 +57,9 @@ def short(config: Path, run: str, folder: Path) -> Path:
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     section, _, name = run.partition(":")
     settings[section][name]["training"]["epochs"] = 0.3
-    kept = {key: value for key, value in settings.items() if key not in ("eval", "report")}
-    written = folder / "ab.yaml"
-    written.write_text(yaml.safe_dump(kept), encoding="utf-8")
-    return written
+    settings = {key: value for key, value in settings.items() if key not in ("eval", "report")}
+    (folder / "ab.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return folder / "ab.yaml"
 
 
 def train(folder: Path, python: str, run: str) -> dict[str, float]:

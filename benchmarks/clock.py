@@ -77,7 +77,6 @@ class Clock:
         return Timed
 
     def found(self) -> dict[str, Any]:
-        """Return figures over the timed steps."""
         timed = self.counts[self.warm_up :]
         sums = {name: sum(step[name] for step in timed) for name in timed[0]}
         begin = self.ends[self.warm_up - 1] if self.warm_up else self.first_begin
@@ -94,7 +93,6 @@ class Clock:
 
 
 def peak_rss_bytes() -> int:
-    """Return the peak resident set size of this process."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

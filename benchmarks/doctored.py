@@ -23,26 +23,21 @@ CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
     "well": ("nothing", {}, ("no switch of the config", "compute: ")),
     "one row": (
         "16 rows per step, one per micro-batch",
-        {"training": {"batch_rows": 16, "micro_batch_rows": 1}, "packing": {"length": 128}},
-        "the micro-batch",
+        {"training": {"batch_rows": 16, "micro_batch_rows": 1}, "packing": {"length": 128}}, "the micro-batch",
     ),
     "unpacked": (
         "no packing, rows four times as long as the documents",
-        {"training": {"batch_rows": 16, "micro_batch_rows": 16}, "packing": {"length": 256, "strategy": "none"}},
-        "padding",
+        {"training": {"batch_rows": 16, "micro_batch_rows": 16}, "packing": {"length": 256, "strategy": "none"}}, "padding",
     ),
     "recomputed": (
-        "gradient checkpointing although memory suffices",
-        {"training": {"gradient_checkpointing": True}},
+        "gradient checkpointing although memory suffices", {"training": {"gradient_checkpointing": True}},
         "recomputed activations",
     ),
     "pad is eos": (
-        "an adopted tokenizer that pads with its end-of-turn token",
-        {},
-        "what is learned: sft.demo.tokenizer",
+        "an adopted tokenizer that pads with its end-of-turn token", {}, "what is learned: sft.demo.tokenizer",
     ),
     "masked": ("a template that marks the wrong words", {}, "the chat template doesn't mark all that assistants say"),
-}
+}  # fmt: skip
 MASKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}{% generation %}{{ m.content[:1] }}<|im_end|>"
     "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
@@ -79,7 +74,6 @@ def snakemake(folder: Path, config: dict[str, Any], target: str) -> subprocess.C
 
 
 def look_at(case: str) -> dict[str, Any]:
-    """Run the doctor and return its output."""
     with TemporaryDirectory(prefix="doctored-") as name:
         folder = Path(name)
         (folder / "resources").symlink_to(ROOT / "resources")

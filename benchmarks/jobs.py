@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job_files import JobFile, write_job_file
 
 ROW_LENGTH = 1024
@@ -20,6 +21,13 @@ def job_command(job: JobFile, folder: Path) -> list[str]:
     path = folder / f"{job.out}.json"
     write_job_file(path, job, None)
     return [sys.executable, "-m", "snaketune", job.stage, str(path.absolute())]
+
+
+def started(folder: Path | str) -> WorkFolder:
+    """Return a work folder in which a stage's `build` can begin."""
+    work = WorkFolder(Path(folder))
+    work.start()
+    return work
 
 
 def data_jobs(

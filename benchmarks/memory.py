@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 TINY_23M = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
@@ -38,10 +37,10 @@ def measure(name: str) -> dict[str, float]:
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     from benchmarks.gpu.rows import MadeRows
+    from benchmarks.jobs import started
     from snaketune.config.training_runs import Lora, Scratch, Training
     from snaketune.models.device_memory import peak_memory
     from snaketune.models.devices import resolve_compute
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline
     from snaketune.training.loop.sft_trainer import SftTrainer
@@ -64,10 +63,10 @@ def measure(name: str) -> dict[str, float]:
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
     with tempfile.TemporaryDirectory() as folder:
-        work = WorkFolder(Path(folder))
-        work.start()
         operation = executed(training, checkpoint_steps=10**6, log_steps=1)
-        run = TrainingRun(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
+        run = TrainingRun(
+            spec=spec, operation=operation, work=started(folder), compute=resolve_compute(training.precision)
+        )
         expected = pipeline.refuse_unfit_machine(SftTrainer, rows, run, config).estimate.expected
         with pipeline.ready_trainer(SftTrainer, rows, run, load) as ready:
             pipeline.fit(ready.trainer)
@@ -75,7 +74,6 @@ def measure(name: str) -> dict[str, float]:
 
 
 def main(names: list[str]) -> None:
-    """Print a line for each setting."""
     for name in names or CASES:
         code = f"import json; from benchmarks.memory import measure; print(json.dumps(measure({name!r})))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -19,12 +19,13 @@ Goals = dict[str, tuple[str, float]]
 Parts = dict[str, Callable[[], dict[str, Any]]]
 
 
-def options_of(description: str, out: str, data: str) -> ArgumentParser:
+def options_of(description: str, out: str | None, data: str, parts: Iterable[str]) -> ArgumentParser:
     """Return the parser of a benchmark that runs in rounds and parts. Args: data: what its folder of data holds."""
     parser = ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("data"), help=f"folder with {data}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(out))
+    parser.add_argument("--only", nargs="*", choices=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--out", type=Path, default=out and Path(out))
     return parser
 
 
@@ -36,7 +37,7 @@ def require(data: Path, files: Iterable[str]) -> None:
 
 def run_parts(module: str, options: Namespace, measures: Parts, goals: Goals) -> dict[str, Any]:
     """Measure the chosen parts and write all results after each; return them with those of earlier runs."""
-    details = read_details(options.out)
+    details = json.loads(options.out.read_text(encoding="utf-8"))["details"] if options.out.is_file() else {}
     for part in options.only or measures:
         print(f"{part} ...", file=sys.stderr, flush=True)
         details[part] = measures[part]() | made_on(module)
@@ -57,8 +58,6 @@ def in_turn(
 
 
 def timed(call: Callable[[], Any]) -> Callable[[], float]:
-    """Return a function that calls `call` and returns its seconds."""
-
     def seconds() -> float:
         started = time.perf_counter()
         call()
@@ -85,23 +84,15 @@ def made_on(module: str) -> dict[str, Any]:
 
 
 def when(module: str) -> dict[str, str]:
-    """Return today's date and the command that runs."""
     return {"date": time.strftime("%Y-%m-%d"), "command": shlex.join(["python", "-m", module, *sys.argv[1:]])}
 
 
-def read_details(path: Path) -> dict[str, Any]:
-    """Read the details of earlier runs of some parts."""
-    return json.loads(path.read_text(encoding="utf-8"))["details"] if path.is_file() else {}
-
-
 def figures(details: dict[str, Any], goals: Goals) -> dict[str, float]:
-    """Return the figures that were measured."""
     found = {key: value for part in details.values() for key, value in part.items()}
     return {key: found[key] for key in goals if key in found}
 
 
 def write(path: Path, details: dict[str, Any], goals: Goals) -> None:
-    """Write the figures, their goals and details."""
     wanted = {key: " ".join(map(str, goal)) for key, goal in goals.items()}
     write_json(path, figures(details, goals) | {"goals": wanted, "details": details})
 

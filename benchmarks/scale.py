@@ -131,7 +131,6 @@ def seconds(folder: Path, *arguments: str) -> tuple[float, str]:
 
 
 def measure(size: int) -> dict[str, float]:
-    """Measure one size in a new folder."""
     with TemporaryDirectory(prefix=f"scale-{size}-") as name:
         folders = {side: Path(name, side) for side in ("ours", "plain")}
         for folder in folders.values():
@@ -169,7 +168,6 @@ def check(said: str, what: str, count: int) -> None:
 
 
 def profile(size: int) -> None:
-    """Print a profile of planning by function."""
     with TemporaryDirectory(prefix=f"scale-{size}-") as folder:
         write_config(size, Path(folder))
         command = [

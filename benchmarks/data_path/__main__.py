@@ -10,13 +10,14 @@ Writes results/bench/data.json. Everything takes about three quarters of an hour
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.data_path.rows import FILES
 from benchmarks.data_path.sequences import memory, pack, plan, read_rows
 from benchmarks.data_path.texts import prepare, tokenize
-from benchmarks.results import Goals, Parts, options_of, require, run_parts, table
+from benchmarks.results import Goals, options_of, require, run_parts, table
 
 GOALS: Goals = {
     "plan_sequences_per_s": ("at least", 10e6),
@@ -29,25 +30,20 @@ GOALS: Goals = {
 }
 
 
+MEASURES: dict[str, Callable[[int, Path, Path], dict[str, Any]]] = {
+    "plan": plan, "read": read_rows, "tokenize": tokenize, "prepare": prepare, "pack": pack, "memory": memory,
+}  # fmt: skip
+
+
 def main() -> None:
-    parser = options_of(__doc__, "results/bench/data.json", "gsm8k and dolly_hhrlhf_small")
-    parser.add_argument("--only", nargs="*", choices=("plan", "pack", "prepare", "tokenize", "memory", "read"))
-    options = parser.parse_args()
+    options = options_of(__doc__, "results/bench/data.json", "gsm8k and dolly_hhrlhf_small", MEASURES).parse_args()
     require(options.data, FILES)
-    data, rounds = options.data.resolve(), options.rounds
 
-    def in_folder(measure: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    def measured(part: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(dir=".") as folder:
-            return measure(Path(folder).resolve())
+            return MEASURES[part](options.rounds, Path(folder).resolve(), options.data.resolve())
 
-    measures: Parts = {
-        "plan": lambda: plan(rounds),
-        "read": lambda: in_folder(lambda folder: read_rows(rounds, folder, data)),
-        "tokenize": lambda: in_folder(lambda folder: tokenize(rounds, folder, data)),
-        "prepare": lambda: in_folder(lambda folder: prepare(rounds, folder, data)),
-        "pack": lambda: in_folder(lambda folder: pack(rounds, folder)),
-        "memory": lambda: in_folder(lambda folder: memory(folder, data)),
-    }
+    measures = {part: partial(measured, part) for part in MEASURES}
     print(table(run_parts("benchmarks.data_path", options, measures, GOALS), GOALS))
 
 

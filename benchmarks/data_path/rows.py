@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.jobs import data_jobs, job_of
+from benchmarks.jobs import data_jobs, job_of, started
 from benchmarks.results import ROOT
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch
@@ -51,13 +50,6 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
     return Artifact(folder / "manifest.json", manifest, work.payload)
 
 
-def started(folder: Path) -> WorkFolder:
-    """Return a work folder in which a stage's `build` can begin."""
-    work = WorkFolder(folder)
-    work.start()
-    return work
-
-
 def numbered(raw: Path, path: Path, copies: int, rest: int = 0) -> Path:
     """Repeat the rows of a file, each copy with another number in front, so that no row is a duplicate.
 
@@ -74,7 +66,6 @@ def numbered(raw: Path, path: Path, copies: int, rest: int = 0) -> Path:
 
 
 def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
-    """Repeat gsm8k and dolly up to a size."""
     copies = max(1, round(megabytes * 1e6 / sum((data / name).stat().st_size for name in FILES)))
     return [numbered(data / name, folder / Path(name).name, copies) for name in FILES]
 

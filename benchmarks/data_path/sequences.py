@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.data_path.rows import CAPACITY, FILES, chain, lognormal, made_tokenizer, made_tokens, repeated, started
-from benchmarks.jobs import ROW_LENGTH, data_jobs, job_command
+from benchmarks.data_path.rows import CAPACITY, FILES, chain, lognormal, made_tokenizer, made_tokens, repeated
+from benchmarks.jobs import ROW_LENGTH, data_jobs, job_command, started
 from benchmarks.results import ROOT, in_turn, medians, timed
 
 from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
@@ -40,7 +40,7 @@ def compared(key: str, rounds: int, **sides: Callable[[], Any]) -> dict[str, Any
     return {key: speedup[others[0]], "seconds": rounded, "speedup": speedup, "rounds": seconds}
 
 
-def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
+def plan(rounds: int, *_: Path, sequences: int = 10_000_000) -> dict[str, Any]:
     """Time planning alone."""
     lengths = lognormal(sequences)
     made: list[Any] = []
@@ -60,7 +60,7 @@ def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
     }
 
 
-def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any]:
+def pack(rounds: int, folder: Path, *_: Path, sequences: int = 1_000_000) -> dict[str, Any]:
     """Time planning and writing rows, in memory on both sides, and our two stages including files.
 
     The stages also write labels, masks, segments and documents, to disk, and verify and make digests.
@@ -166,7 +166,7 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
     return found | {"rows_per_s": rates, "rows": done}
 
 
-def memory(folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4) -> dict[str, Any]:
+def memory(_: int, folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4) -> dict[str, Any]:
     """Return the peak resident set of the data jobs, each in its own process, at ten million short conversations."""
     tokenizer = made_tokenizer(folder, [data / name for name in FILES])
     file = folder / "many.jsonl"

@@ -36,11 +36,8 @@ DOCUMENT = ROOT / "docs/benchmarks.md"
 
 
 def main() -> None:
-    parser = options_of(__doc__, "", "the data sets")
-    names = parts(None, 1)
-    parser.add_argument("--only", nargs="*", choices=names, metavar="PART", help=", ".join(names))
+    parser = options_of(__doc__, None, "the data sets", parts(None, 1))
     parser.add_argument("--quick", action="store_true", help="few pairs, one round: no figures")
-    parser.set_defaults(out=None)
     options = parser.parse_args()
     require(options.data, [file for source in SOURCES.values() for file in source["files"]])
     options.out = options.out or Path(f"results/bench/dpo{'-rehearsal' if options.quick else ''}.json")
@@ -60,7 +57,6 @@ def main() -> None:
 
 
 def parts(material: Material | None, rounds: int, steps: int = 20) -> Parts:
-    """Return the measurements by name, quick ones first."""
     return {
         **{f"bound-{name}": partial(bound, material, name) for name in SOURCES},
         "curve": partial(curve, material, "raschka", steps),

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import yaml
-from benchmarks.jobs import ROW_LENGTH
+from benchmarks.jobs import ROW_LENGTH, job_of
 from benchmarks.sft.material import LEARNING_RATE, made_model
 
 from snaketune.config.load import load
@@ -22,7 +22,6 @@ from snaketune.packing.reader import documents
 from snaketune.stages.cache.status import inputs_by_role
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job, result_at
-from snaketune.stages.job_files import JobFile
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
@@ -109,7 +108,6 @@ def make_reference(material: Material, run_name: str) -> None:
 
 
 def pack_of(graph: JobGraph, run_name: str) -> Job:
-    """Return the job that packs the pairs of a run."""
     return graph.job("dpo", run_name).artifacts["pack"][0]
 
 
@@ -134,17 +132,10 @@ def _make(job: Job) -> None:
     def launch(name: str, *, spec, operation, work, artifacts, files, **_):
         return import_module(stage.module).build(spec, work, operation=operation, **stage.arguments(artifacts, files))
 
-    out, spec, operation = str(Path(job.folder).resolve()), job.spec, job.operation
+    spec, operation = (of.model_dump(mode="json") for of in (job.spec, job.operation))
+    out = str(Path(job.folder).resolve())
     with patch.object(import_module(stage.launcher), "launch", launch) if stage.launcher else nullcontext():
-        run(
-            JobFile(
-                stage=job.stage,
-                spec=spec.model_dump(mode="json"),
-                inputs=inputs_by_role(job),
-                out=out,
-                operation=operation.model_dump(mode="json"),
-            )
-        )
+        run(job_of(job.stage, spec, inputs_by_role(job), out, **operation))
 
 
 def _corpus(source: dict[str, Any]) -> dict[str, Any]:

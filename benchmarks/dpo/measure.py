@@ -189,5 +189,4 @@ def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
 
 
 def snakemake(project: Path, *arguments: str) -> None:
-    """Run Snakemake on one core in the project's folder."""
     checked(processes.snakemake(project, *SNAKEFILE, *CORES, *arguments, env=environment(project / "cache")))

@@ -19,7 +19,9 @@ from unittest.mock import patch
 
 from benchmarks.clock import Clock, peak_rss_bytes
 from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material, pairs_of
+from benchmarks.jobs import started
 from benchmarks.sft.material import LEARNING_RATE
+from benchmarks.trl_training import train_by_trl
 
 # More than any training here has.
 ALL = 10**6
@@ -73,7 +75,6 @@ def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
 
 def _built(job: Any, **instead: Any) -> Any:
     """Run a job's `build` in this process and a new folder; return its outcome."""
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.job import result_at
     from snaketune.stages.table import STAGES
 
@@ -82,9 +83,7 @@ def _built(job: Any, **instead: Any) -> Any:
     files = {role: [Path(file) for file in some] for role, some in job.files.items()}
     arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
     with tempfile.TemporaryDirectory() as name:
-        work = WorkFolder(Path(name))
-        work.start()
-        return import_module(stage.module).build(**arguments, work=work, **stage.arguments(artifacts, files))
+        return import_module(stage.module).build(**arguments, work=started(name), **stage.arguments(artifacts, files))
 
 
 def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -176,23 +175,13 @@ def trl_trainer(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
 
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_type(
-            model=AutoModelForCausalLM.from_pretrained(material.model),
-            args=DPOConfig(
-                output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_batch_size,
-                per_device_train_batch_size=batch_size, num_train_epochs=1, max_length=None,
-                learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
-                # Ours keeps activations too, and computes in float32.
-                gradient_checkpointing=False, bf16=False, use_cpu=True,
-                report_to="none", save_strategy="no", disable_tqdm=True,
-                **({"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size} | more),
-            ),
-            train_dataset=rows,
-            processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
-        )  # fmt: skip
-        trainer.train()
-    return trainer
+    settings = {"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size} | more
+    return train_by_trl(
+        trainer_type, DPOConfig, model=AutoModelForCausalLM.from_pretrained(material.model), rows=rows,
+        tokenizer=AutoTokenizer.from_pretrained(material.tokenizer), precompute_ref_log_probs=True,
+        precompute_ref_batch_size=reference_batch_size, per_device_train_batch_size=batch_size, max_length=None,
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, **settings,
+    )  # fmt: skip
 
 
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {

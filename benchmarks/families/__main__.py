@@ -93,7 +93,6 @@ def _answer(family: str, answers) -> None:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """Return docs/models.md."""
     made = sorted((found for found in outcomes if found.sft), key=lambda found: found.family)
     missing = [f"- {found.family}: {_short(found.reason)}\n" for found in outcomes if not found.sft]
     both = sum(found.sft == found.dpo == "right" for found in made)

@@ -32,20 +32,17 @@ CPU = Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")
 
 @dataclass
 class Outcome:
-    """The outcome for a family.
-
-    Attributes:
-        sft, dpo: "right", "refused" or "WRONG", packed and with shared prompts.
-        trained: "right", or what went wrong in a step, a checkpoint, a model folder or with more tokens.
-        reason: of refusals and failures.
-        differences: measured, as shares of the largest loss or gradient.
-    """
+    """The outcome for a family."""
 
     family: str
+    # Packed, and with shared prompts: "right", "refused" or "WRONG".
     sft: str = ""
     dpo: str = ""
+    # "right", or what went wrong in a step, a checkpoint, a model folder or with more tokens.
     trained: str = ""
+    # Of refusals and failures.
     reason: str = ""
+    # As shares of the largest loss or gradient.
     differences: dict[str, float] = field(default_factory=dict)
 
 

@@ -77,7 +77,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(family: str, **changes: Any) -> PretrainedConfig:
-    """Return the family's default config, shrunk."""
     default = AutoConfig.for_model(family)
     return AutoConfig.for_model(family, **(_smaller(default) | SPECIAL.get(family, {}) | changes))
 

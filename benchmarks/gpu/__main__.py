@@ -71,7 +71,6 @@ class Results:
         self.lock = threading.Lock()
 
     def add(self, part: str, entry: dict[str, Any]) -> None:
-        """Print an entry, add it, and write the file."""
         with self.lock:
             self.found.setdefault(part, []).append(entry)
             shown = {name: entry[name] for name in PRINTED if entry.get(name) is not None}
@@ -82,7 +81,6 @@ class Results:
             self.path.with_suffix(".md").write_text(table(self.found, self.about), encoding="utf-8")
 
     def wrong(self) -> list[str]:
-        """Return the parts in which something failed or was wrong."""
         return [part for part, some in self.found.items() if any(one["status"] in ("failed", "wrong") for one in some)]
 
 

@@ -37,7 +37,6 @@ CALIBRATED_ROWS, SHARE_OF_MEMORY = 64, 0.01
 
 
 def demo(folder: Path, conversations: int, checkpoint_steps: int) -> Iterator[dict[str, Any]]:
-    """Yield one entry for each test."""
     rows = folder / "chat.jsonl"
     with (ROOT / "resources/demo/chat.jsonl").open(encoding="utf-8") as file:
         rows.write_text("".join(islice(file, conversations)), encoding="utf-8")

@@ -34,8 +34,6 @@ LOGIT, HEAD_GRADIENT, LOGITS_AT_ONCE = 6, 8, 2**28
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The expected seconds of a step, by part."""
-
     seconds: dict[str, float]
     flops: float
     tokens: int

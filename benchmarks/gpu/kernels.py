@@ -47,8 +47,6 @@ PRECISIONS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One case."""
-
     name: str
     rows: str = "documents"
     kv_heads: int = 4

@@ -10,14 +10,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.clock import Clock
-from benchmarks.flops import attention_flops, step_flops, visible_pairs
+from benchmarks.flops import attention_flops, packed_counts, step_flops
 from benchmarks.gpu.expected import CARDS, expected
 from benchmarks.gpu.rows import MadePairRows, MadeRows, make_pairs, make_rows, pair_rows
 from benchmarks.gpu.shapes import Shape, add_adapters, make_model
@@ -37,8 +36,6 @@ BETA = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The switches of a variant."""
-
     compiled: bool = True
     checkpointing: bool = False
     chunked: bool = True
@@ -123,7 +120,6 @@ def as_many_as_fit(rows: int, run: Callable[[int], dict[str, Any]]) -> dict[str,
 
 
 def free_memory() -> None:
-    """Free memory that nothing references."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -167,11 +163,10 @@ def _steps(
 
 
 def _counts(batch: dict[str, Any]) -> dict[str, int]:
-    placed, supervised = batch["segments"].layout, len(batch["targets"])
-    if "reference" in batch:
-        return {"tokens": placed.document_tokens, "supervised": supervised, "pairs": len(placed.completions) // 2}
-    lengths = placed.lengths[placed.documents]
-    return {"tokens": int(lengths.sum()), "supervised": supervised, "visible_pairs": visible_pairs(lengths)}
+    placed = batch["segments"].layout
+    if pairs := len(placed.completions) // 2:
+        return {"tokens": placed.document_tokens, "supervised": len(batch["targets"]), "pairs": pairs}
+    return packed_counts(batch)
 
 
 def _trainer(
@@ -182,10 +177,11 @@ def _trainer(
     Args:
         sizes: rows of a micro-batch, and of a step.
     """
+    from benchmarks.jobs import started
+
     from snaketune.config.operation import Execution
     from snaketune.config.training_runs import Learning, Lora, Scratch
     from snaketune.models.forward import inner_model
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import DpoSpec, SftSpec
     from snaketune.training.autotune.machine_check import check_machine
     from snaketune.training.loop.pipeline import fit
@@ -209,9 +205,7 @@ def _trainer(
         estimate = check_machine(spec, operation, compute, inner_model(model).config, rows).estimate
         found = {"expected_memory_gb": estimate.expected / 1e9} if estimate and estimate.expected else {}
     with tempfile.TemporaryDirectory() as name:
-        work = WorkFolder(Path(name))
-        work.start()
-        run = TrainingRun(spec=spec, operation=operation, work=work, compute=compute)
+        run = TrainingRun(spec=spec, operation=operation, work=started(name), compute=compute)
         trainer = clock.timing(DpoTrainer if of_pairs else SftTrainer, _counts)(model=model, rows=rows, run=run)
         if of_pairs:
             # The reference is made up, so it differs from the policy.
@@ -225,7 +219,6 @@ def _trainer(
 def _loop(
     model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], clock: Clock
 ) -> dict[str, Any]:
-    """Run the same work without the Trainer."""
     micro_rows, batch_rows = sizes
     if variant.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

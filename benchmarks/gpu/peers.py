@@ -5,8 +5,7 @@ A micro-batch of DPO is, as in TRL, all chosen sequences and then all rejected o
 supervised is projected to the vocabulary, a chunk at a time.
 """
 
-import tempfile
-from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from benchmarks.clock import Clock
 from benchmarks.gpu.measure import BETA, LEARNING_RATE, as_many_as_fit, optimizer_step, peak_memory, reset_peak_memory
 from benchmarks.gpu.rows import MadePair, make_documents, make_pairs
 from benchmarks.gpu.shapes import Shape, add_adapters, lora_config, make_model
+from benchmarks.trl_training import train_by_trl
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
@@ -41,7 +41,7 @@ def sft_peer(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, step
         made = [{"input_ids": ids, "labels": [IGNORED] * half + ids[half:]} for ids, half in halves]
         settings = {"max_length": shape.length, "packing": True, "packing_strategy": "bfd"}
         clock = Clock(warm_up, steps, compute.device)
-        return _trl(clock, SFTTrainer, SFTConfig, counts, shape, compute, rows, made, settings)
+        return _trl(clock, (SFTTrainer, SFTConfig), counts, shape, compute, rows, made, settings)
 
     return as_many_as_fit(micro_rows, run)
 
@@ -67,57 +67,40 @@ def _trl_dpo(shape: Shape, compute: Compute, batches: list[list[MadePair]], cloc
 
     class Tokenized(DPOTrainer):
         def _prepare_dataset(self, dataset, *_):
-            """Return the data set unchanged: it is tokenized."""
             return dataset
 
     left = iter(batches)
-    made = [
-        {f"{name}_ids": getattr(pair, name).tolist() for name in ("prompt", "chosen", "rejected")}
-        for pairs in batches
-        for pair in pairs
-    ]
+    sides = ("prompt", "chosen", "rejected")
+    made = [{f"{side}_ids": getattr(pair, side).tolist() for side in sides} for pair in chain.from_iterable(batches)]
     settings = {
         "max_length": None,
         "precompute_ref_log_probs": True,
         "beta": BETA,
         "train_sampling_strategy": "sequential",
     }
-    return _trl(
-        clock, Tokenized, DPOConfig, lambda _: _counts(next(left)), shape, compute, len(batches[0]), made, settings
-    )
+    types = (Tokenized, DPOConfig)
+    return _trl(clock, types, lambda _: _counts(next(left)), shape, compute, len(batches[0]), made, settings)
 
 
-def _trl(
-    clock: Clock,
-    trainer_type: type,
-    config_type: type,
-    counts: Callable[[dict[str, Any]], dict[str, int]],
-    shape: Shape,
-    compute: Compute,
-    batch_size: int,
-    made: list[dict[str, Any]],
-    settings: dict[str, Any],
-) -> dict[str, Any]:
-    """Train by one of TRL's trainers. Args: counts: of a micro-batch; made: tokenized rows; settings: further ones."""
+def _trl(clock, types, counts, shape: Shape, compute: Compute, batch_size: int, made: list, settings: dict):
+    """Train by TRL.
+
+    Args:
+        types: the trainer's and its config's.
+        counts: of a micro-batch, for the clock.
+        made: tokenized rows.
+        settings: further keys of the config.
+    """
     from datasets import Dataset
 
     model = _model(shape, compute)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = config_type(
-            output_dir=folder, per_device_train_batch_size=batch_size, num_train_epochs=1, learning_rate=LEARNING_RATE,
-            # Ours keeps activations too.
-            gradient_checkpointing=False, bf16=compute.dtype == torch.bfloat16, use_cpu=compute.device.type != "cuda",
-            report_to="none", save_strategy="no", disable_tqdm=True, **settings,
-        )  # fmt: skip
-        trainer = clock.timing(trainer_type, counts)(
-            model=model,
-            args=arguments,
-            train_dataset=Dataset.from_list(made),
-            processing_class=_made_tokenizer(),
-            peft_config=lora_config(shape.rank) if shape.rank else None,
-        )
-        reset_peak_memory(compute)
-        trainer.train()
+    reset_peak_memory(compute)
+    train_by_trl(
+        clock.timing(types[0], counts), types[1], model=model, rows=Dataset.from_list(made),
+        tokenizer=_made_tokenizer(), peft=lora_config(shape.rank) if shape.rank else None,
+        per_device_train_batch_size=batch_size, learning_rate=LEARNING_RATE, bf16=compute.dtype == torch.bfloat16,
+        use_cpu=compute.device.type != "cuda", **settings,
+    )  # fmt: skip
     return clock.found() | peak_memory(compute) | {"attention": model.config._attn_implementation}
 
 

@@ -86,8 +86,6 @@ def make_rows(rows: int, length: int, vocabulary: int) -> MadeRows:
 
 @dataclass(frozen=True, kw_only=True)
 class MadePair:
-    """Token ids of a pair."""
-
     prompt: np.ndarray
     chosen: np.ndarray
     rejected: np.ndarray

@@ -38,12 +38,8 @@ class Shape:
     @property
     def attention(self) -> dict[str, int]:
         """Return the arguments of `benchmarks.flops.attention_flops`."""
-        heads = self.model["num_attention_heads"]
-        return {
-            "heads": heads,
-            "head_dim": self.model["hidden_size"] // heads,
-            "layers": self.model["num_hidden_layers"],
-        }
+        hidden, heads, layers = (self.model[of] for of in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+        return {"heads": heads, "head_dim": hidden // heads, "layers": layers}
 
 
 def _model(
@@ -74,7 +70,6 @@ PREFERENCES = {
 
 
 def rehearsed(shape: Shape) -> Shape:
-    """Return the shape reduced to what a CPU can run."""
     model = shape.model | _model(shape.model["model_type"], 64, 128, 2, 4, 2, 512)
     rank = shape.rank and 4
     return Shape(model=model, rank=rank, quantized=shape.quantized, length=128, batch_rows=4, micro_rows=2)
@@ -99,14 +94,8 @@ def quantize(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
         for name, layer in module.named_children():
             if type(layer) is not torch.nn.Linear or layer is model.get_output_embeddings():
                 continue
-            small = Linear4bit(
-                layer.in_features,
-                layer.out_features,
-                bias=layer.bias is not None,
-                compute_dtype=dtype,
-                device="meta",
-                **settings,
-            )
+            size, bias = (layer.in_features, layer.out_features), layer.bias is not None
+            small = Linear4bit(*size, bias=bias, compute_dtype=dtype, device="meta", **settings)
             small.weight = Params4bit(layer.weight.detach(), requires_grad=False, module=small, **settings)
             small.bias = layer.bias
             # Quantizes on the way.

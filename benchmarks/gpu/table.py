@@ -69,7 +69,6 @@ def _why(entry: dict[str, Any]) -> str:
 
 
 def main(paths: list[str]) -> None:
-    """Print a table for each file."""
     for path in paths:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
         print(table(saved["results"], saved["made_on"]))

@@ -10,6 +10,7 @@ import json
 import platform
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,12 +24,9 @@ NEEDED_BY_TRL = ("trl", "datasets", "peft")
 PAIRS_AT_ONCE = 16
 # Packages of each kernel; torch's own kernels run on the CPU too.
 KERNELS: dict[str, tuple[str, ...]] = {
-    "sdpa": (),
-    "dense": (),
-    "varlen": ("torch.nn.attention.varlen",),
-    "flash_attention_2": ("flash_attn.flash_attn_interface",),
-    "flash_attention_4": ("flash_attn.cute",),
-}
+    "sdpa": (), "dense": (), "varlen": ("torch.nn.attention.varlen",),
+    "flash_attention_2": ("flash_attn.flash_attn_interface",), "flash_attention_4": ("flash_attn.cute",),
+}  # fmt: skip
 VERSIONS = ("torch", "transformers", "peft", "trl", "bitsandbytes", "triton", "flash-attn", "flash-attn-4")
 
 
@@ -60,7 +58,6 @@ class Task(argparse.Namespace):
 
 
 def facts(task: Task) -> Iterator[dict[str, Any]]:
-    """Yield the device and the installed versions."""
     import torch
 
     about = {"device": platform.processor() or platform.machine()}
@@ -70,12 +67,14 @@ def facts(task: Task) -> Iterator[dict[str, Any]]:
             return
         card = torch.cuda.get_device_properties(torch.cuda.current_device())
         about = {"device": card.name, "memory_gb": card.total_memory / 1e9, "capability": [card.major, card.minor]}
-    versions = {name: found for name in VERSIONS if (found := _version(name))}
+    versions = {}
+    for name in VERSIONS:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     yield {"status": "known", **about, "python": platform.python_version(), "versions": versions}
 
 
 def kernel(task: Task) -> Iterator[dict[str, Any]]:
-    """Test each case of one kernel."""
     _require(KERNELS[task.name])
     if task.rehearse and KERNELS[task.name]:
         raise Skipped("runs on CUDA alone")
@@ -134,7 +133,6 @@ def preferences(task: Task) -> Iterator[dict[str, Any]]:
 
 
 def demo(task: Task) -> Iterator[dict[str, Any]]:
-    """Test the demo's stages: killed and resumed, evaluated, calibrated."""
     _require(NEEDED_BY_DEMO)
     from benchmarks.gpu.demo import demo
 
@@ -162,20 +160,12 @@ def _require(modules: tuple[str, ...]) -> None:
 
 
 def _lacking(modules: tuple[str, ...]) -> list[str]:
-    def is_there(name: str) -> bool:
-        try:
-            return find_spec(name) is not None
-        except ModuleNotFoundError:
-            return False
-
-    return [name for name in modules if not is_there(name)]
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    there = []
+    for name in modules:
+        # Raised where a module's package is missing.
+        with suppress(ModuleNotFoundError):
+            there += [name] if find_spec(name) else []
+    return [name for name in modules if name not in there]
 
 
 def _failed(error: Exception) -> dict[str, Any]:
@@ -183,15 +173,9 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 
 PARTS = {
-    "facts": facts,
-    "kernel": kernel,
-    "measure": measure,
-    "variants": measure,
-    "peer": peer,
-    "dpo": preferences,
-    "dpopeer": preferences,
-    "demo": demo,
-}
+    "facts": facts, "kernel": kernel, "measure": measure, "variants": measure, "peer": peer, "dpo": preferences,
+    "dpopeer": preferences, "demo": demo,
+}  # fmt: skip
 
 
 def main() -> None:

@@ -32,9 +32,7 @@ GOALS: Goals = {
 
 
 def main() -> None:
-    parser = options_of(__doc__, "results/bench/sft.json", "gsm8k")
-    parser.add_argument("--only", nargs="*", choices=("speed", "startup", "demo"))
-    options = parser.parse_args()
+    options = options_of(__doc__, "results/bench/sft.json", "gsm8k", ("speed", "startup", "demo")).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, material = Path(name), None
         if options.only != ["demo"]:

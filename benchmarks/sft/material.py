@@ -34,7 +34,6 @@ class Material:
     base: Path
 
     def save(self, path: Path) -> Path:
-        """Write the paths for `read`."""
         path.write_text(json.dumps(asdict(self), default=str), encoding="utf-8")
         return path
 

@@ -63,7 +63,6 @@ def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) ->
 
 
 def flops_per_s(one: dict[str, Any], parameters: int) -> float:
-    """Return the FLOP/s of our timed steps."""
     heads = MODEL["num_attention_heads"]
     shape = {"heads": heads, "head_dim": MODEL["hidden_size"] // heads, "layers": MODEL["num_hidden_layers"]}
     return step_flops(parameters, one["tokens"], attention_flops(one["visible_pairs"], **shape)) / one["seconds"]

@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 from benchmarks.clock import Clock, peak_rss_bytes
 from benchmarks.data_path.rows import as_messages
-from benchmarks.flops import visible_pairs
-from benchmarks.jobs import ROW_LENGTH
+from benchmarks.flops import packed_counts
+from benchmarks.jobs import ROW_LENGTH, started
 from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, Material
+from benchmarks.trl_training import train_by_trl
 
 # Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
 SHAPES = (
@@ -32,24 +33,15 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     """Train by the `sft` stage with a clock on its trainer."""
     from snaketune.artifacts.manifest import read_artifact
     from snaketune.config.operation import Execution
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import sft_trainer
     from snaketune.training.loop.trainer import TrainingRun
 
-    def counts(batch: dict[str, Any]) -> dict[str, int]:
-        placed = batch["segments"].layout
-        lengths = placed.lengths[placed.documents]
-        supervised = len(batch["targets"])
-        return {"tokens": int(lengths.sum()), "supervised": supervised, "visible_pairs": visible_pairs(lengths)}
-
     clock = Clock(warm_up, steps)
-    timed = clock.timing(sft_trainer.SftTrainer, counts)
+    timed = clock.timing(sft_trainer.SftTrainer, packed_counts)
     with tempfile.TemporaryDirectory() as name, patch.object(sft_trainer, "SftTrainer", timed):
-        work = WorkFolder(Path(name))
-        work.start()
         operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
-        run = TrainingRun.of(SftSpec.model_validate(material.spec()), operation, work)
+        run = TrainingRun.of(SftSpec.model_validate(material.spec()), operation, started(name))
         pack, tokenizer = read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
         outcome = sft_trainer.train_on(run, pack, tokenizer)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
@@ -78,20 +70,13 @@ def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[
 
     clock = Clock(warm_up, steps)
     rows = load_dataset("json", data_files=str(material.raw), split="train")
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = clock.timing(SFTTrainer, counts)(
-            model=AutoModelForCausalLM.from_pretrained(material.base),
-            args=SFTConfig(
-                output_dir=folder, max_length=ROW_LENGTH, assistant_only_loss=True, num_train_epochs=1,
-                learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
-                # Ours keeps activations too, and computes in float32.
-                gradient_checkpointing=False, bf16=False, use_cpu=True,
-                report_to="none", save_strategy="no", disable_tqdm=True, **settings,
-            ),
-            train_dataset=rows.map(as_messages, remove_columns=rows.column_names),
-            processing_class=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"),
-        )  # fmt: skip
-        trainer.train()
+    trainer = train_by_trl(
+        clock.timing(SFTTrainer, counts), SFTConfig, model=AutoModelForCausalLM.from_pretrained(material.base),
+        rows=rows.map(as_messages, remove_columns=rows.column_names),
+        tokenizer=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"), max_length=ROW_LENGTH,
+        assistant_only_loss=True, learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
+        **settings,
+    )  # fmt: skip
     return clock.found() | {"optimizer": str(trainer.args.optim), "rows": len(trainer.train_dataset)}
 
 

@@ -29,8 +29,6 @@ from benchmarks.torture.written import ON_SLURM, RESULTS, read, write
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned trial."""
-
     name: str
     fault: Fault
     point: str
@@ -97,7 +95,6 @@ def plan(chosen: argparse.Namespace) -> list[Planned]:
 
 
 def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run a trial and report how it ended."""
     folder = reference.chain.folder.parent / re.sub(r"\W+", "-", one.key)
     shutil.rmtree(folder, ignore_errors=True)
     trial = Trial(reference=reference, folder=folder, point=one.point, drawn=random.Random(f"{chosen.seed} {one.key}"))

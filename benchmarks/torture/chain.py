@@ -119,7 +119,6 @@ class Chain:
         return copied
 
     def keep_only(self, stages: Iterable[str]) -> None:
-        """Remove the results of other stages."""
         for stage in set(STAGES) - set(stages):
             for made in (stage, f".work/{stage}", f"logs/{stage}"):
                 shutil.rmtree(self.results / made, ignore_errors=True)
@@ -162,12 +161,10 @@ class Chain:
         return Said(status=status, text=self.read(log))
 
     def kill(self, running: subprocess.Popen) -> None:
-        """Kill everything, and wait for the driver."""
         kill_chain(self.folder)
         running.wait()
 
     def snakemake(self, *arguments: str, seconds: float, log: str = "again.log") -> Said:
-        """Run `snakemake` until it ends."""
         (self.folder / log).unlink(missing_ok=True)
         return self.wait(self.start(*arguments, log=log), seconds, log)
 
@@ -175,7 +172,6 @@ class Chain:
         return (self.folder / name).read_text(encoding="utf-8", errors="replace")
 
     def manifests(self) -> dict[str, dict[str, Any]]:
-        """Return all published manifests by their path."""
         paths = {str(path.relative_to(self.results)): path for path in sorted(self.results.glob("*/**/manifest.json"))}
         return {
             name: json.loads(path.read_text(encoding="utf-8"))
@@ -184,6 +180,5 @@ class Chain:
         }
 
     def remove(self) -> None:
-        """Remove the folder and kill its remaining processes."""
         kill(everything_in(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -66,7 +66,6 @@ def unknown_calls(trial: Trial) -> None:
 
 
 def may_mount() -> bool:
-    """Return whether this user may mount."""
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 

@@ -67,12 +67,10 @@ def between(trial: Trial) -> None:
 
 
 def stages(chain: Chain, what: str) -> list[int]:
-    """Return the processes that run a module."""
     return everything_in(chain.folder, f" -m {what} ")
 
 
 def begins(chain: Chain, what: str) -> None:
-    """Wait for the processes of a stage: the job or the launched training."""
     if not wait_for(lambda: stages(chain, what), SECONDS):
         raise Failed(f"{what} never began")
 

@@ -61,8 +61,6 @@ def target_of(event: str, arguments: tuple) -> str:
 
 
 class Meddler:
-    """The audit hook."""
-
     def __init__(self, orders: dict):
         self.event, self.pattern, self.left = orders.get("kill_before") or ("", "", 0)
         self.slow_event, self.slow_pattern, self.seconds = orders.get("slow") or ("", "", 0)

@@ -33,7 +33,6 @@ def everything_in(folder: Path, what: str = "") -> list[int]:
 
 
 def send(processes: list[int], number: int) -> None:
-    """Send a signal to each process that still runs."""
     for process in processes:
         try:
             os.kill(process, number)
@@ -62,7 +61,6 @@ def _is_dead(process: int) -> bool:
 
 
 def wait_for(what: Callable[[], object], seconds: float) -> bool:
-    """Wait for a condition; return whether it held in time."""
     until = time.monotonic() + seconds
     while not what():
         if time.monotonic() > until:

@@ -35,7 +35,6 @@ def slurm(*command: str) -> str:
 
 
 def about(job: str, what: str) -> str:
-    """Return what squeue says of a job."""
     return slurm("squeue", "--noheader", "--jobs", job, f"--format={what}")
 
 

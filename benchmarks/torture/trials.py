@@ -28,19 +28,9 @@ AGAIN = re.compile(r"[^.;]*\b[Rr]un again[^.;]*")
 RUNS_AGAIN = 4
 # By stage, the stage up to which a chain must run to read all of its files.
 READ_BY = {
-    "corpus": "write",
-    "tokenizer": "write",
-    "tokenize": "write",
-    "plan": "pack",
-    "write": "pack",
-    "pack": "ref_pass",
-    "sft": "ref_pass",
-    "ref_pass": "ref_logps",
-    "ref_logps": "dpo",
-    "dpo": "eval",
-    "eval": "report",
-    "card": "report",
-}
+    "corpus": "write", "tokenizer": "write", "tokenize": "write", "plan": "pack", "write": "pack", "pack": "ref_pass",
+    "sft": "ref_pass", "ref_pass": "ref_logps", "ref_logps": "dpo", "dpo": "eval", "eval": "report", "card": "report",
+}  # fmt: skip
 # Files that a stage writes before it holds the lock.
 CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")
 
@@ -170,7 +160,6 @@ class Trial:
         self.compare()
 
     def options_from(self, said: Said) -> list[str]:
-        """Follow a message; return the arguments of the next run."""
         if force := FORCE.search(said.text):
             self.instructions.append(force[0])
             return ["--forcerun", force[1]]
@@ -230,7 +219,6 @@ def state_of(chain: Chain) -> dict[str, Any]:
 
 
 def differences(wanted: dict[str, Any], there: dict[str, Any]) -> list[str]:
-    """Return the differences as sentences."""
     found = [f"{name} is missing" for name in sorted(wanted.keys() - there.keys())]
     found += [f"{name} was made besides" for name in sorted(there.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & there.keys()):

@@ -71,20 +71,13 @@ def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
 
 
 def faults(trials: dict[str, Any]) -> dict[str, Any]:
-    """Count trials and outcomes by fault and point."""
-    found: dict[str, Any] = {}
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in trials.values():
-        found.setdefault(entry["fault"], {}).setdefault(entry["point"], []).append(entry)
-    return {fault: {point: _totals(some) for point, some in by_point.items()} for fault, by_point in found.items()}
-
-
-def _totals(some: list[dict[str, Any]]) -> dict[str, Any]:
-    seconds = round(sum(entry["seconds"] for entry in some), 1)
-    return {
-        "trials": len(some),
-        "passed": sum(entry["passed"] for entry in some),
-        "ended": dict(Counter(entry["ended"].split(":")[0] for entry in some)),
-        "strikes": sum(entry["strikes"] for entry in some),
-        "seconds": seconds,
-        "mean": round(seconds / len(some), 1),
-    }
+        grouped.setdefault((entry["fault"], entry["point"]), []).append(entry)
+    found: dict[str, Any] = {}
+    for (fault, point), some in grouped.items():
+        totals = {key: round(sum(entry[key] for entry in some), 1) for key in ("passed", "strikes", "seconds")}
+        ended = dict(Counter(entry["ended"].split(":")[0] for entry in some))
+        mean = round(totals["seconds"] / len(some), 1)
+        found.setdefault(fault, {})[point] = {"trials": len(some), "ended": ended, "mean": mean, **totals}
+    return found

