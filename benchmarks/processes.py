@@ -31,13 +31,13 @@ SNAKEFILE = ("--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yam
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
-    """Pin processes that are started in this context to one core, where the system supports it."""
+def pinned(cores: int = 1) -> Iterator[None]:
+    """Pin processes that are started in this context to the last cores, where the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
+    os.sched_setaffinity(0, sorted(before)[-cores:])
     try:
         yield
     finally:

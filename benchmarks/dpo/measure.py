@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from benchmarks import processes
 from benchmarks.dpo.material import Material, Pair, make_reference, pack_of, pairs_of
-from benchmarks.processes import SNAKEFILE, checked, environment, measured, one_core
+from benchmarks.processes import SNAKEFILE, checked, environment, measured, pinned
 from benchmarks.results import in_turn, medians
 
 from snaketune.stages.job import result_at
@@ -79,7 +79,7 @@ def fewest_tokens(pairs: Iterable[Pair]) -> int:
 def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
     """Return the largest difference of losses over the first steps; TRL gets the same pairs in each step."""
     make_reference(material, name)
-    with one_core():
+    with pinned():
         # Enough epochs for one step more than is run.
         ours = run_side("snaketune", material, name, steps=steps, epochs=steps + 1, log_steps=1)
         order = ours["order"][:steps]
@@ -115,7 +115,7 @@ def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
         "snaketune, reference": lambda: run_side("snaketune, reference", material, name),
         **{side: partial(theirs, pairs) for side, pairs in at_once.items()},
     }
-    with one_core():
+    with pinned():
         found = in_turn(rounds, sides, lambda one: f"{name} {one['pairs_per_s']:.2f} pairs/s")
     passes = {"snaketune": found["snaketune, reference"]}
     passes |= {side: [one["reference"] for one in found[side]] for side in at_once}
@@ -150,7 +150,7 @@ def sweep(material: Material, name: str) -> dict[str, Any]:
     loss, which is counted for the others. Both sides once; minutes need no median.
     """
     make_reference(material, name)
-    with one_core():
+    with pinned():
         ours = run_ours(material, name, material.folder / "sweep")
         trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
         started = time.perf_counter()

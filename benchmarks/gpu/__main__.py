@@ -73,8 +73,8 @@ class Results:
     def add(self, part: str, entry: dict[str, Any]) -> None:
         with self.lock:
             self.found.setdefault(part, []).append(entry)
-            shown = {name: entry[name] for name in PRINTED if entry.get(name) is not None}
-            print(f"{part}:", *(f" {name} {_short(value)}" for name, value in shown.items()), flush=True)
+            shown = "  ".join(f"{name} {_short(entry[name])}" for name in PRINTED if entry.get(name) is not None)
+            print(f"{part}: {shown}", flush=True)
             # A rehearsal writes no figures.
             keys = {} if self.about["rehearsal"] else figures(self.found)
             write_json(self.path, keys | {"goals": GOALS, "made_on": self.about, "results": self.found})

@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,8 +17,8 @@ from typing import Any
 from benchmarks.data_path.rows import chain, numbered
 from benchmarks.flops import attention_flops, step_flops
 from benchmarks.jobs import data_jobs, job_command, job_of
-from benchmarks.processes import ONE_THREAD, SAID, checked, measured, one_core, until_first_step
-from benchmarks.results import ROOT, in_turn, medians
+from benchmarks.processes import ONE_THREAD, SAID, checked, measured, pinned, until_first_step
+from benchmarks.results import ROOT, in_turn, medians, timed
 from benchmarks.sft.material import MODEL, Material
 from benchmarks.sft.sides import SIDES
 
@@ -31,12 +30,14 @@ CORES = 2
 
 def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
     """Measure real tokens/s, the share of the core's matmul peak, and memory, in rounds of all sides."""
+    from safetensors import safe_open
+
     material_file = material.save(material.base.with_name("material.json"))
 
     def run(side: str) -> dict[str, Any]:
         return measured("benchmarks.sft.sides", side, material_file, warm_up, steps)
 
-    with one_core():
+    with pinned():
         found = in_turn(
             rounds,
             {side: partial(run, side) for side in SIDES},
@@ -44,8 +45,15 @@ def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) ->
         )
     trainings = {side: some for side, some in found.items() if side != "gemm"}
     rates, memory = medians(trainings, "tokens_per_s"), medians(trainings, "peak_rss_bytes")
-    parameters = parameters_of(material.base)
-    flops = statistics.median(flops_per_s(one, parameters) for one in found["snaketune"])
+    with safe_open(material.base / "model.safetensors", framework="np") as file:
+        # Tied ones once.
+        parameters = sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    heads = MODEL["num_attention_heads"]
+    shape = {"heads": heads, "head_dim": MODEL["hidden_size"] // heads, "layers": MODEL["num_hidden_layers"]}
+    flops = statistics.median(
+        step_flops(parameters, one["tokens"], attention_flops(one["visible_pairs"], **shape)) / one["seconds"]
+        for one in found["snaketune"]
+    )
     peak = max(rate for one in found["gemm"] for rate in one["gflops_per_s"].values()) * 1e9
     return {
         "cpu_speedup_vs_trl_packed": rates["snaketune"] / rates["trl packed"],
@@ -60,20 +68,6 @@ def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) ->
         "parameters": parameters,
         "rounds": found,
     }
-
-
-def flops_per_s(one: dict[str, Any], parameters: int) -> float:
-    heads = MODEL["num_attention_heads"]
-    shape = {"heads": heads, "head_dim": MODEL["hidden_size"] // heads, "layers": MODEL["num_hidden_layers"]}
-    return step_flops(parameters, one["tokens"], attention_flops(one["visible_pairs"], **shape)) / one["seconds"]
-
-
-def parameters_of(base: Path) -> int:
-    """Count the parameters of the model in a folder, tied ones once."""
-    from safetensors import safe_open
-
-    with safe_open(base / "model.safetensors", framework="np") as file:
-        return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def startup(rounds: int, folder: Path, material: Material, conversations: int = 100_000) -> dict[str, Any]:
@@ -105,7 +99,7 @@ def startup(rounds: int, folder: Path, material: Material, conversations: int = 
             return until_first_step(commands(Path(name)), Path(name))
 
     sides = {"snaketune": first_start, "snaketune, shards there": lambda work: [training(later, work)], "trl": trl}
-    with one_core():
+    with pinned():
         seconds = in_turn(rounds, {name: partial(seconds_of, side) for name, side in sides.items()}, "{:.1f} s".format)
     median = medians(seconds)
     return {
@@ -127,9 +121,8 @@ def demo() -> dict[str, Any]:
         own = {key: value for key, value in os.environ.items() if key not in {*ONE_THREAD, *MAKE}}
         # `-o`: the environment is there, whatever the times of a copy's files say.
         command = ["make", "-o", ".venv/installed", "run"]
-        started = time.perf_counter()
-        checked(subprocess.run(command, cwd=project, env=own, preexec_fn=_two_cores, **SAID))
-        seconds = time.perf_counter() - started
+        with pinned(CORES):
+            seconds = timed(lambda: checked(subprocess.run(command, cwd=project, env=own, **SAID)))()
         exact = exact_match(project / "results/report/pages/evaluation.csv")
     return {
         "demo_s": seconds,
@@ -138,11 +131,6 @@ def demo() -> dict[str, Any]:
         "demo_exact_match_gained_by_dpo": exact["dpo:demo"] - exact["sft:demo"],
         "cores": min(CORES, os.cpu_count() or 1),
     }
-
-
-def _two_cores() -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
 
 
 def exact_match(table: Path) -> dict[str, float]:
