@@ -126,11 +126,7 @@ class Trial:
         self.hits = (self.hits or 0) + bool(struck)
 
     def check_message(self, said: Said, *, fails: bool | None = True) -> None:
-        """Check the message of a run that meets the fault.
-
-        Args:
-            fails: whether the run must fail; None if it may.
-        """
+        """Check the message of a run that meets the fault. Args: fails: whether the run must fail; None if it may."""
         check(said, ours_alone=True)
         if said.status != 0:
             self.instructions += [line for line in said.text.splitlines() if line.startswith("error: ")][-1:]
