@@ -5,6 +5,7 @@ A micro-batch of DPO is, as in TRL, all chosen sequences and then all rejected o
 supervised is projected to the vocabulary, a chunk at a time.
 """
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -39,9 +40,9 @@ def sft_peer(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, step
         documents = make_documents(rows * (warm_up + steps + 1), shape.length, shape.vocabulary)
         halves = [(document.tolist(), len(document) // 2) for document in documents]
         made = [{"input_ids": ids, "labels": [IGNORED] * half + ids[half:]} for ids, half in halves]
-        settings = {"max_length": shape.length, "packing": True, "packing_strategy": "bfd"}
         clock = Clock(warm_up, steps, compute.device)
-        return _trl(clock, (SFTTrainer, SFTConfig), counts, shape, compute, rows, made, settings)
+        settings = {"max_length": shape.length, "packing": True, "packing_strategy": "bfd"}
+        return _trl(clock, counts, SFTTrainer, SFTConfig, shape, compute, made, batch_size=rows, **settings)
 
     return as_many_as_fit(micro_rows, run)
 
@@ -72,31 +73,30 @@ def _trl_dpo(shape: Shape, compute: Compute, batches: list[list[MadePair]], cloc
     left = iter(batches)
     sides = ("prompt", "chosen", "rejected")
     made = [{f"{side}_ids": getattr(pair, side).tolist() for side in sides} for pair in chain.from_iterable(batches)]
-    settings = {
-        "max_length": None,
-        "precompute_ref_log_probs": True,
-        "beta": BETA,
-        "train_sampling_strategy": "sequential",
-    }
-    types = (Tokenized, DPOConfig)
-    return _trl(clock, types, lambda _: _counts(next(left)), shape, compute, len(batches[0]), made, settings)
+    settings = {"max_length": None, "precompute_ref_log_probs": True, "train_sampling_strategy": "sequential"}
+    settings |= {"batch_size": len(batches[0]), "beta": BETA}
+    return _trl(clock, lambda _: _counts(next(left)), Tokenized, DPOConfig, shape, compute, made, **settings)
 
 
-def _trl(clock, types, counts, shape: Shape, compute: Compute, batch_size: int, made: list, settings: dict):
-    """Train by TRL.
-
-    Args:
-        types: the trainer's and its config's.
-        counts: of a micro-batch, for the clock.
-        made: tokenized rows.
-        settings: further keys of the config.
-    """
+def _trl(
+    clock: Clock,
+    counts: Callable,
+    trainer: type,
+    config: type,
+    shape: Shape,
+    compute: Compute,
+    made: list[dict],
+    *,
+    batch_size: int,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train by TRL on tokenized rows. Args: counts: of a micro-batch, for the clock; settings: further keys of the config."""
     from datasets import Dataset
 
     model = _model(shape, compute)
     reset_peak_memory(compute)
     train_by_trl(
-        clock.timing(types[0], counts), types[1], model=model, rows=Dataset.from_list(made),
+        clock.timing(trainer, counts), config, model=model, rows=Dataset.from_list(made),
         tokenizer=_made_tokenizer(), peft=lora_config(shape.rank) if shape.rank else None,
         per_device_train_batch_size=batch_size, learning_rate=LEARNING_RATE, bf16=compute.dtype == torch.bfloat16,
         use_cpu=compute.device.type != "cuda", **settings,
