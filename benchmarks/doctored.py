@@ -39,8 +39,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
     "masked": ("a template that marks the wrong words", {}, "the chat template doesn't mark all that assistants say"),
 }  # fmt: skip
 MASKED = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}{% generation %}{{ m.content[:1] }}"
-    "{% endgeneration %}{{ m.content[1:] }}<|im_end|>{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}{{ m.content[:-1] }}"
+    "{% generation %}{{ m.content[-1:] }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
