@@ -40,8 +40,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
 }  # fmt: skip
 MASKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'user' %}{{ m.content[:-1] }}"
-    "{% generation %}{{ m.content[-1:] }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% generation %}{{ m.content[-1:] }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
