@@ -18,62 +18,59 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from benchmarks.results import made_on
+from benchmarks.processes import checked, snakemake
+from benchmarks.results import ROOT, made_on, markdown, write_json
 
-ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "results/bench/ab.json"
-# Less is none.
+# Percent; less is none.
 SAME_MEMORY, SAME_LOSS = 1.0, 0.05
+# Student's t, two-sided 95%, by the number of rounds.
+T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+Rounds = list[tuple[dict[str, float], dict[str, float]]]
 
 
 def side(folder: Path, commit: str, config: Path) -> Path:
     """Create a folder with the config and the code of a commit (empty: of the working tree)."""
     folder.mkdir()
+
+    def output(*command: str, given: bytes | None = None) -> bytes:
+        return subprocess.run(command, cwd=ROOT, input=given, check=True, capture_output=True).stdout
+
     if commit:
-        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = output("git", "archive", commit)
     else:
-        listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
-        ).stdout
-        there = b"\0".join(name for name in listed.split(b"\0") if name and (ROOT / os.fsdecode(name)).is_file())
-        archive = subprocess.run(
-            ["tar", "cf", "-", "--null", "-T", "-"], cwd=ROOT, input=there, check=True, capture_output=True
-        ).stdout
+        listed = output("git", "ls-files", "-co", "--exclude-standard", "-z").split(b"\0")
+        there = b"\0".join(name for name in listed if name and (ROOT / os.fsdecode(name)).is_file())
+        archive = output("tar", "cf", "-", "--null", "-T", "-", given=there)
     subprocess.run(["tar", "xf", "-"], cwd=folder, input=archive, check=True)
     shutil.copy(config, folder / "ab.yaml")
     return folder
 
 
 def short(config: Path, run: str, folder: Path) -> Path:
-    """The default config without evaluations, and with a third of an epoch of the run."""
+    """Write the default config without evaluations, and with a third of an epoch of the run."""
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     section, _, name = run.partition(":")
     settings[section][name]["training"]["epochs"] = 0.3
-    written = folder / "ab.yaml"
-    written.write_text(
-        yaml.safe_dump({key: settings[key] for key in settings if key not in ("eval", "report")}), encoding="utf-8"
-    )
-    return written
+    settings = {key: value for key, value in settings.items() if key not in ("eval", "report")}
+    (folder / "ab.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return folder / "ab.yaml"
 
 
 def train(folder: Path, python: str, run: str) -> dict[str, float]:
     """Train from scratch and return figures of its run.json."""
     section, _, name = run.partition(":")
-    for made in (f"results/{section}/{name}", f"results/.work/{section}"):
+    out = f"results/{section}/{name}"
+    for made in (out, f"results/.work/{section}"):
         shutil.rmtree(folder / made, ignore_errors=True)
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
-    environment["PATH"] = f"{Path(python).parent}{os.pathsep}{environment['PATH']}"
-    target = f"results/{section}/{name}/manifest.json"
-    command = [python, "-m", "snakemake", "--configfile", "ab.yaml", "--cores", "all", "--", target]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{folder.name}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
-    facts = json.loads((folder / target).with_name("run.json").read_text(encoding="utf-8"))
+    arguments = ("--configfile", "ab.yaml", "--cores", "all", "--", f"{out}/manifest.json")
+    checked(snakemake(folder, *arguments, python=python))
+    facts = json.loads((folder / out / "run.json").read_text(encoding="utf-8"))
     return {
         "tokens_per_second": facts["tokens_per_second_median"],
         "peak_memory_gb": facts["peak_memory_gb"],
@@ -81,10 +78,10 @@ def train(folder: Path, python: str, run: str) -> dict[str, float]:
     }
 
 
-def verdict(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, Any]:
+def verdict(rounds: Rounds) -> dict[str, Any]:
     """Return the verdict over rounds (A, B). A side is faster if the interval of the rounds' ratios excludes 1.
 
-    >>> a, b = {"tokens_per_second": 100.0, "peak_memory_gb": 2.0, "loss": 3.0}, {}
+    >>> a = {"tokens_per_second": 100.0, "peak_memory_gb": 2.0, "loss": 3.0}
     >>> made = [(a, a | {"tokens_per_second": speed}) for speed in (111.0, 112.0, 113.0)]
     >>> verdict(made)["said"]
     'B 12.0% ± 2.2% faster, memory equal, loss equal to 0.00%'
@@ -98,41 +95,27 @@ def verdict(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str
         speed = f"no difference in speed shown ({percent:+.1f}% ± {around:.1f}%)"
     else:
         speed = f"B {abs(percent):.1f}% ± {around:.1f}% {'faster' if percent > 0 else 'slower'}"
-    memory = _off(rounds, "peak_memory_gb")
-    loss = _off(rounds, "loss")
+    memory, loss = (
+        100 * (statistics.median(b[key] for _, b in rounds) / statistics.median(a[key] for a, _ in rounds) - 1)
+        for key in ("peak_memory_gb", "loss")
+    )
     said = [
         speed,
         "memory equal" if abs(memory) <= SAME_MEMORY else f"memory {memory:+.1f}%",
         f"loss equal to {abs(loss):.2f}%" if abs(loss) <= SAME_LOSS else f"loss {loss:+.2f}%: not the same training",
     ]
-    return {
-        "said": ", ".join(said),
-        "percent": percent,
-        "around": around,
-        "memory_percent": memory,
-        "loss_percent": loss,
-    }
+    percents = {"percent": percent, "around": around, "memory_percent": memory, "loss_percent": loss}
+    return {"said": ", ".join(said)} | percents
 
 
-# Two-sided 95%, by the number of rounds.
-T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-
-
-def _off(rounds: list[tuple[dict[str, float], dict[str, float]]], key: str) -> float:
-    a, b = (statistics.median(one[which][key] for one in rounds) for which in (0, 1))
-    return 100 * (b / a - 1)
-
-
-def table(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> str:
+def table(rounds: Rounds) -> str:
     """Return a table of medians with minimum and maximum."""
-    lines = ["| | A | B |", "|---|---|---|"]
-    for key in rounds[0][0]:
-        cells = []
-        for which in (0, 1):
-            values = sorted(one[which][key] for one in rounds)
-            cells.append(f"{statistics.median(values):,.4g} ({values[0]:,.4g} to {values[-1]:,.4g})")
-        lines.append(f"| {key} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+
+    def cell(values: list[float]) -> str:
+        return f"{statistics.median(values):,.4g} ({min(values):,.4g} to {max(values):,.4g})"
+
+    rows = [(key, *(cell([one[key] for one in of]) for of in zip(*rounds))) for key in rounds[0][0]]
+    return markdown(("", "A", "B"), rows)
 
 
 def main() -> None:
@@ -147,11 +130,13 @@ def main() -> None:
         parser.error("--rounds: one round can't show the noise; give 2 or more")
     if not options.base and options.base_python == sys.executable:
         parser.error("A and B would be the same; give --base COMMIT (make ab BASE=COMMIT) or --base-python PYTHON")
-    folder = Path(mkdtemp(prefix="ab-"))
-    try:
+    with TemporaryDirectory(prefix="ab-") as name:
+        folder = Path(name)
         config = options.config or short(ROOT / "config/config.yaml", options.run, folder)
-        sides = {"A": (side(folder / "A", options.base, config), options.base_python)}
-        sides["B"] = side(folder / "B", "", config), sys.executable
+        sides = {
+            "A": (side(folder / "A", options.base, config), options.base_python),
+            "B": (side(folder / "B", "", config), sys.executable),
+        }
         rounds = []
         for number in range(options.rounds):
             made = {}
@@ -159,12 +144,9 @@ def main() -> None:
                 made[name] = train(*sides[name], options.run)
                 print(f"round {number + 1}, {name}: {made[name]['tokens_per_second']:,.0f} tokens/s", flush=True)
             rounds.append((made["A"], made["B"]))
-    finally:
-        shutil.rmtree(folder)
     found = verdict(rounds)
     details = {"made": made_on("benchmarks.ab"), "base": options.base, "rounds": rounds, "verdict": found}
-    FOUND.parent.mkdir(parents=True, exist_ok=True)
-    FOUND.write_text(json.dumps(details, indent=1) + "\n", encoding="utf-8")
+    write_json(FOUND, details, indent=1)
     print(f"{table(rounds)}\n\n{found['said']}")
 
 

@@ -1,4 +1,4 @@
-"""A clock on the steps of a transformers Trainer, and the memory of this process.
+"""A clock on the steps of a training, and the memory of this process.
 
 A step lasts from the end of the step before it, so that what a trainer does besides computing (reading rows, collating,
 logging) is in it.
@@ -7,6 +7,7 @@ logging) is in it.
 import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,19 @@ FIRST_STEP = "step 1/"
 
 
 class Clock:
-    """Records when each step ended and what it computed."""
+    """Records when each step ended, what it computed, and how many graphs were compiled.
 
-    def __init__(self, warm_up: int, steps: int):
-        self.warm_up, self.steps = warm_up, steps
+    Args:
+        warm_up, steps: that aren't timed, and that are timed thereafter.
+        device: a CUDA device is waited for at the begin and the end of what is timed.
+    """
+
+    def __init__(self, warm_up: int, steps: int, device: Any = None):
+        self.warm_up, self.steps, self.device = warm_up, steps, device
         self.started = self.first_begin = time.perf_counter()
         self.ends: list[float] = []
         self.counts: list[dict[str, int]] = []
+        self.graphs: list[int] = []
 
     def count(self, **counts: int) -> None:
         """Count a micro-batch of the current step."""
@@ -29,11 +36,33 @@ class Clock:
             self.counts.append(dict.fromkeys(counts, 0))
         self.counts[-1] = {name: self.counts[-1][name] + count for name, count in counts.items()}
 
-    def callback(self):
-        """Return the Trainer callback that stops the training after the last timed step."""
+    def step_ended(self) -> bool:
+        """Return whether this step was the last."""
+        last = self.warm_up + self.steps
+        if self.device and self.device.type == "cuda" and len(self.ends) + 1 in (1, self.warm_up, last):
+            import torch
+
+            torch.cuda.synchronize(self.device)
+        self.ends.append(time.perf_counter())
+        # Not imported for this: that takes a second.
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        self.graphs.append(dynamo.counters["stats"]["unique_graphs"] if dynamo else 0)
+        return len(self.ends) >= last
+
+    def timing(self, trainer: type, counts: Callable[[dict[str, Any]], dict[str, int]]) -> type:
+        """Return a subclass of a transformers Trainer that stops after the last timed step. Args: counts: of a micro-batch."""
         from transformers import TrainerCallback
 
         clock = self
+
+        class Timed(trainer):
+            def __init__(self, **arguments):
+                super().__init__(**arguments)
+                self.add_callback(Ticks())
+
+            def training_step(self, model, inputs, *others):
+                clock.count(**counts(inputs))
+                return super().training_step(model, inputs, *others)
 
         class Ticks(TrainerCallback):
             def on_step_begin(self, args, state, control, **_):
@@ -41,15 +70,13 @@ class Clock:
                     clock.first_begin = time.perf_counter()
 
             def on_step_end(self, args, state, control, **_):
-                clock.ends.append(time.perf_counter())
+                control.should_training_stop |= clock.step_ended()
                 if len(clock.ends) == 1:
                     print(f"{FIRST_STEP}{state.max_steps}", flush=True)
-                control.should_training_stop |= len(clock.ends) == clock.warm_up + clock.steps
 
-        return Ticks()
+        return Timed
 
     def found(self) -> dict[str, Any]:
-        """Return figures over the timed steps, and every step."""
         timed = self.counts[self.warm_up :]
         sums = {name: sum(step[name] for step in timed) for name in timed[0]}
         begin = self.ends[self.warm_up - 1] if self.warm_up else self.first_begin
@@ -58,12 +85,14 @@ class Clock:
             "steps": len(timed),
             "seconds": seconds,
             **{f"{name}_per_s": count / seconds for name, count in sums.items()},
-            "first_step_after_s": self.ends[0] - self.started,
+            "step_s": seconds / len(timed),
+            "first_step_s": self.ends[0] - self.started,
+            # 0, where shapes are static.
+            "graphs_compiled_after_warm_up": self.graphs[-1] - self.graphs[max(self.warm_up, 1) - 1],
         }
 
 
 def peak_rss_bytes() -> int:
-    """Return the peak resident set size of this process."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

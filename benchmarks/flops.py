@@ -5,6 +5,8 @@ backward), 4 where the weights are frozen and have no gradients of their own; an
 each other. What `models.flops` counts, from numbers alone, for machines that lack what it needs; a test holds the two equal.
 """
 
+from typing import Any
+
 import numpy as np
 
 
@@ -16,6 +18,14 @@ def visible_pairs(lengths: np.ndarray) -> int:
     """
     long = np.asarray(lengths, np.int64)
     return int((long * (long + 1) // 2).sum())
+
+
+def packed_counts(batch: dict[str, Any]) -> dict[str, int]:
+    """Count a collated batch of documents: real tokens, supervised ones, and visible pairs."""
+    placed = batch["segments"].layout
+    lengths = placed.lengths[placed.documents]
+    supervised = len(batch["targets"])
+    return {"tokens": int(lengths.sum()), "supervised": supervised, "visible_pairs": visible_pairs(lengths)}
 
 
 def attention_flops(pairs: int, *, heads: int, head_dim: int, layers: int) -> float:

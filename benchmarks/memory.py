@@ -7,22 +7,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-SMALL = {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "vocab_size": 8192,
-}
 TINY_23M = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
+SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 8}
 LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE |= {"num_key_value_heads": 4}
 # Name → shape; rows and tokens of a micro-batch; what of the training is set.
 CASES: dict[str, tuple[dict[str, int], tuple[int, int], dict[str, Any]]] = {
-    "7M": (SMALL, (2, 1024), {}),
+    "7M": (SMALL | {"vocab_size": 8192}, (2, 1024), {}),
     "23M": (TINY_23M, (4, 1024), {}),
     "23M, two micro-batches": (TINY_23M, (4, 1024), {"batch_rows": 8}),
     "23M, activations recomputed": (TINY_23M, (4, 1024), {"gradient_checkpointing": True}),
@@ -37,69 +30,50 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, int], dict[str, Any]]] = {
 }
 
 
-def full_rows(folder: Path, rows: int, tokens: int) -> Any:
-    """Generate full rows of four documents each, all tokens supervised."""
-    import numpy as np
-    import pyarrow as pa
-
-    from snaketune.artifacts.manifest import Artifact, describe_files
-    from snaketune.packing.reader import PackedRows
-    from snaketune.packing.shards import IGNORED, row_batch, schema
-    from snaketune.tables import write_table
-
-    ids = np.random.default_rng(0).integers(4, 8000, (rows, tokens), dtype=np.int32)
-    labels = ids.copy()
-    labels[:, :: tokens // 4] = IGNORED
-    lengths = np.full(4 * rows, tokens // 4, np.int32)
-    starts = np.arange(rows + 1) * 4
-    batch = row_batch(ids, labels, np.full(rows, tokens), starts, lengths, np.zeros_like(lengths))
-    (folder / "shards").mkdir()
-    write_table(folder / "shards/train-00000.arrow", pa.Table.from_batches([batch], schema(tokens)))
-    manifest = {"format_version": "3.0", "row_length": tokens, "records": {}}
-    manifest["payload"] = describe_files(folder / "shards")
-    return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
-
-
 def measure(name: str) -> dict[str, float]:
-    """Train for three steps in this process; return the expected and the peak memory in GB."""
+    """Train for three steps on full rows of four documents each; return the expected and the peak memory in GB."""
+    import numpy as np
     from tests.training.executed import executed
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
+    from benchmarks.gpu.rows import MadeRows
+    from benchmarks.jobs import started
     from snaketune.config.training_runs import Lora, Scratch, Training
     from snaketune.models.device_memory import peak_memory
     from snaketune.models.devices import resolve_compute
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline
     from snaketune.training.loop.sft_trainer import SftTrainer
     from snaketune.training.loop.trainer import TrainingRun
 
-    shape, (rows, tokens), settings = CASES[name]
+    shape, (micro_rows, tokens), settings = CASES[name]
     config = AutoConfig.for_model("llama", **{"vocab_size": 32000, "tie_word_embeddings": True} | shape)
+    defaults = {"micro_batch_rows": micro_rows, "batch_rows": micro_rows, "learning_rate": 1e-4, "compile": False}
     lora = Lora() if settings.get("lora") else None
-    defaults = {"micro_batch_rows": rows, "batch_rows": rows, "learning_rate": 1e-4, "compile": False}
     training = Training(**defaults | {key: value for key, value in settings.items() if key != "lora"})
     base = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1)
     spec = SftSpec(base=base, training=training, lora=lora, quantization=None)
+    documents = np.random.default_rng(0).integers(4, 8000, (3 * training.batch_rows, 4, tokens // 4), dtype=np.int32)
+    lengths = [np.full(4, tokens // 4) for _ in documents]
+    columns = {"segment_lengths": lengths, "prefix_lengths": [np.zeros_like(some) for some in lengths]}
+    rows = MadeRows([[(document, 1) for document in row] for row in documents], tokens, **columns)
+
+    def load(dtype, quantization):
+        set_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
     with tempfile.TemporaryDirectory() as folder:
-        packed = full_rows(Path(folder), 3 * training.batch_rows, tokens)
-        work = WorkFolder(Path(folder) / "work")
-        work.start()
         operation = executed(training, checkpoint_steps=10**6, log_steps=1)
-        run = TrainingRun(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
-        expected = pipeline.refuse_unfit_machine(SftTrainer, packed, run, config).estimate.expected
-
-        def load(dtype, quantization):
-            set_seed(0)
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
-
-        with pipeline.ready_trainer(SftTrainer, packed, run, load) as ready:
+        run = TrainingRun(
+            spec=spec, operation=operation, work=started(folder), compute=resolve_compute(training.precision)
+        )
+        expected = pipeline.refuse_unfit_machine(SftTrainer, rows, run, config).estimate.expected
+        with pipeline.ready_trainer(SftTrainer, rows, run, load) as ready:
             pipeline.fit(ready.trainer)
             return {"expected": expected / 1e9, "peak": peak_memory(run.compute.device) / 1e9}
 
 
 def main(names: list[str]) -> None:
-    """Print a line for each setting."""
     for name in names or CASES:
         code = f"import json; from benchmarks.memory import measure; print(json.dumps(measure({name!r})))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Processes for measurements: one thread, one core, no GPU, and empty caches."""
+"""Processes for measurements: one thread, one core, no GPU, and empty caches; and Snakemake as a user runs it."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clock import FIRST_STEP
-from benchmarks.data_path.rows import ROOT
+from benchmarks.results import ROOT
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -27,16 +27,17 @@ ONE_THREAD = {
     "PYTHONPATH": f"{ROOT / 'workflow'}{os.pathsep}{ROOT}",
 }
 SAID: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+SNAKEFILE = ("--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml")
 
 
 @contextmanager
-def one_core() -> Iterator[None]:
-    """Pin processes that are started in this context to one core, where the system supports it."""
+def pinned(cores: int = 1) -> Iterator[None]:
+    """Pin processes that are started in this context to the last cores, where the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
+    os.sched_setaffinity(0, sorted(before)[-cores:])
     try:
         yield
     finally:
@@ -49,6 +50,16 @@ def environment(cache: Path) -> dict[str, str]:
     return os.environ | ONE_THREAD | caches
 
 
+def snakemake(
+    folder: Path, *arguments: str, python: str = sys.executable, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    """Run Snakemake in a folder. Args: env: default: a user's, with a Python's own programs first and no PYTHONPATH."""
+    if env is None:
+        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+        env["PATH"] = f"{Path(python).parent}{os.pathsep}{env['PATH']}"
+    return subprocess.run([python, "-m", "snakemake", *arguments], cwd=folder, env=env, **SAID)
+
+
 def measured(module: str, side: str, arguments_file: Path, *arguments: Any) -> dict[str, Any]:
     """Run one side of a comparison in a process; return its results and its log lines on compilation.
 
@@ -56,18 +67,10 @@ def measured(module: str, side: str, arguments_file: Path, *arguments: Any) -> d
         module: run as a program; it takes the side, the file `arguments_file`, the arguments, and a file for its results.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [
-            sys.executable,
-            "-m",
-            module,
-            side,
-            str(arguments_file),
-            *map(str, arguments),
-            str(folder / "result.json"),
-        ]
+        folder, result = Path(name), Path(name, "result.json")
+        command = [sys.executable, "-m", module, side, *map(str, (arguments_file, *arguments, result))]
         lines = checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
-        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        found = json.loads(result.read_text(encoding="utf-8"))
     said = [line for line in lines if line.startswith("compil")]
     return found | ({"said": said} if said else {})
 
@@ -78,6 +81,7 @@ def until_first_step(commands: list[list[str]], folder: Path) -> float:
     Args:
         folder: where they run, and where their caches are; they find nothing there that an earlier round left.
     """
+    folder.mkdir(exist_ok=True)
     started = time.perf_counter()
     own = environment(folder / "cache")
     for command in commands[:-1]:

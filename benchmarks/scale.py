@@ -13,17 +13,18 @@ import argparse
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from benchmarks.results import Goals, keep_table, made_on, table, write
+from benchmarks.processes import SNAKEFILE, checked, snakemake
+from benchmarks.results import ROOT, Goals, in_turn, keep_table, made_on, markdown, medians, table, write
 from snaketune.artifacts.digests import digest_file
 from snaketune.config.load import load
 from snaketune.report.pages import pages_of
@@ -33,7 +34,6 @@ from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
-ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "results/bench/scale.json"
 DOCUMENT = ROOT / "docs/scale.md"
 TIMES = 3
@@ -45,6 +45,7 @@ GOALS: Goals = {
     "plan_10000_s": ("at most", 15),
     "nothing_10000_s": ("at most", 15),
 }
+ONE_CORE = ("--cores", "1")
 PLAIN = """
 rule all:
     input: expand("results/{{n}}/manifest.json", n=range({count}))
@@ -56,26 +57,24 @@ rule one:
 
 def config_of(corpora: int, parts: int, betas: int, rates: int) -> dict[str, Any]:
     """Return a config with a run per corpus, a sweep from the first run, and an evaluation of each variant."""
+    sources = [{"files": ["rows.jsonl"]}]
     training = {"learning_rate": 1e-4, "micro_batch_rows": 2, "gradient_checkpointing": False}
-    names = [f"chat{n}" for n in range(corpora)]
-    first = {
-        "base": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2},
-        "corpus": names[0],
-        "tokenizer": "small",
-        "training": training,
-    }
+    base = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
     grid = {
         "beta": [(n + 1) / 100 for n in range(betas)],
         "training.learning_rate": [n * 1e-7 for n in range(1, rates + 1)],
     }
+    chats = {
+        f"chat{n}": {"kind": "conversations", "sources": sources, "split_seed": n, "parts": parts}
+        for n in range(corpora)
+    }
     return {
-        "corpora": {
-            name: {"kind": "conversations", "sources": [{"files": ["rows.jsonl"]}], "split_seed": n, "parts": parts}
-            for n, name in enumerate(names)
-        }
-        | {"pairs": {"kind": "preferences", "sources": [{"files": ["rows.jsonl"]}], "held_out": 0.1}},
+        "corpora": chats | {"pairs": {"kind": "preferences", "sources": sources, "held_out": 0.1}},
         "tokenizers": {"small": {"train": {"corpora": ["pairs"], "vocab_size": 400}}},
-        "sft": {"run0": first} | {f"run{n}": {"extends": "run0", "corpus": names[n]} for n in range(1, corpora)},
+        "sft": {
+            "run0": {"base": base, "corpus": "chat0", "tokenizer": "small", "training": training},
+            **{f"run{n}": {"extends": "run0", "corpus": f"chat{n}"} for n in range(1, corpora)},
+        },
         "dpo": {
             "run": {"from": "run0", "corpus": "pairs", "training": training},
             "sweep": {"extends": "run", "grid": grid},
@@ -84,21 +83,28 @@ def config_of(corpora: int, parts: int, betas: int, rates: int) -> dict[str, Any
     }
 
 
+def write_config(size: int, folder: Path) -> dict[str, Any]:
+    config = config_of(*SIZES[size])
+    (folder / "rows.jsonl").write_text("{}\n", encoding="utf-8")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return config
+
+
 def make_results(graph: JobGraph) -> None:
     """Write a stand-in result for every job, each made from those before it."""
     results = Results(code_of=lambda stage: code_digest(STAGES[stage].module))
     for job in graph.jobs.values():
         payload = Path(job.payload)
         payload.mkdir(parents=True)
-        files = list(pages_of(graph)) if job.stage == "report" else ["rows"]
-        for name in files:
-            (payload / name).write_text(job.key, encoding="utf-8")
+        files = [payload / name for name in (pages_of(graph) if job.stage == "report" else ["rows"])]
+        for file in files:
+            file.write_text(job.key, encoding="utf-8")
         manifest = {
             "stage": job.stage,
             "spec": json.loads(canonical(job.spec)),
             "code": results.code_of(job.stage),
             "inputs": {role: [entry for _, entry in read] for role, read in results.inputs_read(job).items()},
-            "payload": {name: described(payload / name) for name in files},
+            "payload": {file.name: {"digest": digest_file(file), "bytes": file.stat().st_size} for file in files},
             "records": {},
             "versions": {},
             "pairs": job.key,
@@ -108,69 +114,49 @@ def make_results(graph: JobGraph) -> None:
         Path(job.manifest).write_text(json.dumps(manifest, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def described(file: Path) -> dict[str, Any]:
-    return {"digest": digest_file(file), "bytes": file.stat().st_size}
-
-
 def make_plain_results(count: int) -> None:
     for n in range(count):
-        folder = Path(f"results/{n}/rows")
-        folder.mkdir(parents=True)
+        folder = Path(f"results/{n}")
+        (folder / "rows").mkdir(parents=True)
         for name in ("manifest.json", "run.json"):
-            (folder.parent / name).write_text("{}\n", encoding="utf-8")
+            (folder / name).write_text("{}\n", encoding="utf-8")
 
 
-def seconds(*arguments: str) -> tuple[float, str]:
+def seconds(folder: Path, *arguments: str) -> tuple[float, str]:
     """Return the processor time and the output of a Snakemake call."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     began = os.times()
-    done = subprocess.run(["snakemake", *arguments], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(done.stdout[-3000:] + done.stderr[-3000:])
+    said = checked(snakemake(folder, *arguments))
     ended = os.times()
-    took = ended.children_user + ended.children_system - began.children_user - began.children_system
-    return took, done.stdout + done.stderr
+    return ended.children_user + ended.children_system - began.children_user - began.children_system, said
 
 
 def measure(size: int) -> dict[str, float]:
-    """Measure one size in a new folder."""
-    folder = Path(mkdtemp(prefix=f"scale-{size}-"))
-    before = Path.cwd()
-    try:
-        for name in ("plain", "ours"):
-            (folder / name).mkdir()
-        os.chdir(folder / "ours")
-        Path("rows.jsonl").write_text("{}\n", encoding="utf-8")
-        config = config_of(*SIZES[size])
-        Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        graph = JobGraph(*load(config))
+    with TemporaryDirectory(prefix=f"scale-{size}-") as name:
+        folders = {side: Path(name, side) for side in ("ours", "plain")}
+        for folder in folders.values():
+            folder.mkdir()
+        with chdir(folders["ours"]):
+            graph = JobGraph(*load(write_config(size, folders["ours"])))
         # Without the jobs that only inspect trainings.
         count = sum(job.stage not in ("calibrate", "trial", "audit") for job in graph.jobs.values())
-        (folder / "plain/Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
-        sides = {
-            "ours": ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml", "--cores", "1"],
-            "plain": ["--cores", "1"],
-        }
+        (folders["plain"] / "Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
+
+        def call(side: str, what: str) -> float:
+            arguments = [*(SNAKEFILE if side == "ours" else ()), *ONE_CORE, *(["--dry-run"] if what == "plan" else [])]
+            took, said = seconds(folders[side], *arguments)
+            check(said, what, count)
+            return took
+
         found = {f"jobs_{size}": float(count)}
-        for what, more in {"plan": ["--dry-run"], "nothing": []}.items():
+        for what in ("plan", "nothing"):
             if what == "nothing":
-                os.chdir(folder / "ours")
-                make_results(graph)
-                os.chdir(folder / "plain")
-                make_plain_results(count - 1)
-            times: dict[str, list[float]] = {name: [] for name in sides}
-            for _ in range(TIMES):
-                for name, arguments in sides.items():
-                    os.chdir(folder / name)
-                    took, said = seconds(*arguments, *more)
-                    check(said, what, count)
-                    times[name].append(took)
-            found |= {f"{what}_{size}_s": statistics.median(times["ours"])}
-            found |= {f"snakemake_{what}_{size}_s": statistics.median(times["plain"])}
+                with chdir(folders["ours"]):
+                    make_results(graph)
+                with chdir(folders["plain"]):
+                    make_plain_results(count - 1)
+            times = medians(in_turn(TIMES, {side: lambda side=side, what=what: call(side, what) for side in folders}))
+            found |= {f"{what}_{size}_s": times["ours"], f"snakemake_{what}_{size}_s": times["plain"]}
         return found
-    finally:
-        os.chdir(before)
-        shutil.rmtree(folder)
 
 
 def check(said: str, what: str, count: int) -> None:
@@ -182,18 +168,23 @@ def check(said: str, what: str, count: int) -> None:
 
 
 def profile(size: int) -> None:
-    """Print a profile of planning by function."""
-    folder = Path(mkdtemp(prefix=f"scale-{size}-"))
-    try:
-        (folder / "rows.jsonl").write_text("{}\n", encoding="utf-8")
-        (folder / "config.yaml").write_text(yaml.safe_dump(config_of(*SIZES[size])), encoding="utf-8")
-        command = [sys.executable, "-m", "cProfile", "-o", "profile", "-m", "snakemake", "--dry-run", "--cores", "1"]
-        command += ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml"]
+    with TemporaryDirectory(prefix=f"scale-{size}-") as folder:
+        write_config(size, Path(folder))
+        command = [
+            sys.executable,
+            "-m",
+            "cProfile",
+            "-o",
+            "profile",
+            "-m",
+            "snakemake",
+            "--dry-run",
+            *ONE_CORE,
+            *SNAKEFILE,
+        ]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         code = "import pstats; pstats.Stats('profile').sort_stats('cumulative').print_stats(70)"
         subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
-    finally:
-        shutil.rmtree(folder)
 
 
 def main() -> None:
@@ -205,17 +196,17 @@ def main() -> None:
         for size in options.sizes:
             profile(size)
         return
-    floor = statistics.median(seconds("--version")[0] for _ in range(TIMES))
+    floor = statistics.median(seconds(Path(), "--version")[0] for _ in range(TIMES))
     details: dict[str, Any] = {"made": made_on("benchmarks.scale"), "floor": {"snakemake_version_s": floor}}
     for size in options.sizes:
         details[str(size)] = measure(size)
         print(size, details[str(size)], flush=True)
     write(FOUND, details, GOALS)
-    shown = {key: value for size in options.sizes for key, value in details[str(size)].items()}
-    beside = "\n".join(
-        f"| `{key}` | {value:.3g} |" for key, value in (shown | details["floor"]).items() if key not in GOALS
+    shown = {key: value for part in (*map(str, options.sizes), "floor") for key, value in details[part].items()}
+    beside = markdown(
+        ("baseline", ""), [(f"`{key}`", f"{value:.3g}") for key, value in shown.items() if key not in GOALS]
     )
-    keep_table(DOCUMENT, "scale", f"{table(details, GOALS)}\n\n| baseline | |\n|---|---|\n{beside}")
+    keep_table(DOCUMENT, "scale", f"{table(details, GOALS)}\n\n{beside}")
 
 
 if __name__ == "__main__":

@@ -6,46 +6,20 @@ Update them with: make docs
 import ast
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "workflow/snaketune"
 # Data flows down this list: a package imports only from those above it.
 PACKAGES = (
-    "config",
-    "artifacts",
-    "stages",
-    "cluster",
-    "corpus",
-    "tokenization",
-    "preview",
-    "packing",
-    "models",
-    "tracking",
-    "training",
-    "evaluation",
-    "diagnostics",
-    "publishing",
-    "report",
-)
+    "config", "artifacts", "stages", "cluster", "corpus", "tokenization", "preview", "packing", "models", "tracking",
+    "training", "evaluation", "diagnostics", "publishing", "report",
+)  # fmt: skip
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
 COLOURS = (
-    "#1f6f8b",
-    "#8b5a1f",
-    "#3f7d3a",
-    "#7a3f7d",
-    "#a03a3a",
-    "#3a4ea0",
-    "#6b6b1f",
-    "#1f8b6f",
-    "#8b1f5a",
-    "#5a5a8b",
-    "#8b7a1f",
-    "#444444",
-    "#2f5d50",
-    "#b0651d",
-    "#4a6fa5",
-)
-
+    "#1f6f8b", "#8b5a1f", "#3f7d3a", "#7a3f7d", "#a03a3a", "#3a4ea0", "#6b6b1f", "#1f8b6f", "#8b1f5a", "#5a5a8b",
+    "#8b7a1f", "#444444", "#2f5d50", "#b0651d", "#4a6fa5",
+)  # fmt: skip
 HEAD = "| module | what it does |\n|---|---|\n"
 PAGE = f"""# Architecture
 
@@ -94,13 +68,10 @@ def imported_packages() -> dict[str, set[str]]:
     for name, path in modules().items():
         package = name.split(".")[0]
         for node in ast.walk(ast.parse(path.read_bytes())):
-            names = []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            for imported in names:
-                top, _, rest = imported.partition(".")
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for imported in named:
+                top, _, rest = f"{module}{imported}".partition(".")
                 if top == "snaketune" and package in imports and rest.split(".")[0] in imports:
                     imports[package].add(rest.split(".")[0])
     return {package: others - {package} for package, others in imports.items()}
@@ -122,7 +93,7 @@ def picture() -> str:
     for row, (package, others) in enumerate(imported_packages().items()):
         y = TOP + row * ROW
         colour = COLOURS[row]
-        lines = _wrapped(first_line(PACKAGE / package / "__init__.py"), 84)
+        lines = wrap(first_line(PACKAGE / package / "__init__.py"), 84, break_long_words=False)
         parts += [
             f'<rect x="20" y="{y}" width="{BOX}" height="{ROW - 14}" rx="6" fill="{colour}" fill-opacity="0.08"'
             f' stroke="{colour}"/>',
@@ -165,15 +136,6 @@ def _heading(title: str, folder: Path) -> str:
 def _table(folder: Path) -> str:
     paths = (path for path in sorted(folder.glob("*.py")) if path.stem != "__init__")
     return "".join(f"| `{path.name}` | {first_line(path).replace('|', '&#124;')} |\n" for path in paths)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
 
 
 if __name__ == "__main__":

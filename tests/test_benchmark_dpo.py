@@ -7,10 +7,9 @@ from unittest.mock import patch
 
 import pytest
 from benchmarks.dpo import __main__ as program
-from benchmarks.dpo import sides, speed, sweep
-from benchmarks.dpo.bound import bound
-from benchmarks.dpo.curve import curve
+from benchmarks.dpo import measure, sides
 from benchmarks.dpo.material import SOURCES, Material, made, make_reference
+from benchmarks.dpo.measure import bound, curve, speed
 from benchmarks.results import keep_table
 from benchmarks.sft import material as sft_material
 
@@ -41,10 +40,9 @@ def in_this_process(monkeypatch):
 
     def measured(module, side, folder, arguments):
         with chdir(folder):
-            return sides.SIDES[side](Material(folder=folder), **json.loads(arguments.read_text(encoding="utf-8")))
+            return sides.run(side, folder, arguments)
 
-    for user in ("curve", "speed", "sweep"):
-        monkeypatch.setattr(f"benchmarks.dpo.{user}.measured", measured)
+    monkeypatch.setattr(measure, "measured", measured)
 
 
 def test_both_sides_learn_the_same_from_the_same_pairs(material):
@@ -56,7 +54,7 @@ def test_both_sides_learn_the_same_from_the_same_pairs(material):
 
 
 def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
-    result = speed.speed(1, material, "raschka")
+    result = speed(1, material, "raschka")
     ours, theirs, defaults = (result["rounds"][side][0] for side in ("snaketune", "trl", "trl, defaults"))
     assert ours["pairs"] == theirs["pairs"] == theirs["reference"]["pairs"] == result["pairs"]
     assert sorted(number for step in ours["order"] for number in step) == list(range(result["pairs"]))
@@ -83,18 +81,17 @@ def test_the_bound_is_counted_by_tries(material):
 
 def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp_path):
     said = []
-    ran = sweep.checked
-    monkeypatch.setattr(sweep, "checked", lambda done: said.append(ran(done)))
-    monkeypatch.setattr(sweep, "BETAS", sweep.BETAS[:1])
-    arguments = {"run": "raschka", "variants": [{"loss": loss, "beta": 0.1} for loss in sweep.LOSSES]}
-    path = speed.write_arguments(material, arguments | {"batch_size": 2, "reference_batch_size": 4})
-    theirs = sweep.measured(sweep.MODULE, "trl, sweep", material.folder, path)
+    ran = measure.checked
+    monkeypatch.setattr(measure, "checked", lambda done: said.append(ran(done)))
+    monkeypatch.setattr(measure, "BETAS", measure.BETAS[:1])
+    variants = [{"loss": loss, "beta": 0.1} for loss in measure.LOSSES]
+    theirs = measure.run_side("trl, sweep", material, "raschka", (2, 4), variants=variants)
     assert [run["variant"]["loss"] for run in theirs["runs"]] == ["sigmoid", "ipo"]
     assert all("rewards/accuracies" in run["last"] for run in theirs["runs"])
-    monkeypatch.setattr(sweep, "BETAS", (0.05, 0.1, 0.2, 0.5))
-    monkeypatch.setattr(sweep, "CORES", ("--cores", "1", "--dry-run"))
+    monkeypatch.setattr(measure, "BETAS", (0.05, 0.1, 0.2, 0.5))
+    monkeypatch.setattr(measure, "CORES", ("--cores", "1", "--dry-run"))
     with pytest.raises(SystemExit, match="0 variants were trained, expected 8"):
-        sweep.run_ours(material, "raschka", tmp_path / "sweep")
+        measure.run_ours(material, "raschka", tmp_path / "sweep")
     plan = [line.split() for line in said[-1].splitlines()]
     assert ["dpo", "8"] in plan
     assert ["ref_logps", "1"] in plan
@@ -114,7 +111,7 @@ def test_results_of_single_parts_are_retained(material, monkeypatch, tmp_path, c
     out = tmp_path / "dpo.json"
     for part in ("bound-raschka", "curve"):
         parts = {
-            part: lambda _, part=part: {{"curve": "curve_max_abs_diff_vs_trl"}.get(part, "share_of_bound_raschka"): 0.5}
+            part: lambda part=part: {{"curve": "curve_max_abs_diff_vs_trl"}.get(part, "share_of_bound_raschka"): 0.5}
         }
         monkeypatch.setattr(program, "parts", lambda *_, parts=parts, **__: parts)
         monkeypatch.setattr(sys, "argv", ["dpo", "--only", part, "--out", str(out), "--data", str(tmp_path)])

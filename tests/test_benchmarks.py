@@ -6,22 +6,21 @@ import time
 import numpy as np
 import pytest
 import torch
+from benchmarks.data_path.rows import numbered
 from benchmarks.flops import attention_flops, visible_pairs
-from benchmarks.gpu import measure, preference_peers, worker
+from benchmarks.gpu import measure, peers, worker
 from benchmarks.gpu.__main__ import Results, figures, run_part
 from benchmarks.gpu.expected import expected
 from benchmarks.gpu.kernels import check
-from benchmarks.gpu.measure import BASE, VARIANTS, Variant
-from benchmarks.gpu.pairs import PROPORTIONS, make_pairs
-from benchmarks.gpu.peers import trl
-from benchmarks.gpu.preference_peers import preference_peer
-from benchmarks.gpu.preferences import preferences
+from benchmarks.gpu.measure import BASE, VARIANTS, Variant, preferences
+from benchmarks.gpu.peers import preference_peer, sft_peer
+from benchmarks.gpu.rows import PROPORTIONS, make_pairs
 from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
 from benchmarks.gpu.table import table as gpu_table
 from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS
-from benchmarks.sft.material import Material, made, numbered
-from benchmarks.sft.speed import speed
+from benchmarks.sft.material import Material, made
+from benchmarks.sft.measure import speed
 
 from snaketune.models.flops import count_flops
 from snaketune.models.kernels import KERNELS
@@ -42,7 +41,7 @@ def material(tmp_path_factory) -> Material:
     folder = tmp_path_factory.mktemp("sft")
     raw = folder / "few.jsonl"
     raw.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return made(folder, numbered(raw, folder / "rows.jsonl", 100), vocab_size=300)
+    return made(folder, numbered(raw, folder / "rows.jsonl", 2, 20), vocab_size=300)
 
 
 def test_all_sides_train_on_the_same_tokens(material, tmp_path):
@@ -75,7 +74,7 @@ def test_flops_are_those_that_trainings_log(name):
     for parameter in model.parameters():
         parameter.requires_grad_(shape.rank is None)
     counted = count_flops(model)
-    attention = attention_flops(result["pairs"], **shape.attention)
+    attention = attention_flops(result["visible_pairs"], **shape.attention)
     flops = counted.per_token * result["tokens"] + attention
     assert result["mfu"] * result["seconds"] * 1e9 == pytest.approx(flops)
     computed = counted.computed(flops, result["tokens"], result["supervised"])
@@ -142,10 +141,10 @@ def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
 def test_rows_are_halved_until_they_fit(monkeypatch):
     steps = measure._steps
 
-    def crowded(shape, variant, compute, micro_rows, *others):
+    def crowded(shape, rows, variant, compute, micro_rows, *others):
         if micro_rows > 1:
             raise torch.OutOfMemoryError
-        return steps(shape, variant, compute, micro_rows, *others)
+        return steps(shape, rows, variant, compute, micro_rows, *others)
 
     monkeypatch.setattr(measure, "_steps", crowded)
     result = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=1)
@@ -156,7 +155,7 @@ def test_rows_are_halved_until_they_fit(monkeypatch):
 
 
 def test_the_peer_trains_on_the_same_shapes():
-    result = trl(rehearsed(SHAPES["7b_lora"]), CPU, micro_rows=2, warm_up=1, steps=2)
+    result = sft_peer(rehearsed(SHAPES["7b_lora"]), CPU, micro_rows=2, warm_up=1, steps=2)
     assert result["status"] == "measured"
     assert 0.5 < result["tokens"] / 512 <= 1
     assert 0.4 < result["supervised"] / result["tokens"] < 0.6
@@ -166,7 +165,7 @@ def test_the_peer_trains_on_the_same_shapes():
 def test_preferences_are_trained_beside_their_peers(proportion, monkeypatch):
     shape, settings = rehearsed(PREFERENCES["1_5b"]), {"warm_up": 1, "steps": 2}
     result = [preferences(shape, proportion, CPU, **settings)]
-    monkeypatch.setattr("benchmarks.gpu.preferences.NEEDED_BY_TRAINER", ("no_such_module",))
+    monkeypatch.setattr("benchmarks.gpu.measure.NEEDED_BY_TRAINER", ("no_such_module",))
     result.append(preferences(shape, proportion, CPU, **settings))
     result += [preference_peer(shape, proportion, CPU, 2, **settings, with_trl=which) for which in (True, False)]
     assert [entry["status"] for entry in result] == ["measured"] * 4
@@ -184,9 +183,9 @@ def test_preferences_are_trained_beside_their_peers(proportion, monkeypatch):
 
 def test_the_plain_peer_computes_the_same_log_probabilities():
     shape = rehearsed(PREFERENCES["7b"])
-    pairs = make_pairs(2, shape.length, 512, "3:1").pairs[:3]
+    pairs = make_pairs(2, shape.length, 512, "3:1")[:3]
     model = make_model(shape, CPU)
-    logps_2P = preference_peers._logps(add_adapters(model, 4), **preference_peers._padded(pairs))
+    logps_2P = peers._logps(add_adapters(model, 4), **peers._padded(pairs))
     expected = []
     for side in (0, 1):
         for pair in pairs:

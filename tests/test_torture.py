@@ -88,14 +88,30 @@ def test_what_differs_is_named():
     [
         ("error: x is damaged; rebuild it with: snakemake --forcerun results/a/manifest.json", ["--forcerun", "a"]),
         ("error: the file changed; run again", []),
+        (
+            "error: results/b/manifest.json is damaged: its content doesn't match its digest; remove it and run again",
+            [],
+        ),
+        (
+            "error: results/b/manifest.json lists the file '../x'; no stage writes that: remove the manifest and run again",
+            [],
+        ),
+        ("error: weights don't fit the model; remove results/b/manifest.json to begin again", []),
+        ("error: results/b/manifest.json: the entry isn't as written; remove the file's folder and run again", []),
     ],
 )
 def test_the_command_in_a_message_is_run(reference, tmp_path, said, more):
     trial = of(reference, tmp_path)
+    trial.chain = Chain(tmp_path)
+    removed = tmp_path / "results/b/manifest.json"
+    removed.parent.mkdir(parents=True)
+    removed.touch()
     assert [
         word.replace("results/a/manifest.json", "a") for word in trial.options_from(Said(status=1, text=said))
     ] == more
     assert trial.instructions
+    assert removed.is_file() is ("remove" not in said)
+    assert removed.parent.is_dir() is ("folder" not in said)
     with pytest.raises(Failed, match="no word of what to do"):
         trial.options_from(Said(status=1, text="error: something"))
 

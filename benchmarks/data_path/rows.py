@@ -1,26 +1,24 @@
-"""Input of the benchmarks: raw files, a tokenizer, tokenized sequences, and our stages as a chain."""
+"""Input of the benchmarks: raw files, a tokenizer, tokenized sequences, and rows packed by our stages."""
 
 import json
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.jobs import job_of
+from benchmarks.jobs import data_jobs, job_of, started
+from benchmarks.results import ROOT
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import conversation_rows
 from snaketune.tokenization.token_store import ROWS_PER_BATCH, TokenWriter
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = ("gsm8k/train.jsonl", "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")
+GSM8K = "gsm8k/train.jsonl"
+FILES = (GSM8K, "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")
 CAPACITY = 2048
-ROW_LENGTH = 1024
 
 
 def lognormal(sequences: int) -> np.ndarray:
@@ -32,8 +30,7 @@ def lognormal(sequences: int) -> np.ndarray:
 def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
     """Generate a tokenized corpus of random ids; the second half of each sequence is supervised."""
     generator = np.random.default_rng(1)
-    work = WorkFolder(folder)
-    work.start()
+    work = started(folder)
     for split, some in (("train", lengths), ("held_out", lengths[:0])):
         with TokenWriter(work.payload, split) as writer:
             for first in range(0, len(some), ROWS_PER_BATCH):
@@ -45,60 +42,56 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
                 names = pa.array([f"{first + i:016x}" for i in range(len(own))])
                 sequences = EncodedBatch(ids, offsets, supervised, np.zeros(len(ids), bool))
                 writer.write(conversation_rows(names, sequences, np.zeros(len(own), bool)))
-    nothing = {"rows": 0, "tokens": 0}
-    counts = {"train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}, "held_out": nothing}
+    counts = {
+        "train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))},
+        "held_out": {"rows": 0, "tokens": 0},
+    }
     manifest = {"counts": counts, "pad_id": 0, "payload": describe_files(work.payload), "records": {}}
     return Artifact(folder / "manifest.json", manifest, work.payload)
 
 
+def numbered(raw: Path, path: Path, copies: int, rest: int = 0) -> Path:
+    """Repeat the rows of a file, each copy with another number in front, so that no row is a duplicate.
+
+    Args:
+        rest: rows of one more copy.
+    """
+    rows = [json.loads(line) for line in raw.open(encoding="utf-8")]
+    key = "question" if "question" in rows[0] else "prompt"
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(copies + bool(rest)):
+            for row in rows if number < copies else rows[:rest]:
+                file.write(json.dumps({**row, key: f"{number}. {row[key]}"}, ensure_ascii=False) + "\n")
+    return path
+
+
 def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
-    """Repeat gsm8k and dolly, each copy with another number in front, so that no row is a duplicate."""
-    rows = [[json.loads(line) for line in (data / name).open(encoding="utf-8")] for name in FILES]
-    once = sum((data / name).stat().st_size for name in FILES)
-    paths = []
-    for name, some in zip(FILES, rows, strict=True):
-        paths.append(folder / Path(name).name)
-        with paths[-1].open("w", encoding="utf-8") as file:
-            for number in range(max(1, round(megabytes * 1e6 / once))):
-                for row in some:
-                    key = "question" if "question" in row else "prompt"
-                    file.write(json.dumps({**row, key: f"{number}. {row[key]}"}, ensure_ascii=False) + "\n")
-    return paths
+    copies = max(1, round(megabytes * 1e6 / sum((data / name).stat().st_size for name in FILES)))
+    return [numbered(data / name, folder / Path(name).name, copies) for name in FILES]
+
+
+def as_messages(row: dict[str, str]) -> dict[str, list[dict[str, str]]]:
+    """Return a row of gsm8k or dolly as a conversation for TRL."""
+    said = (row.get("question") or row["prompt"], row.get("answer") or row["response"])
+    return {"messages": [{"role": r, "content": c} for r, c in zip(("user", "assistant"), said, strict=True)]}
 
 
 def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> Path:
     """Train a tokenizer on the files and return its manifest."""
-    corpus_spec = {"kind": "conversations", "sources": [{"files": [str(f) for f in files]}], "held_out": 0}
+    corpus = {"kind": "conversations", "sources": [{"files": [str(file) for file in files]}], "held_out": 0}
+    spec = TokenizerSpec(model="bpe", vocab_size=vocab_size, character_coverage=0.9995, split_digits=True)
+    template = ROOT / "resources/chat_templates/chatml.jinja"
+    inputs = {"corpora": folder / "small/manifest.json", "chat_template": template}
     with chdir(folder):
-        stage("corpus", corpus_spec, {"files": files}, "small")
-        spec = TokenizerSpec(model="bpe", vocab_size=vocab_size, character_coverage=0.9995, split_digits=True)
-        inputs = {
-            "corpora": [folder / "small/manifest.json"],
-            "chat_template": [ROOT / "resources/chat_templates/chatml.jinja"],
-        }
-        stage("tokenizer", spec.model_dump(mode="json"), inputs, "tokenizer")
+        run(job_of("corpus", corpus, {"files": files}, "small"))
+        run(job_of("tokenizer", spec.model_dump(mode="json"), inputs, "tokenizer"))
     return folder / "tokenizer/manifest.json"
 
 
-def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: str) -> None:
-    """Run one stage in this process, below the working directory."""
-    run(job_of(name, spec, inputs, str(Path(out).resolve())))
-
-
-def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH, held_out: float = 0) -> Path:
-    """Run the five stages from raw files to shards, with manifests and digests."""
+def chain(folder: Path, files: list[Path], tokenizer: Path, **settings) -> Path:
+    """Run the data jobs from raw files to shards in this process, with manifests and digests; return the manifest of `pack`."""
     folder.mkdir()
     with chdir(folder):
-        source = [{"files": [str(file) for file in files]}]
-        spec = {"kind": "conversations", "sources": source, "held_out": held_out}
-        stage("corpus", spec, {"files": files}, "corpus")
-        made = {name: [Path(name, "manifest.json").resolve()] for name in ("corpus", "tokens", "plan", "shards")}
-        inputs = {"corpus": made["corpus"], "tokenizer": [tokenizer]}
-        stage("tokenize", {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}, inputs, "tokens")
-        rows = {"kind": "sft", "lengths": [length], "strategy": "best-fit-decreasing", "overflow": "truncate"}
-        stage("plan", rows, {"tokens": made["tokens"]}, "plan")
-        inputs = {"plan": made["plan"], "tokens": made["tokens"], "corpus": []}
-        stage("write", {"part": 1, "parts": 1}, inputs, "shards")
-        settings = {"kind": "sft", "length": length, "overflow": "truncate"}
-        stage("pack", settings, {"plan": made["plan"], "shards": made["shards"]}, "pack")
+        for job in data_jobs(files, tokenizer, **settings):
+            run(job)
     return folder / "pack/manifest.json"

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import yaml
-from benchmarks.data_path.rows import ROW_LENGTH
+from benchmarks.jobs import ROW_LENGTH, job_of
 from benchmarks.sft.material import LEARNING_RATE, made_model
 
 from snaketune.config.load import load
@@ -22,7 +22,6 @@ from snaketune.packing.reader import documents
 from snaketune.stages.cache.status import inputs_by_role
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job, result_at
-from snaketune.stages.job_files import JobFile
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
@@ -42,11 +41,7 @@ BETA = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """The folder with the config and the results of its jobs.
-
-    Attributes:
-        folder: as `snakemake` would run in.
-    """
+    """The folder with the config and the results of its jobs, as `snakemake` would run in."""
 
     folder: Path
 
@@ -71,20 +66,25 @@ def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size:
         data: folder with the files of SOURCES.
         runs: by name, a data set and about how many of its pairs to train on.
     """
-    names = dict.fromkeys(source for source, _ in runs.values())
-    sources = {name: {**SOURCES[name], "files": [str((data / file).resolve()) for file in SOURCES[name]["files"]]}
-               for name in names}  # fmt: skip
+    names = list(dict.fromkeys(source for source, _ in runs.values()))
     # With this, corpora and a tokenizer; then a model for it, and the packs of all pairs; then those of some.
-    config: dict[str, Any] = {"corpora": {name: _corpus(source) for name, source in sources.items()}}
-    config["tokenizers"] = {"trained": {"train": {"corpora": list(names), "vocab_size": vocab_size}}}
+    config: dict[str, Any] = {"corpora": {}}
+    for name in names:
+        files = [str((data / file).resolve()) for file in SOURCES[name]["files"]]
+        config["corpora"][name] = _corpus({**SOURCES[name], "files": files})
+    config["tokenizers"] = {"trained": {"train": {"corpora": names, "vocab_size": vocab_size}}}
     with chdir(folder):
         trained = _graph(config).job("tokenizer", "trained")
         _make(trained)
         # Adopted, like the tokenizer of an existing model.
         config["tokenizers"] = {"shared": {"adopt": str(Path(trained.payload).resolve())}}
-        _write_chats(list(names))
+        # A few conversations, each a prompt and its chosen completion, for the SFT job whose model all trainings start from.
+        few = [pair for name in names for pair in corpus_rows(name)[:24]]
+        _write_lines(Path("chats.jsonl"), [{"messages": pair["prompt"] + pair["chosen"]} for pair in few])
         config["corpora"]["chats"] = {"kind": "conversations", "sources": [{"files": ["chats.jsonl"]}], "held_out": 0}
-        config["sft"] = {"start": _sft(made_model(folder / "base", Path(trained.manifest), max(LENGTHS.values())))}
+        base = made_model(folder / "base", Path(trained.manifest), max(LENGTHS.values()))
+        start = {"base": {"path": str(base)}, "corpus": "chats", "tokenizer": "shared"}
+        config["sft"] = {"start": start | {"packing": {"length": ROW_LENGTH}, "training": _training(1)}}
         config["dpo"] = {f"{name}-whole": _dpo(name, name, 1) for name in names}
         for name in names:
             _make(pack_of(_graph(config), f"{name}-whole"))
@@ -94,7 +94,9 @@ def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size:
             config["dpo"][name] = _dpo(f"{name}-some", source, 1)
             some = pack_of(_graph(config), name)
             _make(some)
-            config["dpo"][name] = _dpo(f"{name}-some", source, _rows_per_step(some))
+            rows = [document["row"] for document in documents(result_at(Path(some.manifest)), "train")]
+            rows_per_step = max(1, round(PAIRS_PER_STEP * (max(rows) + 1) / len(rows)))
+            config["dpo"][name] = _dpo(f"{name}-some", source, rows_per_step)
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return Material(folder=folder)
 
@@ -106,7 +108,6 @@ def make_reference(material: Material, run_name: str) -> None:
 
 
 def pack_of(graph: JobGraph, run_name: str) -> Job:
-    """Return the job that packs the pairs of a run."""
     return graph.job("dpo", run_name).artifacts["pack"][0]
 
 
@@ -131,16 +132,10 @@ def _make(job: Job) -> None:
     def launch(name: str, *, spec, operation, work, artifacts, files, **_):
         return import_module(stage.module).build(spec, work, operation=operation, **stage.arguments(artifacts, files))
 
+    spec, operation = (of.model_dump(mode="json") for of in (job.spec, job.operation))
+    out = str(Path(job.folder).resolve())
     with patch.object(import_module(stage.launcher), "launch", launch) if stage.launcher else nullcontext():
-        run(
-            JobFile(
-                stage=job.stage,
-                spec=job.spec.model_dump(mode="json"),
-                inputs=inputs_by_role(job),
-                out=str(Path(job.folder).resolve()),
-                operation=job.operation.model_dump(mode="json"),
-            )
-        )
+        run(job_of(job.stage, spec, inputs_by_role(job), out, **operation))
 
 
 def _corpus(source: dict[str, Any]) -> dict[str, Any]:
@@ -148,36 +143,18 @@ def _corpus(source: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "preferences", "sources": [source], "held_out": 0, "max_quarantined_fraction": 0.1}
 
 
-def _sft(base: Path) -> dict[str, Any]:
-    """Return the SFT job whose model all trainings start from; a few steps suffice for what is measured."""
-    training = _training(batch_rows=1) | {"micro_batch_rows": 1}
-    return {"base": {"path": str(base)}, "corpus": "chats", "tokenizer": "shared",
-            "packing": {"length": ROW_LENGTH}, "training": training}  # fmt: skip
-
-
 def _dpo(corpus: str, source: str, batch_rows: int) -> dict[str, Any]:
-    training = _training(batch_rows) | {"micro_batch_rows": 1}
-    return {"from": "start", "corpus": corpus, "packing": {"length": LENGTHS[source]}, "beta": BETA, "training": training,
-            "operation": {"checkpoint_steps": 10**6}}  # fmt: skip
+    return {
+        "from": "start", "corpus": corpus, "packing": {"length": LENGTHS[source]}, "beta": BETA,
+        "training": _training(batch_rows), "operation": {"checkpoint_steps": 10**6},
+    }  # fmt: skip
 
 
 def _training(batch_rows: int) -> dict[str, Any]:
     return {
-        "epochs": 1, "batch_rows": batch_rows, "learning_rate": LEARNING_RATE, "precision": "float32",
-        "schedule": "constant", "warmup_fraction": 0, "gradient_checkpointing": False,
+        "epochs": 1, "batch_rows": batch_rows, "micro_batch_rows": 1, "learning_rate": LEARNING_RATE,
+        "precision": "float32", "schedule": "constant", "warmup_fraction": 0, "gradient_checkpointing": False,
     }  # fmt: skip
-
-
-def _rows_per_step(pack: Job) -> int:
-    """Return the rows per step that hold about PAIRS_PER_STEP pairs."""
-    rows = [document["row"] for document in documents(result_at(Path(pack.manifest)), "train")]
-    return max(1, round(PAIRS_PER_STEP * (max(rows) + 1) / len(rows)))
-
-
-def _write_chats(corpora: list[str], rows: int = 24) -> None:
-    """Write a few conversations, each a prompt and its chosen completion."""
-    pairs = [pair for corpus in corpora for pair in corpus_rows(corpus)[:rows]]
-    _write_lines(Path("chats.jsonl"), [{"messages": pair["prompt"] + pair["chosen"]} for pair in pairs])
 
 
 def _write_some(corpus: str, whole: Job, count: int, path: Path) -> None:
@@ -185,16 +162,62 @@ def _write_some(corpus: str, whole: Job, count: int, path: Path) -> None:
     fit = {document["id"] for document in documents(result_at(Path(whole.manifest)), "train")}
     by_prompt: dict[str, list[dict[str, Any]]] = {}
     for pair in corpus_rows(corpus):
-        if pair["id"] in fit:
+        if pair.pop("id") in fit:
             by_prompt.setdefault(json.dumps(pair["prompt"]), []).append(pair)
     drawn: list[dict[str, Any]] = []
     groups = list(by_prompt.values())
     for number in np.random.default_rng(0).permutation(len(groups)):
         if len(drawn) < count:
             drawn += groups[number]
-    columns = ("prompt", "chosen", "rejected")
-    _write_lines(path, [{name: pair[name] for name in columns} for pair in drawn])
+    _write_lines(path, [{side: pair[side] for side in ("prompt", "chosen", "rejected")} for pair in drawn])
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One pair: its texts as the template renders them, and its tokens by transformers' tokenizer."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    prompt_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+
+    @property
+    def sequences(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the sequences prompt + chosen and prompt + rejected, which identify our pairs."""
+        return self.prompt_ids + self.chosen_ids, self.prompt_ids + self.rejected_ids
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return the pair as a row for TRL, which appends the end of turn to the completions."""
+        return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
+
+
+def pairs_of(material: Material, run_name: str) -> list[Pair]:
+    """Return the packed pairs of a run; call it in the folder of the input."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(material.tokenizer)
+    job = pack_of(material.graph, run_name)
+    packed = {document["id"] for document in documents(result_at(Path(job.manifest)), "train")}
+    corpus = material.graph.config.dpo[run_name].corpus
+    return [_pair(tokenizer, row) for row in corpus_rows(corpus) if row["id"] in packed]
+
+
+def _pair(tokenizer: Any, row: dict[str, Any]) -> Pair:
+    prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+    prompt_ids = tuple(tokenizer(prompt)["input_ids"])
+    texts, ids = {"prompt": prompt}, {"prompt_ids": prompt_ids}
+    for side in ("chosen", "rejected"):
+        ((turn),) = row[side]
+        texts[side] = turn["content"]
+        whole = tuple(tokenizer(prompt + texts[side] + tokenizer.eos_token)["input_ids"])
+        if whole[: len(prompt_ids)] != prompt_ids:
+            raise ValueError(f"pair {row['id']}: the prompt's last token depends on what comes after it")
+        ids[f"{side}_ids"] = whole[len(prompt_ids) :]
+    return Pair(**texts, **ids)

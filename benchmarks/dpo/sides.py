@@ -1,6 +1,6 @@
 """The sides of the comparison, one function each, run in separate processes.
 
-    python -m benchmarks.dpo.sides snaketune FOLDER '{"run": "raschka"}' found.json
+    python -m benchmarks.dpo.sides snaketune FOLDER arguments.json found.json
 
 Ours are the stages' own `build`, whose trainer has a clock. TRL's DPOTrainer computes reference log-probabilities beforehand
 (`precompute_ref_log_probs`), as its documentation recommends to save memory and, over several epochs, time.
@@ -12,55 +12,49 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from benchmarks.clock import Clock, peak_rss_bytes
-from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material
-from benchmarks.dpo.pairs import pairs_of
+from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material, pairs_of
+from benchmarks.jobs import started
 from benchmarks.sft.material import LEARNING_RATE
+from benchmarks.trl_training import train_by_trl
 
 # More than any training here has.
 ALL = 10**6
 
 
 def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, log_steps: int = 10) -> dict[str, Any]:
-    """Train by the `dpo` stage, then compute the reference once more by `ref_logps`.
+    """Train by the `dpo` stage.
 
     Returns:
-        What the clock found; `order`, by step the numbers of its pairs; the curve; and the pass's pairs/s.
+        What the clock found; `order`, by step the numbers of its pairs; and the curve.
     """
     from snaketune.training.preference import dpo_trainer
 
     pairs = pairs_of(material, run)
     known = {pair.sequences: number for number, pair in enumerate(pairs)}
-    end_of_turn = pairs[0].chosen_ids[-1]
     clock, order = Clock(0, steps), []
 
-    class Timed(dpo_trainer.DpoTrainer):
-        def __init__(self, **arguments):
-            super().__init__(**arguments)
-            self.add_callback(clock.callback())
-
-        def training_step(self, model, inputs, *others):
-            if len(order) == len(clock.ends):
-                order.append([])
-            found = [known[sequences] for sequences in sequences_of(inputs, end_of_turn)]
-            order[-1] += found
-            clock.count(pairs=len(found), tokens=inputs["input_ids"].numel())
-            return super().training_step(model, inputs, *others)
+    def counts(inputs: dict[str, Any]) -> dict[str, int]:
+        if len(order) == len(clock.ends):
+            order.append([])
+        found = [known[sequences] for sequences in sequences_of(inputs, pairs[0].chosen_ids[-1])]
+        order[-1] += found
+        return {"pairs": len(found), "tokens": inputs["input_ids"].numel()}
 
     job = material.graph.job("dpo", run)
     training = job.spec.training.model_copy(update={"epochs": epochs})
-    with patch.object(dpo_trainer, "DpoTrainer", Timed):
-        outcome = _built(
-            job, spec=job.spec.model_copy(update={"training": training}),
-            operation=job.operation.model_copy(update={"log_steps": log_steps}),
-        )  # fmt: skip
-    trained = clock.found() | {"order": order, "losses": [entry["loss"] for entry in outcome.run["history"]]}
+    spec = job.spec.model_copy(update={"training": training})
+    operation = job.operation.model_copy(update={"log_steps": log_steps})
+    with patch.object(dpo_trainer, "DpoTrainer", clock.timing(dpo_trainer.DpoTrainer, counts)):
+        outcome = _built(job, spec=spec, operation=operation)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
-    return trained | {"run": said, "about": outcome.about, "peak_rss_bytes": peak_rss_bytes()}
+    losses = [entry["loss"] for entry in outcome.run["history"]]
+    return clock.found() | {"order": order, "losses": losses, "run": said, "about": outcome.about}
 
 
 def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
@@ -73,19 +67,14 @@ def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
         begins.append(time.perf_counter())
         return passes(*arguments)
 
-    job = material.graph.job("dpo", run).artifacts["ref_logps"][0]
     with patch.object(compute, "losses_of_rows", timed):
-        outcome = _built(job)
-    seconds = time.perf_counter() - begins[0]
-    pairs = sum(outcome.counts["pairs"].values())
-    return {"pairs": pairs, "seconds": seconds, "pairs_per_s": pairs / seconds, "peak_rss_bytes": peak_rss_bytes()}
+        outcome = _built(material.graph.job("dpo", run).artifacts["ref_logps"][0])
+    seconds, pairs = time.perf_counter() - begins[0], sum(outcome.counts["pairs"].values())
+    return {"pairs": pairs, "seconds": seconds, "pairs_per_s": pairs / seconds}
 
 
 def _built(job: Any, **instead: Any) -> Any:
     """Run a job's `build` in this process and a new folder; return its outcome."""
-    from importlib import import_module
-
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.job import result_at
     from snaketune.stages.table import STAGES
 
@@ -94,9 +83,7 @@ def _built(job: Any, **instead: Any) -> Any:
     files = {role: [Path(file) for file in some] for role, some in job.files.items()}
     arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
     with tempfile.TemporaryDirectory() as name:
-        work = WorkFolder(Path(name))
-        work.start()
-        return import_module(stage.module).build(**arguments, work=work, **stage.arguments(artifacts, files))
+        return import_module(stage.module).build(**arguments, work=started(name), **stage.arguments(artifacts, files))
 
 
 def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -113,28 +100,22 @@ def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[in
 
 
 def trl(
-    material: Material,
-    *,
-    run: str,
-    order: list[list[int]],
-    batch_size: int,
-    reference_batch_size: int,
-    exactly: bool = False,
+    material: Material, *, run: str, order: list[list[int]], exactly: bool = False, **at_once: int
 ) -> dict[str, Any]:
     """Run TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
 
     Args:
         order: as `ours` found it.
-        batch_size, reference_batch_size: pairs of a forward pass in training, and of one in the reference pass.
         exactly: whether its steps hold the very pairs of ours, all at once; else PAIRS_PER_STEP each.
+        at_once: see `trl_trainer`.
     """
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from torch.utils.data import DataLoader
     from trl import DPOTrainer
 
     clock, losses, reference = Clock(0, ALL), [], {}
 
-    class Timed(DPOTrainer):
+    class Observed(DPOTrainer):
         def _precompute_ref_logps(self, dataset, *others):
             started = time.perf_counter()
             found = super()._precompute_ref_logps(dataset, *others)
@@ -142,80 +123,65 @@ def trl(
             return found
 
         def training_step(self, model, inputs, *others):
-            clock.count(pairs=len(inputs["input_ids"]) // 2, tokens=inputs["input_ids"].numel())
             loss = super().training_step(model, inputs, *others)
             losses.append(float(loss))
             return loss
 
         def get_train_dataloader(self):
-            return steps_loader(self, order) if exactly else super().get_train_dataloader()
+            if not exactly:
+                return super().get_train_dataloader()
+            columns = ["prompt_ids", "chosen_ids", "rejected_ids", "ref_chosen_logps", "ref_rejected_logps"]
+            rows = self.train_dataset.select_columns(columns)
+            return self.accelerator.prepare(DataLoader(rows, batch_sampler=order, collate_fn=self.data_collator))
+
+    def counts(inputs: dict[str, Any]) -> dict[str, int]:
+        return {"pairs": len(inputs["input_ids"]) // 2, "tokens": inputs["input_ids"].numel()}
 
     pairs = pairs_of(material, run)
     numbers = range(len(pairs)) if exactly else [number for step in order for number in step]
-    rows = [pairs[number].texts for number in numbers]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Timed(
-            model=AutoModelForCausalLM.from_pretrained(material.model),
-            args=trl_arguments(
-                folder, batch_size, reference_batch_size, train_sampling_strategy="sequential",
-                **({"max_steps": len(order), "gradient_accumulation_steps": 1} if exactly else {}),
-            ),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
-            callbacks=[clock.callback()],
-        )  # fmt: skip
-        trainer.train()
+    rows = Dataset.from_list([pairs[number].texts for number in numbers])
+    settings = {"max_steps": len(order), "gradient_accumulation_steps": 1} if exactly else {}
+    trl_trainer(
+        clock.timing(Observed, counts), material, rows, **at_once, train_sampling_strategy="sequential", **settings
+    )
     reference |= {"pairs": len(rows), "pairs_per_s": len(rows) / reference["seconds"]}
-    return clock.found() | {"losses": losses, "reference": reference, "peak_rss_bytes": peak_rss_bytes()}
+    return clock.found() | {"losses": losses, "reference": reference}
 
 
-def trl_sweep(
-    material: Material, *, run: str, variants: list[dict[str, Any]], batch_size: int, reference_batch_size: int
-) -> dict[str, Any]:
+def trl_sweep(material: Material, *, run: str, variants: list[dict[str, Any]], **at_once: int) -> dict[str, Any]:
     """Run one TRL trainer after another in this process, each from the file of pairs to its last metrics."""
     from datasets import load_dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOTrainer
 
     found = []
     for variant in variants:
         started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = DPOTrainer(
-                model=AutoModelForCausalLM.from_pretrained(material.model),
-                args=trl_arguments(
-                    folder, batch_size, reference_batch_size, loss_type=[variant["loss"]], beta=variant["beta"]
-                ),
-                train_dataset=load_dataset("json", data_files=f"{run}.jsonl", split="train"),
-                processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
-            )
-            trainer.train()
+        rows = load_dataset("json", data_files=f"{run}.jsonl", split="train")
+        settings = {"loss_type": [variant["loss"]], "beta": variant["beta"]}
+        trainer = trl_trainer(DPOTrainer, material, rows, **at_once, **settings)
         metrics = next(line for line in reversed(trainer.state.log_history) if "rewards/margins" in line)
         found.append({"variant": variant, "seconds": time.perf_counter() - started, "last": metrics})
-    return {"runs": found, "peak_rss_bytes": peak_rss_bytes()}
+    return {"runs": found}
 
 
-def trl_arguments(folder: str, batch_size: int, reference_batch_size: int, **more: Any) -> Any:
-    """Return TRL's settings, equal to ours where they shape the result."""
+def trl_trainer(
+    trainer_type: type, material: Material, rows: Any, *, batch_size: int, reference_batch_size: int, **more: Any
+) -> Any:
+    """Train by TRL with settings equal to ours where they shape the result; return the trainer.
+
+    Args:
+        batch_size, reference_batch_size: pairs of a forward pass in training, and of one in the reference pass.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
 
-    return DPOConfig(
-        output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_batch_size,
-        per_device_train_batch_size=batch_size,
-        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, num_train_epochs=1, max_length=None,
-        # Ours keeps activations too, and computes in float32.
-        gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
-        **({"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size} | more),
+    settings = {"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size} | more
+    return train_by_trl(
+        trainer_type, DPOConfig, model=AutoModelForCausalLM.from_pretrained(material.model), rows=rows,
+        tokenizer=AutoTokenizer.from_pretrained(material.tokenizer), precompute_ref_log_probs=True,
+        precompute_ref_batch_size=reference_batch_size, per_device_train_batch_size=batch_size, max_length=None,
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, **settings,
     )  # fmt: skip
-
-
-def steps_loader(trainer: Any, order: list[list[int]]) -> Any:
-    """Return a loader of exactly these pairs."""
-    from torch.utils.data import DataLoader
-
-    columns = ("prompt_ids", "chosen_ids", "rejected_ids", "ref_chosen_logps", "ref_rejected_logps")
-    rows = trainer.train_dataset.select_columns(list(columns))
-    return trainer.accelerator.prepare(DataLoader(rows, batch_sampler=order, collate_fn=trainer.data_collator))
 
 
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -223,8 +189,13 @@ SIDES: dict[str, Callable[..., dict[str, Any]]] = {
 }  # fmt: skip
 
 
-if __name__ == "__main__":
-    side, folder, arguments_file, out = sys.argv[1:]
+def run(side: str, folder: Path, arguments: Path) -> dict[str, Any]:
+    """Run a side in the folder of its input, with the arguments in a file."""
     os.chdir(folder)
-    arguments = json.loads(Path(arguments_file).read_text(encoding="utf-8"))
-    Path(out).write_text(json.dumps(SIDES[side](Material(folder=Path(folder)), **arguments)), encoding="utf-8")
+    given = json.loads(arguments.read_text(encoding="utf-8"))
+    return SIDES[side](Material(folder=folder), **given) | {"peak_rss_bytes": peak_rss_bytes()}
+
+
+if __name__ == "__main__":
+    side, folder, arguments, out = sys.argv[1:]
+    Path(out).write_text(json.dumps(run(side, Path(folder), Path(arguments))), encoding="utf-8")

@@ -18,16 +18,35 @@ import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 import transformers
-from benchmarks.families.examine import Outcome, examine
-from benchmarks.families.table import as_markdown
+from benchmarks.families.examine import ROUNDING, Outcome, examine
+from benchmarks.results import ROOT, markdown
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-TABLE = Path(__file__).parents[2] / "docs/models.md"
+from snaketune.models.packing_support import ALTERNATIVES
+
+PAGE = ROOT / "docs/models.md"
 SECONDS = 300
+HEAD = """# Models
+
+This table shows which causal language models of transformers can be trained on packed rows. A tiny random model of each
+family was tested with the package's own functions, in float32 on a CPU, with torch {torch} and transformers {transformers}, by
+
+    make families
+
+- `right`: losses and gradients of packed rows equal those of each sequence run alone (within {rounding:.0e} of the largest).
+- `refused`: the run stops before training, with the reason given here ({instead}). Evaluation runs a refused model one sequence
+  at a time.
+- The fourth column tests a training step, reading a checkpoint into another model, reading a model folder, and resizing the
+  vocabulary.
+
+{counts}
+
+{table}
+"""
+COLUMNS = ("family", "packed sft", "dpo, shared prompts", "step, checkpoint, folder", "reason")
 
 
 def main() -> None:
@@ -42,10 +61,9 @@ def main() -> None:
         for found in several.map(_in_process, chosen or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)):
             outcomes.append(found)
             print(json.dumps(dataclasses.asdict(found)), flush=True)
-    wrong = [found.family for found in outcomes if "WRONG" in (found.sft, found.dpo)]
     if not chosen:
-        versions = {name: version(name) for name in ("torch", "transformers")}
-        TABLE.write_text(as_markdown(outcomes, versions), encoding="utf-8")
+        PAGE.write_text(page(outcomes), encoding="utf-8")
+    wrong = [found.family for found in outcomes if "WRONG" in (found.sft, found.dpo)]
     sys.exit(f"silently wrong: {', '.join(wrong)}" if wrong else 0)
 
 
@@ -72,6 +90,34 @@ def _answer(family: str, answers) -> None:
         first_line = (str(error).strip().splitlines() or [""])[0]
         found = Outcome(family, reason=f"not made: {type(error).__name__}: {first_line}")
     answers.put(found)
+
+
+def page(outcomes: list[Outcome]) -> str:
+    made = sorted((found for found in outcomes if found.sft), key=lambda found: found.family)
+    missing = [f"- {found.family}: {_short(found.reason)}\n" for found in outcomes if not found.sft]
+    both = sum(found.sft == found.dpo == "right" for found in made)
+    sft_only = sum(found.sft == "right" and found.dpo != "right" for found in made)
+    refused = sum(found.sft == "refused" for found in made)
+    cells = [(one.family, one.sft, one.dpo, one.trained, _short(one.reason)) for one in made]
+    text = HEAD.format(
+        torch=version("torch"),
+        transformers=version("transformers"),
+        rounding=ROUNDING,
+        instead=ALTERNATIVES,
+        counts=f"{len(outcomes)} families: {both} right in both, {sft_only} right in sft alone, {refused} refused, "
+        f"{len(missing)} not examined.",
+        table=markdown(COLUMNS, [[cell.replace("|", "/") for cell in row] for row in cells]),
+    )
+    if missing:
+        text += "\nNot examined, because no tiny model could be made from the default config:\n\n" + "".join(missing)
+    return text
+
+
+def _short(reason: str) -> str:
+    """Shorten a message by what all rows have in common."""
+    for repeated in (f". {ALTERNATIVES}", "not made: "):
+        reason = reason.replace(repeated, "")
+    return reason.split(" doesn't support packed rows: ")[-1]
 
 
 if __name__ == "__main__":

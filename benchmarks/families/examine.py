@@ -32,20 +32,17 @@ CPU = Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")
 
 @dataclass
 class Outcome:
-    """The outcome for a family.
-
-    Attributes:
-        sft, dpo: "right", "refused" or "WRONG", packed and with shared prompts.
-        trained: "right", or what went wrong in a step, a checkpoint, a model folder or with more tokens.
-        reason: of refusals and failures.
-        differences: measured, as shares of the largest loss or gradient.
-    """
+    """The outcome for a family."""
 
     family: str
+    # Packed, and with shared prompts: "right", "refused" or "WRONG".
     sft: str = ""
     dpo: str = ""
+    # "right", or what went wrong in a step, a checkpoint, a model folder or with more tokens.
     trained: str = ""
+    # Of refusals and failures.
     reason: str = ""
+    # As shares of the largest loss or gradient.
     differences: dict[str, float] = field(default_factory=dict)
 
 
@@ -88,23 +85,14 @@ def examine(family: str) -> Outcome:
             setattr(found, kind, "refused")
             found.reason = str(error)
             continue
-        difference = _difference(model, tiny_model(config), rows)
-        found.differences[kind] = difference
-        setattr(found, kind, "right" if difference <= ROUNDING else "WRONG")
+        found.differences[kind] = _difference(model, tiny_model(config), rows)
+        setattr(found, kind, "right" if found.differences[kind] <= ROUNDING else "WRONG")
     try:
         _train_and_keep(config)
         found.trained = "right"
     except (SnaketuneError, AssertionError, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         found.trained = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return found
-
-
-def _read_back(folder: str) -> PreTrainedModel:
-    try:
-        return load_folder(folder, weights_dtype=torch.float32).eval()
-    except SnaketuneError as error:
-        # The folder has another name at every run.
-        raise AssertionError(str(error).replace(folder, "FOLDER")) from None
 
 
 def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
@@ -159,7 +147,11 @@ def _train_and_keep(config: PretrainedConfig) -> None:
         if not torch.equal(separate_token_losses(other, batch), trained):
             raise AssertionError("another model after the checkpoint was read back")
         model.save_pretrained(folder)
-        saved = _read_back(folder)
+        try:
+            saved = load_folder(folder, weights_dtype=torch.float32).eval()
+        except SnaketuneError as error:
+            # The folder has another name at every run.
+            raise AssertionError(str(error).replace(folder, "FOLDER")) from None
         difference = (separate_token_losses(saved, batch) - trained).abs().max().item()
         if not difference < ROUNDING:
             raise AssertionError(f"another model after the folder was read back: losses differ by {difference:.1e}")

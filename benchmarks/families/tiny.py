@@ -34,43 +34,34 @@ SIZES = {
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
 # Left empty by some default configs, though their models need them.
 NEEDED = (
-    "head_dim",
-    "num_key_value_heads",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
+    "head_dim", "num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group",
     "n_shared_experts",
-)
+)  # fmt: skip
 
 LATENT = {"num_key_value_heads": 4, "head_dim": 4}
-CONV = ["conv", "full_attention", "conv", "full_attention"]
-LINEAR = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-SLIDING = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+CONV, LINEAR, SLIDING = (
+    {"layer_types": [kind, "full_attention"] * 2} for kind in ("conv", "linear_attention", "sliding_attention")
+)
 INDEXER = {
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 8,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 2,
+    "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 2,
     "output_gate_type": "sigmoid",
-}
-HYBRID = ["linear_attention", "linear_attention", "hybrid", "hybrid"]
+}  # fmt: skip
+ZAMBA = {
+    "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"], "num_key_value_heads": 4,
+    "attention_head_dim": 16, "attention_hidden_size": 64,
+}  # fmt: skip
 # Further settings that a family needs: values that depend on each other, and layers of every kind.
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "longcat_flash", "youtu"), LATENT),
     **dict.fromkeys(("deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), LATENT),
-    **{family: {"layer_types": CONV} for family in ("lfm2", "lfm2_moe")},
-    **{
-        family: {"layer_types": LINEAR}
-        for family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "olmo_hybrid")
-    },
-    "bailing_hybrid": {"head_dim": 4, "num_key_value_heads": 4, "layer_types": LINEAR, "linear_head_dim": 8},
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONV),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "olmo_hybrid"), LINEAR),
+    "bailing_hybrid": {"linear_head_dim": 8, **LATENT, **LINEAR},
     "falcon_h1": {"mamba_expand": 2},
-    **{family: {"layer_types": SLIDING} for family in ("gemma3_text", "kolibri1")},
-    "gemma3n_text": {"layer_types": SLIDING, "num_kv_shared_layers": 1},
+    **dict.fromkeys(("gemma3_text", "kolibri1"), SLIDING),
+    "gemma3n_text": SLIDING | {"num_kv_shared_layers": 1},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
-    "kimi_linear": {"layer_types": LINEAR, "num_key_value_heads": 4},
+    "kimi_linear": LINEAR | {"num_key_value_heads": 4},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "dots3_note_text": {"num_key_value_heads": 4},
@@ -79,25 +70,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 32]},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-    "zamba": {
-        "layers_block_type": HYBRID,
-        "num_key_value_heads": 4,
-        "attention_head_dim": 16,
-        "attention_hidden_size": 64,
-    },
-    "zamba2": {
-        "layers_block_type": HYBRID,
-        "num_key_value_heads": 4,
-        "attention_head_dim": 16,
-        "attention_hidden_size": 64,
-        "mamba_headdim": 8,
-    },
+    "zamba": ZAMBA,
+    "zamba2": ZAMBA | {"mamba_headdim": 8},
     "zaya": {"num_experts_per_tok": 1},
 }
 
 
 def tiny_config(family: str, **changes: Any) -> PretrainedConfig:
-    """Return the family's default config, shrunk."""
     default = AutoConfig.for_model(family)
     return AutoConfig.for_model(family, **(_smaller(default) | SPECIAL.get(family, {}) | changes))
 

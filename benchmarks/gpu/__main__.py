@@ -14,7 +14,6 @@ says what it had to skip. `--rehearse` runs all of it with tiny models on the CP
 import argparse
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -26,8 +25,8 @@ from typing import Any
 
 from benchmarks.gpu.table import table
 from benchmarks.gpu.worker import KERNELS, MARK
+from benchmarks.results import ROOT, when, write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 GOALS = {
     "gpu_23m_mfu": 0.35,
     "gpu_1_5b_full_mfu": 0.5,
@@ -37,29 +36,20 @@ GOALS = {
     "gpu_7b_lora_speedup_vs_trl": 1.3,
     **{f"gpu_dpo_{shape}_{proportion}_speedup": 2 for shape in ("1_5b", "7b") for proportion in ("1to1", "3to1")},
 }
-# The seconds that must be left for a part to begin.
-PARTS = {
-    "measure 23m": 40,
-    "measure 1_5b_full": 60,
-    "variants 23m": 60,
-    "peer 23m": 40,
-    "variants 1_5b_full": 90,
-    "measure 7b_lora": 60,
-    "dpo 7b": 80,
-    "dpopeer 7b": 80,
-    "peer 7b_lora": 60,
-    "dpo 1_5b": 50,
-    "dpopeer 1_5b": 50,
-    "variants 7b_lora": 100,
-    "demo": 200,
-    "measure 7b_qlora": 60,
-}
-# The parts of each call, most important first.
+# The parts of each call, most important first, and the seconds that must be left for a part to begin.
 CALLS = {
-    1: ("kernels", "measure 23m", "measure 1_5b_full", "variants 23m", "peer 23m", "variants 1_5b_full"),
-    2: ("measure 7b_lora", "dpo 7b", "dpopeer 7b", "peer 7b_lora", "variants 7b_lora"),
-    3: ("demo", "measure 7b_qlora", "dpo 1_5b", "dpopeer 1_5b"),
+    1: {
+        "kernels": 0,
+        "measure 23m": 40,
+        "measure 1_5b_full": 60,
+        "variants 23m": 60,
+        "peer 23m": 40,
+        "variants 1_5b_full": 90,
+    },
+    2: {"measure 7b_lora": 60, "dpo 7b": 80, "dpopeer 7b": 80, "peer 7b_lora": 60, "variants 7b_lora": 100},
+    3: {"demo": 200, "measure 7b_qlora": 60, "dpo 1_5b": 50, "dpopeer 1_5b": 50},
 }
+PARTS = {part: seconds for call in CALLS.values() for part, seconds in call.items()}
 # Limit of a part relative to its expected time, so that all parts run; and the share of the time for all kernels.
 AT_MOST, FOR_KERNELS = 3, 0.3
 # The keys of an entry that are printed while it runs.
@@ -69,6 +59,7 @@ PRINTED = (
 )  # fmt: skip
 # How much of the output of a failed part is stored.
 LAST_LINES = 30
+Found = dict[str, list[dict[str, Any]]]
 
 
 class Results:
@@ -76,55 +67,45 @@ class Results:
 
     def __init__(self, path: Path, about: dict[str, Any]):
         self.path, self.about = path, about
-        self.found: dict[str, list[dict[str, Any]]] = {}
+        self.found: Found = {}
         self.lock = threading.Lock()
 
     def add(self, part: str, entry: dict[str, Any]) -> None:
-        """Print an entry, add it, and write the file."""
         with self.lock:
             self.found.setdefault(part, []).append(entry)
             shown = "  ".join(f"{name} {_short(entry[name])}" for name in PRINTED if entry.get(name) is not None)
             print(f"{part}: {shown}", flush=True)
             # A rehearsal writes no figures.
             keys = {} if self.about["rehearsal"] else figures(self.found)
-            text = json.dumps(keys | {"goals": GOALS, "made_on": self.about, "results": self.found}, indent=2)
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_suffix(".partial")
-            partial.write_text(text + "\n", encoding="utf-8")
-            partial.replace(self.path)
+            write_json(self.path, keys | {"goals": GOALS, "made_on": self.about, "results": self.found})
             self.path.with_suffix(".md").write_text(table(self.found, self.about), encoding="utf-8")
 
     def wrong(self) -> list[str]:
-        """Return the parts in which something failed or was wrong."""
         return [part for part, some in self.found.items() if any(one["status"] in ("failed", "wrong") for one in some)]
 
 
-def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+def figures(found: Found) -> dict[str, float]:
     """Return the figures by key: the share of the peak with default settings, and the speedup over a peer.
 
     The peer of DPO is TRL where that is installed; its entry says so, or what stood in for it.
     """
     made = {}
     for key in GOALS:
-        figure = key.removeprefix("gpu_")
-        if figure.startswith("dpo_"):
-            shape, _, proportion = figure.removeprefix("dpo_").removesuffix("_speedup").rpartition("_")
+        name = key.removeprefix("gpu_").removesuffix("_speedup").removesuffix("_speedup_vs_trl").removesuffix("_mfu")
+        parts, rate, alike = (f"measure {name}", f"peer {name}"), "tokens_per_s", {}
+        if name.startswith("dpo_"):
+            shape, _, proportion = name.removeprefix("dpo_").rpartition("_")
+            parts, rate = (f"dpo {shape}", f"dpopeer {shape}"), "pairs_per_s"
             alike = {"prompt_to_completion": proportion.replace("to", ":")}
-            ours, theirs = (measured(found, f"{part} {shape}", **alike) for part in ("dpo", "dpopeer"))
-            if ours and theirs:
-                made[key] = ours["pairs_per_s"] / theirs["pairs_per_s"]
-            continue
-        name, _, of = figure.rpartition("_mfu")
-        name = name or of.removesuffix("_speedup_vs_trl")
-        ours, theirs = measured(found, f"measure {name}"), measured(found, f"peer {name}")
+        ours, theirs = (measured(found, part, **alike) for part in parts)
         if key.endswith("_mfu") and ours:
             made[key] = ours["mfu"]
         elif not key.endswith("_mfu") and ours and theirs:
-            made[key] = ours["tokens_per_s"] / theirs["tokens_per_s"]
+            made[key] = ours[rate] / theirs[rate]
     return made
 
 
-def measured(found: dict[str, list[dict[str, Any]]], part: str, **of: str) -> dict[str, Any]:
+def measured(found: Found, part: str, **of: str) -> dict[str, Any]:
     """Return the first entry of a part that holds a measurement and matches `of`; empty if there is none."""
     entries = (entry for entry in found.get(part, []) if entry["status"] == "measured")
     return next((entry for entry in entries if of.items() <= entry.items()), {})
@@ -137,20 +118,21 @@ def _short(value: Any) -> str:
 def run_part(part: str, results: Results, deadline: float, *options: str) -> None:
     """Run a part in a process of its own, until it ends or the time is up."""
     kind, _, name = part.partition(" ")
-    command = [sys.executable, "-m", "benchmarks.gpu.worker", kind, name, *options]
     paths = (str(ROOT / "workflow"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
-    # One of several: a trainer that sees more spreads a batch over them.
-    gpu = "" if "--rehearse" in options else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
-        "CUDA_VISIBLE_DEVICES": gpu,
+        # One of several: a trainer that sees more spreads a batch over them.
+        "CUDA_VISIBLE_DEVICES": ""
+        if "--rehearse" in options
+        else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
         "HF_HUB_OFFLINE": "1",
     }
     with subprocess.Popen(
-        command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        [sys.executable, "-m", "benchmarks.gpu.worker", kind, name, *options], env=environment, text=True,
+        errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     ) as process:  # fmt: skip
-        late = threading.Timer(max(deadline - time.monotonic(), 0), _stop, [process])
+        # Its processes too.
+        late = threading.Timer(max(deadline - time.monotonic(), 0), os.killpg, [process.pid, signal.SIGKILL])
         late.start()
         said, ended = [], False
         for line in process.stdout:
@@ -168,33 +150,23 @@ def run_part(part: str, results: Results, deadline: float, *options: str) -> Non
         results.add(part, {"status": "failed", "why": f"exit status {status}", "said": "".join(said)})
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """Kill a part and the processes that it started."""
-    os.killpg(process.pid, signal.SIGKILL)
-
-
 def main() -> int:
     """Returns the exit status: 1 if anything failed or wasn't right."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=540, help="when to end")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--call", type=int, choices=CALLS, help="the parts of one of three calls")
-    parser.add_argument("--only", nargs="*", choices=("kernels", *PARTS), metavar="PART")
+    parser.add_argument("--only", nargs="*", choices=PARTS, metavar="PART")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     out = options.out or ROOT / f"results/bench/gpu{'-rehearsal' if options.rehearse else ''}.json"
-    about = {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
-        "rehearsal": options.rehearse,
-    }
-    results = Results(out, about)
+    results = Results(out, when("benchmarks.gpu") | {"rehearsal": options.rehearse})
     switches = ["--rehearse"] if options.rehearse else []
     run_part("facts here", results, deadline, *switches)
     if results.wrong():
         return 1
-    wanted = options.only or CALLS.get(options.call) or [part for parts in CALLS.values() for part in parts]
+    wanted = options.only or CALLS.get(options.call, PARTS)
     if "kernels" in wanted:
         # On a GPU compilation takes the time, on cores that have nothing else to do.
         until = time.monotonic() + options.seconds * FOR_KERNELS
@@ -204,13 +176,12 @@ def main() -> int:
     for part in wanted:
         if part == "kernels":
             continue
-        needed = PARTS[part]
         left = deadline - time.monotonic()
-        if left < (5 if options.rehearse else needed):
-            results.add(part, {"status": "skipped", "why": f"{left:.0f} s left; it needs about {needed}"})
+        if left < (5 if options.rehearse else PARTS[part]):
+            results.add(part, {"status": "skipped", "why": f"{left:.0f} s left; it needs about {PARTS[part]}"})
             continue
-        rows = measured(results.found, part.replace("peer", "measure")).get("rows", 0) if part.startswith("peer") else 0
-        until = min(deadline, time.monotonic() + AT_MOST * needed)
+        rows = measured(results.found, part.replace("peer", "measure")).get("rows") if part.startswith("peer") else None
+        until = min(deadline, time.monotonic() + AT_MOST * PARTS[part])
         run_part(part, results, until, *switches, *(["--rows", str(rows)] if rows else []))
     if wrong := results.wrong():
         print(f"failed or not right: {', '.join(wrong)}; see {out}", file=sys.stderr)

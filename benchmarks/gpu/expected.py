@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from benchmarks.flops import attention_flops, visible_pairs
-from benchmarks.gpu.shapes import SHAPES, Shape, add_adapters, make_rows
+from benchmarks.gpu.rows import make_documents, make_rows
+from benchmarks.gpu.shapes import SHAPES, Shape, add_adapters
 from transformers import AutoConfig, AutoModelForCausalLM
 
 # Bytes per second of a copy, read and written (measured: 3.0 and 4.3 TB/s), and dense 16-bit FLOP/s of the data sheet.
@@ -33,8 +34,6 @@ LOGIT, HEAD_GRADIENT, LOGITS_AT_ONCE = 6, 8, 2**28
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The expected seconds of a step, by part."""
-
     seconds: dict[str, float]
     flops: float
     tokens: int
@@ -48,15 +47,13 @@ def expected(shape: Shape, micro_rows: int, card: str) -> Step:
     """Return the expected seconds of a step of `shape.batch_rows` rows, half of their tokens supervised."""
     bandwidth, peak = CARDS[card]
     model, frozen = shape.model, shape.rank is not None
-    hidden, layers, vocabulary = (model[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    head_dim = hidden // model["num_attention_heads"]
-    qkv = hidden * (hidden + 2 * head_dim * model["num_key_value_heads"])
+    hidden, layers, vocabulary = model["hidden_size"], model["num_hidden_layers"], shape.vocabulary
+    qkv = hidden * (hidden + 2 * shape.attention["head_dim"] * model["num_key_value_heads"])
     body = layers * (qkv + hidden**2 + 3 * hidden * model["intermediate_size"])
     head = vocabulary * hidden
-    made = make_rows(shape.batch_rows, shape.length, vocabulary)
-    lengths = np.array([len(document) for document in made.documents])
+    lengths = np.array([len(document) for document in make_documents(shape.batch_rows, shape.length, vocabulary)])
     tokens, supervised = int(lengths.sum()), int((lengths - lengths // 2).sum())
-    pairs = attention_flops(int(visible_pairs(lengths)), **shape.attention)
+    pairs = attention_flops(visible_pairs(lengths), **shape.attention)
     per_parameter = 4 if frozen else 6
     matmuls = per_parameter * (body * tokens + head * supervised)
     micro_batches = -(-shape.batch_rows // micro_rows)
@@ -79,6 +76,7 @@ def layer_bytes(shape: Shape, tokens: int) -> float:
     import torch._inductor.config
     from torch._inductor import compile_fx, metrics
 
+    from snaketune.models.adapters import leave_casts_to_autocast
     from snaketune.models.attention import use_segment_attention
     from snaketune.models.batches import collate
     from snaketune.models.compiling import compile_layers
@@ -91,23 +89,20 @@ def layer_bytes(shape: Shape, tokens: int) -> float:
     torch._dynamo.reset()
     small = shape.model | {"num_hidden_layers": 1, "vocab_size": 512}
     config = AutoConfig.for_model(**small, pad_token_id=0, eos_token_id=1, bos_token_id=None)
-    dtype = torch.float32 if shape.rank is None else torch.bfloat16
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if shape.rank else torch.float32)
     use_segment_attention(model)
     compute = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varlen")
-    inner = model
+    inner = model.model
     if shape.rank:
-        from snaketune.models.adapters import leave_casts_to_autocast
-
         model = add_adapters(model, shape.rank)
         leave_casts_to_autocast(model)
         model.enable_input_require_grads()
     model.train()
     compile_layers(model, compute, checkpointing=False)
-    [row, *_] = make_rows(1, tokens, 512).rows
+    row = make_rows(1, tokens, 512)[0]
     metrics.reset()
     with compute.autocast():
-        hidden = inner.model(**packed_inputs(collate([row], "varlen"))).last_hidden_state
+        hidden = inner(**packed_inputs(collate([row], "varlen"))).last_hidden_state
     hidden.float().sum().backward()
     return metrics.num_bytes_accessed
 
@@ -135,15 +130,13 @@ def main() -> None:
     if "--count" in sys.argv:
         _count()
         return
-    _, peak = CARDS["H100"]
     for name, shape in SHAPES.items():
-        if shape.quantized:
-            continue
-        step = expected(shape, shape.micro_rows, "H100")
-        mfu = step.flops / step.total / peak
-        print(f"{name}: {step.total * 1e3:.1f} ms a step, {step.tokens / step.total:,.0f} tokens/s, MFU {mfu:.0%}")
-        for part, seconds in step.seconds.items():
-            print(f"    {seconds * 1e3:8.2f} ms  {part}")
+        if not shape.quantized:
+            step = expected(shape, shape.micro_rows, "H100")
+            mfu = step.flops / step.total / CARDS["H100"][1]
+            print(f"{name}: {step.total * 1e3:.1f} ms a step, {step.tokens / step.total:,.0f} tokens/s, MFU {mfu:.0%}")
+            for part, seconds in step.seconds.items():
+                print(f"    {seconds * 1e3:8.2f} ms  {part}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Columns that identify an entry, and its figures with heading and format.
+from benchmarks.results import markdown
+
+# Keys that identify an entry, its figures with heading and format, and the keys that only some entries have.
 WHAT = ("what", "variant", "prompt_to_completion", "case", "precision", "peer", "driven_by")
 FIGURES = {
     "tokens/s": ("tokens_per_s", "{:,.0f}"),
@@ -21,31 +23,40 @@ FIGURES = {
     "GB expected": ("expected_memory_gb", "{:.1f}"),
     "compiled anew": ("graphs_compiled_after_warm_up", "{}"),
 }
+REST = (
+    "deterministic",
+    "same_digest",
+    "largest_loss_difference",
+    "held_out_loss",
+    "responses",
+    "out_of_memory_at_rows",
+)
 
 
 def table(found: dict[str, list[dict[str, Any]]], about: dict[str, Any]) -> str:
     """Return a line on machine and date, the count of right cases per kernel, and a row for each other entry."""
     [facts] = found.get("facts here") or [{}]
     versions = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
-    lines = [f"{facts.get('device', 'unknown')}, {about['date']}, {versions}: `{about['command']}`", ""]
-    kernels = {part: entries for part, entries in found.items() if part.startswith("kernel ")}
-    if kernels:
-        lines += ["| kernel | right | not right |", "|---|---|---|"]
-        for part, entries in kernels.items():
-            right = sum(entry["status"] == "right" for entry in entries)
-            wrong = [f"{_what(entry)}: {_why(entry)}" for entry in entries if entry["status"] != "right"]
-            lines.append(f"| {part.removeprefix('kernel ')} | {right} of {len(entries)} | {'; '.join(wrong)} |")
-        lines.append("")
-    lines += [f"| part | status | {' | '.join(FIGURES)} | |", "|---" * (len(FIGURES) + 3) + "|"]
+    text = f"{facts.get('device', 'unknown')}, {about['date']}, {versions}: `{about['command']}`\n\n"
+    kernels, rows = [], []
     for part, entries in found.items():
-        if part in kernels or part == "facts here":
-            continue
-        for entry in entries:
-            figures = [how.format(entry[key]) if entry.get(key) is not None else "" for key, how in FIGURES.values()]
-            rest = _why(entry) if entry["status"] not in ("measured", "right") else _rest(entry)
-            name = ", ".join(filter(None, [part, _what(entry)]))
-            lines.append(f"| {name} | {entry['status']} | {' | '.join(figures)} | {rest} |")
-    return "\n".join(lines) + "\n"
+        if part.startswith("kernel "):
+            wrong = [f"{_what(entry)}: {_why(entry)}" for entry in entries if entry["status"] != "right"]
+            right = f"{len(entries) - len(wrong)} of {len(entries)}"
+            kernels.append((part.removeprefix("kernel "), right, "; ".join(wrong)))
+        elif part != "facts here":
+            rows += [_row(part, entry) for entry in entries]
+    if kernels:
+        text += markdown(("kernel", "right", "not right"), kernels) + "\n\n"
+    return text + markdown(("part", "status", *FIGURES, ""), rows) + "\n"
+
+
+def _row(part: str, entry: dict[str, Any]) -> tuple[str, ...]:
+    figures = [how.format(entry[key]) if entry.get(key) is not None else "" for key, how in FIGURES.values()]
+    rest = ", ".join(f"{key} {entry[key]}" for key in REST if entry.get(key) is not None)
+    if entry["status"] not in ("measured", "right"):
+        rest = _why(entry)
+    return ", ".join(filter(None, [part, _what(entry)])), entry["status"], *figures, rest
 
 
 def _what(entry: dict[str, Any]) -> str:
@@ -57,21 +68,7 @@ def _why(entry: dict[str, Any]) -> str:
     return f"{entry['status']}: {' '.join(str(why).split())[:200]}".replace("|", "\\|")
 
 
-def _rest(entry: dict[str, Any]) -> str:
-    """Return the keys that only some entries have."""
-    keys = (
-        "deterministic",
-        "same_digest",
-        "largest_loss_difference",
-        "held_out_loss",
-        "responses",
-        "out_of_memory_at_rows",
-    )
-    return ", ".join(f"{key} {entry[key]}" for key in keys if entry.get(key) is not None)
-
-
 def main(paths: list[str]) -> None:
-    """Print a table for each file."""
     for path in paths:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
         print(table(saved["results"], saved["made_on"]))

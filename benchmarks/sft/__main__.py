@@ -8,18 +8,13 @@ tokenizes and packs by its own means (packing "bfd", without padding, as it docu
 gsm8k is below `data/` as `config/recipes/gsm8k-local.yaml` has it. Writes results/bench/sft.json; `--only` runs some of it.
 """
 
-import argparse
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from benchmarks.results import Goals, made_on, read_details, table, write
-from benchmarks.sft.demo import demo
-from benchmarks.sft.material import FILE, made
-from benchmarks.sft.speed import speed
-from benchmarks.sft.startup import startup
+from benchmarks.data_path.rows import GSM8K
+from benchmarks.results import Goals, Parts, options_of, require, run_parts, table
+from benchmarks.sft.material import made
+from benchmarks.sft.measure import demo, speed, startup
 
 # Goal of each figure, and whether it is a minimum or a maximum.
 GOALS: Goals = {
@@ -34,34 +29,21 @@ GOALS: Goals = {
     "demo_exact_match_dpo": ("at least", 0.9),
     "demo_exact_match_gained_by_dpo": ("at least", 0),
 }
-PARTS = ("speed", "startup", "demo")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder with gsm8k")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", choices=PARTS)
-    parser.add_argument("--out", type=Path, default=Path("results/bench/sft.json"))
-    options = parser.parse_args()
-    parts = options.only or PARTS
-    raw = (options.data / FILE).resolve()
-    if not raw.is_file() and set(parts) - {"demo"}:
-        sys.exit(f"error: {raw}: not there; put gsm8k below {options.data}, or name --data")
-    details = read_details(options.out)
+    options = options_of(__doc__, "results/bench/sft.json", "gsm8k", ("speed", "startup", "demo")).parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        material = made(folder, raw) if set(parts) - {"demo"} else None
-        measures: dict[str, Callable[[], dict[str, Any]]] = {
+        folder, material = Path(name), None
+        if options.only != ["demo"]:
+            require(options.data, [GSM8K])
+            material = made(folder, (options.data / GSM8K).resolve())
+        measures: Parts = {
             "speed": lambda: speed(options.rounds, material),
             "startup": lambda: startup(options.rounds, folder / "startup", material),
             "demo": demo,
         }
-        for part in parts:
-            print(f"{part} ...", file=sys.stderr, flush=True)
-            details[part] = measures[part]() | made_on("benchmarks.sft")
-            write(options.out, details, GOALS)
-    print(table(details, GOALS))
+        print(table(run_parts("benchmarks.sft", options, measures, GOALS), GOALS))
 
 
 if __name__ == "__main__":

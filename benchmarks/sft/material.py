@@ -1,12 +1,13 @@
 """Input of all sides: one tokenizer, one model with weights, gsm8k as files and as rows packed by our stages."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.data_path.rows import ROW_LENGTH, chain, made_tokenizer
+from benchmarks.data_path.rows import chain, made_tokenizer
+from benchmarks.jobs import ROW_LENGTH
 
-FILE = "gsm8k/train.jsonl"
 # 6.82M parameters with a vocabulary of 8192.
 MODEL = {
     "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -33,14 +34,20 @@ class Material:
     base: Path
 
     def save(self, path: Path) -> Path:
-        """Write the paths for `read`."""
-        path.write_text(json.dumps({name: str(value) for name, value in asdict(self).items()}), encoding="utf-8")
+        path.write_text(json.dumps(asdict(self), default=str), encoding="utf-8")
         return path
 
     @classmethod
     def read(cls, path: Path) -> "Material":
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{field.name: Path(found[field.name]) for field in fields(cls)})
+        return cls(**{name: Path(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()})
+
+    def spec(self) -> dict[str, Any]:
+        """Return a spec of the `sft` stage; keys that aren't given have their defaults."""
+        training = {
+            "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
+            "schedule": "constant_with_warmup", "warmup_fraction": 0,
+        }  # fmt: skip
+        return {"base": {"path": str(self.base)}, "training": training, "lora": None, "quantization": None}
 
 
 def made(folder: Path, raw: Path, vocab_size: int = 8192) -> Material:
@@ -63,14 +70,3 @@ def made_model(folder: Path, tokenizer: Path, positions: int = ROW_LENGTH) -> Pa
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
-
-
-def numbered(raw: Path, path: Path, conversations: int) -> Path:
-    """Repeat the rows of the file up to a count, each copy with another number in front, so that no row is a duplicate."""
-    rows = [json.loads(line) for line in raw.open(encoding="utf-8")]
-    with path.open("w", encoding="utf-8") as file:
-        for at in range(conversations):
-            time, index = divmod(at, len(rows))
-            row = rows[index] | {"question": f"{time}. {rows[index]['question']}"}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return path

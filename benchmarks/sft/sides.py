@@ -16,8 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.clock import Clock, peak_rss_bytes
-from benchmarks.flops import visible_pairs
+from benchmarks.data_path.rows import as_messages
+from benchmarks.flops import packed_counts
+from benchmarks.jobs import ROW_LENGTH, started
 from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, Material
+from benchmarks.trl_training import train_by_trl
 
 # Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
 SHAPES = (
@@ -30,43 +33,19 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     """Train by the `sft` stage with a clock on its trainer."""
     from snaketune.artifacts.manifest import read_artifact
     from snaketune.config.operation import Execution
-    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import sft_trainer
     from snaketune.training.loop.trainer import TrainingRun
 
     clock = Clock(warm_up, steps)
-
-    class Timed(sft_trainer.SftTrainer):
-        def __init__(self, **arguments):
-            super().__init__(**arguments)
-            self.add_callback(clock.callback())
-
-        def training_step(self, model, inputs, *others):
-            placed = inputs["segments"].layout
-            lengths = placed.lengths[placed.documents]
-            clock.count(tokens=int(lengths.sum()), supervised=len(inputs["targets"]), pairs=visible_pairs(lengths))
-            return super().training_step(model, inputs, *others)
-
-    with tempfile.TemporaryDirectory() as name, patch.object(sft_trainer, "SftTrainer", Timed):
-        work = WorkFolder(Path(name))
-        work.start()
+    timed = clock.timing(sft_trainer.SftTrainer, packed_counts)
+    with tempfile.TemporaryDirectory() as name, patch.object(sft_trainer, "SftTrainer", timed):
         operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
-        run = TrainingRun.of(SftSpec.model_validate(sft_spec(material)), operation, work)
-        outcome = sft_trainer.train_on(
-            run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
-        )
+        run = TrainingRun.of(SftSpec.model_validate(material.spec()), operation, started(name))
+        pack, tokenizer = read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
+        outcome = sft_trainer.train_on(run, pack, tokenizer)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
     return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about, "run": said}
-
-
-def sft_spec(material: Material) -> dict[str, Any]:
-    """Return a spec of the `sft` stage; keys that aren't given have their defaults."""
-    training = {
-        "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
-        "schedule": "constant_with_warmup", "warmup_fraction": 0,
-    }  # fmt: skip
-    return {"base": {"path": str(material.base)}, "training": training, "lora": None, "quantization": None}
 
 
 def trl_packed(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
@@ -80,40 +59,24 @@ def trl_unpacked(material: Material, warm_up: int, steps: int) -> dict[str, Any]
 
 
 def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[str, Any]:
-    from benchmarks.data_path.rows import ROW_LENGTH
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
+    def counts(inputs: dict[str, Any]) -> dict[str, int]:
+        mask = inputs.get("attention_mask")
+        tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
+        return {"tokens": tokens, "supervised": int((inputs["labels"] != -100).sum())}
+
     clock = Clock(warm_up, steps)
-
-    class Timed(SFTTrainer):
-        def training_step(self, model, inputs, *others):
-            mask = inputs.get("attention_mask")
-            tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
-            clock.count(tokens=tokens, supervised=int((inputs["labels"] != -100).sum()))
-            return super().training_step(model, inputs, *others)
-
-    def as_messages(row: dict[str, str]) -> dict[str, Any]:
-        said = zip(("user", "assistant"), (row["question"], row["answer"]), strict=True)
-        return {"messages": [{"role": role, "content": content} for role, content in said]}
-
     rows = load_dataset("json", data_files=str(material.raw), split="train")
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Timed(
-            model=AutoModelForCausalLM.from_pretrained(material.base),
-            args=SFTConfig(
-                output_dir=folder, max_length=ROW_LENGTH, assistant_only_loss=True, num_train_epochs=1,
-                learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
-                # Ours keeps activations too, and computes in float32.
-                gradient_checkpointing=False, bf16=False, use_cpu=True,
-                report_to="none", save_strategy="no", disable_tqdm=True, **settings,
-            ),
-            train_dataset=rows.map(as_messages, remove_columns=rows.column_names),
-            processing_class=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"),
-            callbacks=[clock.callback()],
-        )  # fmt: skip
-        trainer.train()
+    trainer = train_by_trl(
+        clock.timing(SFTTrainer, counts), SFTConfig, model=AutoModelForCausalLM.from_pretrained(material.base),
+        rows=rows.map(as_messages, remove_columns=rows.column_names),
+        tokenizer=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"), max_length=ROW_LENGTH,
+        assistant_only_loss=True, learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
+        **settings,
+    )  # fmt: skip
     return clock.found() | {"optimizer": str(trainer.args.optim), "rows": len(trainer.train_dataset)}
 
 

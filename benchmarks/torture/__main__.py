@@ -20,17 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.chain import ROOT
+from benchmarks.results import ROOT
 from benchmarks.torture.faults import FAULTS, Fault
 from benchmarks.torture.slurm_faults import FAULTS as SLURM_FAULTS
 from benchmarks.torture.trials import Failed, Reference, Trial, code_of
-from benchmarks.torture.written import ON_SLURM, RESULTS, read, write, write_page
+from benchmarks.torture.written import ON_SLURM, RESULTS, read, write
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Planned:
-    """A planned trial."""
-
     name: str
     fault: Fault
     point: str
@@ -44,7 +42,7 @@ class Planned:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--point", help="only points that contain this")
+    parser.add_argument("--point", default="", help="only points that contain this")
     parser.add_argument("--trials", type=int, help="at each point (default: as many as the fault's row says)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="trials side by side (default: %(default)s)")
@@ -73,11 +71,10 @@ def main() -> None:
             one, entry = running[future], future.result()
             found[one.key] = entry
             write(chosen.out, found, reference, seed=chosen.seed)
-            write_page(found, reference, chosen.out)
             rest = (time.monotonic() - begun) / done * (len(left) - done)
             how = f"{entry['ended']} ({entry['seconds']:.0f} s; {rest / 60:.0f} min left)"
             print(f"{done}/{len(left)} {one.key}: {how}", flush=True)
-    failed = [key for one in planned if not found[key := one.key]["passed"]]
+    failed = [one.key for one in planned if not found[one.key]["passed"]]
     sys.exit(f"{len(failed)} of {len(planned)} trials failed: {', '.join(failed)}" if failed else 0)
 
 
@@ -87,30 +84,28 @@ def plan(chosen: argparse.Namespace) -> list[Planned]:
     if unknown := set(chosen.fault) - set(table):
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
     found = [
-        (number, Planned(name=name, fault=fault, point=point, number=number))
-        for name, fault in table.items()
-        if not chosen.fault or name in chosen.fault
-        for point in fault.points
-        if not chosen.point or chosen.point in point
-        for number in range(chosen.trials or fault.trials)
+        Planned(name, table[name], point, number)
+        for name in table
+        if name in (chosen.fault or table)
+        for point in table[name].points
+        if chosen.point in point
+        for number in range(chosen.trials or table[name].trials)
     ]
-    return [one for _, one in sorted(found, key=lambda entry: entry[0])]
+    return sorted(found, key=lambda one: one.number)
 
 
 def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run a trial and report how it ended."""
     folder = reference.chain.folder.parent / re.sub(r"\W+", "-", one.key)
     shutil.rmtree(folder, ignore_errors=True)
     trial = Trial(reference=reference, folder=folder, point=one.point, drawn=random.Random(f"{chosen.seed} {one.key}"))
-    begun, ended = time.monotonic(), ""
+    begun, passed = time.monotonic(), False
     try:
         one.fault.do(trial)
+        passed = True
+        ended = "identical results after following the error message" if trial.instructions else "identical results"
     except (Failed, OSError, subprocess.SubprocessError) as error:
         # Any error counts as a failed trial, and doesn't end the others.
         ended = f"FAILED: {error}"
-    passed = not ended
-    if passed:
-        ended = "identical results after following the error message" if trial.instructions else "identical results"
     if passed or not chosen.keep:
         trial.chain.remove()
     return {

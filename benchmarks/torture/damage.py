@@ -6,53 +6,31 @@ import time
 from pathlib import Path
 
 from benchmarks.torture.chain import STAGES
-from benchmarks.torture.kills import begins
-from benchmarks.torture.processes import everything_in, kill_chain, wait_for
-from benchmarks.torture.trials import SECONDS, Failed, Trial
+from benchmarks.torture.kills import begins, first_checkpoint
+from benchmarks.torture.processes import everything_in
+from benchmarks.torture.trials import SECONDS, Trial
 
 # Who reads them, by stage; the chain is run as if it had come no further than the stage itself.
 PAYLOADS = (
-    "corpus/pairs/rows/train.arrow",
-    "corpus/chat/rows/held_out.arrow",
-    "tokenizer/small/tokenizer/tokenizer.json",
-    "tokenizer/small/tokenizer/sentencepiece.model",
+    "corpus/pairs/rows/train.arrow", "corpus/chat/rows/held_out.arrow",
+    "tokenizer/small/tokenizer/tokenizer.json", "tokenizer/small/tokenizer/sentencepiece.model",
     "tokenizer/small/tokenizer/chat_template.jinja",
-    "tokenize/pairs-*/1-of-1/tokens/train-index.arrow",
-    "tokenize/chat-*/1-of-1/tokens/train-ids.arrow",
-    "plan/pairs-*/plan/train-pairs.arrow",
-    "plan/chat-*/plan/train-rows.arrow",
-    "plan/chat-*/plan/train-pieces.arrow",
-    "plan/chat-*/plan/documents.arrow",
-    "plan/chat-*/plan/facts.json",
-    "write/pairs-*/1-of-1/shards/train-00000.arrow",
-    "pack/chat-*/shards/train-00000.arrow",
+    "tokenize/pairs-*/1-of-1/tokens/train-index.arrow", "tokenize/chat-*/1-of-1/tokens/train-ids.arrow",
+    "plan/pairs-*/plan/train-pairs.arrow", "plan/chat-*/plan/train-rows.arrow", "plan/chat-*/plan/train-pieces.arrow",
+    "plan/chat-*/plan/documents.arrow", "plan/chat-*/plan/facts.json",
+    "write/pairs-*/1-of-1/shards/train-00000.arrow", "pack/chat-*/shards/train-00000.arrow",
     "pack/pairs-*/shards/documents.arrow",
-    "sft/run/model/model.safetensors",
-    "sft/run/model/config.json",
-    "sft/run/model/tokenizer.json",
-    "ref_pass/*/1-of-2/logps/logps.arrow",
-    "ref_logps/*/logps/logps.arrow",
-    "dpo/run/model/model.safetensors",
-    "eval/last/dpo-run/scores/scores.json",
-    "eval/last/dpo-run/scores/responses.jsonl",
+    "sft/run/model/model.safetensors", "sft/run/model/config.json", "sft/run/model/tokenizer.json",
+    "ref_pass/*/1-of-2/logps/logps.arrow", "ref_logps/*/logps/logps.arrow", "dpo/run/model/model.safetensors",
+    "eval/last/dpo-run/scores/scores.json", "eval/last/dpo-run/scores/responses.jsonl",
     "eval/last/dpo-run/scores/pairs.arrow",
-)
+)  # fmt: skip
 CHECKPOINT = (
-    "weights.safetensors",
-    "optimizer.safetensors",
-    "optimizer.json",
-    "random-0.safetensors",
-    "trainer_state.json",
+    "weights.safetensors", "optimizer.safetensors", "optimizer.json", "random-0.safetensors", "trainer_state.json",
     "complete",
-)
-MANIFESTS = tuple(f"{stage}, published" for stage in STAGES[:-1]) + tuple(
-    f"{stage}, work folder" for stage in STAGES[:-1]
-)
-CLOCKS = {
-    "set back a day": {"clock": -86400.0},
-    "set forward a day": {"clock": 86400.0},
-    "another time zone": {},
-}
+)  # fmt: skip
+MANIFESTS = tuple(f"{stage}, {which}" for which in ("published", "work folder") for stage in STAGES[:-1])
+CLOCKS = {"set back a day": {"clock": -86400.0}, "set forward a day": {"clock": 86400.0}, "another time zone": {}}
 
 
 def flip(path: Path, trial: Trial) -> None:
@@ -69,9 +47,8 @@ def flip(path: Path, trial: Trial) -> None:
 
 def in_payload(trial: Trial) -> None:
     """Flip a bit of a published file before later stages read it."""
-    stage = trial.point.split("/")[0]
-    chain = trial.until(stage)
-    flip(next(iter(sorted(chain.results.glob(trial.point)))), trial)
+    chain = trial.until(trial.point.split("/")[0])
+    flip(min(chain.results.glob(trial.point)), trial)
     trial.recover(unlock=False)
 
 
@@ -79,13 +56,9 @@ def in_checkpoint(trial: Trial) -> None:
     """Flip a bit of a killed training's checkpoint before it is resumed."""
     chain = trial.before("sft")
     running = chain.start(*trial.targets)
-    pattern = ".work/sft/*/state/checkpoints/*/complete"
-    if not wait_for(lambda: any(chain.results.glob(pattern)), SECONDS):
-        raise Failed("the training never came to a checkpoint")
-    kill_chain(chain.folder)
-    running.wait()
-    (complete,) = list(chain.results.glob(pattern))[:1]
-    flip(complete.with_name(trial.point), trial)
+    first_checkpoint(chain)
+    chain.kill(running)
+    flip(first_checkpoint(chain).with_name(trial.point), trial)
     trial.recover(unlock=True)
 
 
@@ -93,15 +66,13 @@ def in_manifest(trial: Trial) -> None:
     """Flip a bit of a published manifest, or of the one in the work folder of a result that is no longer published."""
     stage, which = trial.point.split(", ")
     chain = trial.until(stage)
-    points = [point for point in trial.reference.state if point.split("/")[0] == stage]
-    point = trial.drawn.choice(points)
-    published = chain.results / point
-    if which == "published":
-        flip(published, trial)
-    else:
+    point = trial.drawn.choice([point for point in trial.reference.state if point.split("/")[0] == stage])
+    damaged = chain.results / point
+    if which == "work folder":
+        damaged.unlink()
         fingerprint = trial.reference.state[point]["manifest"]["fingerprint"]
-        published.unlink()
-        flip(chain.results / ".work" / stage / fingerprint / "manifest.json", trial)
+        damaged = chain.results / ".work" / stage / fingerprint / "manifest.json"
+    flip(damaged, trial)
     trial.recover(unlock=False)
 
 
@@ -113,8 +84,8 @@ def source_changed(trial: Trial) -> None:
     running = chain.start(*trial.targets)
     begins(chain, "snaketune corpus")
     time.sleep(trial.drawn.uniform(0, 3))
-    lines = content.splitlines(keepends=True)
-    source.write_bytes(b"".join([*lines[:-2], lines[-1], lines[-2]]))
+    *lines, one, other = content.splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines, other, one]))
     trial.check_message(chain.wait(running, SECONDS), fails=None)
     source.write_bytes(content)
     if trial.drawn.random() < 0.5:
@@ -136,11 +107,10 @@ def wrong_clock(trial: Trial) -> None:
         running.wait(trial.drawn.uniform(1, 8))
     except subprocess.TimeoutExpired:
         trial.hit(everything_in(chain.folder))
-        kill_chain(chain.folder)
-        running.wait()
+        chain.kill(running)
     seconds = orders.get("clock", 0.0)
     if not seconds:
-        chain.extra.update({"TZ": "Pacific/Kiritimati"})
+        chain.extra["TZ"] = "Pacific/Kiritimati"
     for path in chain.results.rglob("*"):
         # Seen from the new time, what was made before it is of the future, or the past.
         if path.is_file() and not path.is_symlink():

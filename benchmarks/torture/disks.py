@@ -3,7 +3,7 @@
 import errno
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def read_only(trial: Trial) -> None:
 
 def unknown_calls(trial: Trial) -> None:
     """Run on file systems without locks or links, with one kill and resume."""
-    chain = trial.fresh()
+    chain = trial.having(())
     orders = UNKNOWN[trial.point]
     chain.order(**orders)
     running = chain.start()
@@ -59,71 +59,63 @@ def unknown_calls(trial: Trial) -> None:
         running.wait(trial.drawn.uniform(5, trial.reference.seconds))
     except subprocess.TimeoutExpired:
         trial.hit(everything_in(chain.folder))
-        kill_chain(chain.folder)
-        running.wait()
+        chain.kill(running)
     trial.recover(unlock=True, orders=orders)
     if "no_flock" in orders and "no flock in" not in chain.read("first.log") + chain.read("again.log"):
         raise Failed("no process called flock")
 
 
 def may_mount() -> bool:
-    """Return whether this user may mount."""
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
+def mount(*arguments: object, command: str = "mount") -> None:
+    subprocess.run([command, *map(str, arguments)], check=True)
+
+
 def written_by(trial: Trial) -> int:
-    """Bytes of the stage's results, without hard links to each other and to results of earlier stages."""
+    """Bytes of the stage's results in pages, without hard links to each other and to results of earlier stages."""
     results = trial.reference.chain.results
-    points = (results / ".work" / trial.point, results / trial.point)
+    folders = (results / ".work" / trial.point, results / trial.point)
     own: dict[int, int] = {}
     others: set[int] = set()
     for path in results.rglob("*"):
-        if not path.is_file():
-            continue
-        if not any(path.is_relative_to(point) for point in points):
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in folders):
             others.add(path.stat().st_ino)
-        elif path.name != "lock":
-            own[path.stat().st_ino] = _pages(path)
+        elif path.is_file() and path.name != "lock":
+            own[path.stat().st_ino] = -(-path.stat().st_size // PAGE) * PAGE
     return sum(size for inode, size in own.items() if inode not in others)
 
 
-def _pages(path: Path) -> int:
-    return -(-path.stat().st_size // PAGE) * PAGE
-
-
 @contextmanager
-def small_disk(chain: Chain, *, free: int) -> Iterator:
+def small_disk(chain: Chain, *, free: int) -> Iterator[Callable[[], None]]:
     """The results on a disk of their own with so many bytes free; yields a function that enlarges it."""
     there = chain.results.with_name("results-until-now")
     chain.results.mkdir(exist_ok=True)
     chain.results.rename(there)
     chain.results.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "torture", str(chain.results)], check=True)
+    mount("-t", "tmpfs", "-o", "size=1g", "torture", chain.results)
     try:
         subprocess.run(["cp", "-a", f"{there}/.", str(chain.results)], check=True)
         used = os.statvfs(chain.results)
         size = (used.f_blocks - used.f_bfree) * used.f_bsize + free // PAGE * PAGE
-
-        def resize(to: int) -> None:
-            subprocess.run(["mount", "-o", f"remount,size={to}", str(chain.results)], check=True)
-
-        resize(max(size, PAGE))
-        yield lambda: resize(2**30)
+        mount("-o", f"remount,size={max(size, PAGE)}", chain.results)
+        yield lambda: mount("-o", f"remount,size={2**30}", chain.results)
     finally:
         kill_chain(chain.folder)
-        subprocess.run(["umount", str(chain.results)], check=True)
+        mount(chain.results, command="umount")
 
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
     """Make a folder unwritable, by a mount (which binds root too) or by its permissions."""
     if may_mount():
-        subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+        mount("--bind", folder, folder)
         try:
-            subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+            mount("-o", "remount,ro,bind", folder)
             yield
         finally:
-            subprocess.run(["umount", str(folder)], check=True)
+            mount(folder, command="umount")
         return
     folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
     for path in folders:

@@ -4,9 +4,10 @@ import errno
 import os
 import signal
 import time
+from pathlib import Path
 
-from benchmarks.torture.chain import Chain
-from benchmarks.torture.processes import command_of, everything_in, kill, kill_chain, send, wait_for
+from benchmarks.torture.chain import STAGES, Chain
+from benchmarks.torture.processes import everything_in, kill, send, wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 # Approximate time until the first job of a run starts.
@@ -14,15 +15,16 @@ START_SECONDS = 2.0
 KILLS_PER_CHAIN = 4
 SHORT_STAGES = ("corpus", "tokenizer")
 # An audit event, raised before it happens, its path and count: the kill loses the work since the event before.
-WORK, OUT = r"results/\.work/{stage}/[^/]+", r"results/{stage}/.*?"
+WORK, OUT = r"results/\.work/sft/[^/]+", r"results/sft/.*?"
+CHECKPOINT = WORK + r"/state/checkpoints/"
 POINTS = {
-    "checkpoint, before its weights": ("open", WORK + r"/state/checkpoints/.*/weights\.safetensors$", 2),
-    "checkpoint, weights written": ("open", WORK + r"/state/checkpoints/.*/optimizer\.safetensors$", 2),
-    "checkpoint, optimizer written": ("open", WORK + r"/state/checkpoints/.*/optimizer\.json$", 2),
-    "checkpoint, before its random states": ("open", WORK + r"/state/checkpoints/.*/random-0\.safetensors$", 2),
-    "checkpoint, before the trainer's state": ("open", WORK + r"/state/checkpoints/.*/trainer_state\.json$", 2),
-    "checkpoint, before it counts": ("open", WORK + r"/state/checkpoints/[^/]+/\.?complete", 2),
-    "checkpoint, before the older one is deleted": ("shutil.rmtree", WORK + r"/state/checkpoints/checkpoint-\d+$", 1),
+    "checkpoint, before its weights": ("open", CHECKPOINT + r".*/weights\.safetensors$", 2),
+    "checkpoint, weights written": ("open", CHECKPOINT + r".*/optimizer\.safetensors$", 2),
+    "checkpoint, optimizer written": ("open", CHECKPOINT + r".*/optimizer\.json$", 2),
+    "checkpoint, before its random states": ("open", CHECKPOINT + r".*/random-0\.safetensors$", 2),
+    "checkpoint, before the trainer's state": ("open", CHECKPOINT + r".*/trainer_state\.json$", 2),
+    "checkpoint, before it counts": ("open", CHECKPOINT + r"[^/]+/\.?complete", 2),
+    "checkpoint, before the older one is deleted": ("shutil.rmtree", CHECKPOINT + r"checkpoint-\d+$", 1),
     "outcome, before it is recorded": ("os.rename", WORK + r"/state/outcome\.json$", 1),
     "payload, before its rename": ("os.rename", WORK + r"/payload$", 1),
     "payload, before its run.json": ("os.rename", WORK + r"/run\.json$", 1),
@@ -34,21 +36,18 @@ POINTS = {
     "publishing, before run.json": ("open", OUT + r"/run\.json$", 1),
     "publishing, before the manifest": ("os.rename", OUT + r"/manifest\.json$", 1),
 }
-STAGE_OF_POINTS = "sft"
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 
 
 def anywhere(trial: Trial) -> None:
     """Kill -9 everything, several times in one chain, at random times."""
-    chain = trial.fresh()
-    times = sorted(trial.drawn.uniform(0, trial.reference.seconds) for _ in range(KILLS_PER_CHAIN))
+    chain = trial.having(())
     begun = 0.0
-    for until in times:
+    for until in sorted(trial.drawn.uniform(0, trial.reference.seconds) for _ in range(KILLS_PER_CHAIN)):
         running = chain.start()
         time.sleep(START_SECONDS + until - begun)
         trial.hit(everything_in(chain.folder))
-        kill_chain(chain.folder)
-        running.wait()
+        chain.kill(running)
         begun = until
         trial.counts.setdefault("killed at", []).append(round(until, 1))
         chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log")
@@ -57,33 +56,36 @@ def anywhere(trial: Trial) -> None:
 
 def between(trial: Trial) -> None:
     """Kill -9 everything before one particular write of a training or of its publishing."""
-    event, pattern, count = POINTS[trial.point]
-    chain = trial.before(STAGE_OF_POINTS)
-    chain.order(kill_before=[event, pattern.format(stage=STAGE_OF_POINTS), count])
+    chain = trial.before("sft")
+    chain.order(kill_before=POINTS[trial.point])
     running = chain.start(*trial.targets)
     running.wait(SECONDS)
-    kill_chain(chain.folder)
+    chain.kill(running)
     if not (chain.folder / "killed").is_file():
         raise Failed(f"never came to the point: {chain.read('first.log')[-400:]}")
     trial.recover(unlock=True)
 
 
-def begins(chain: Chain, what: str) -> list[int]:
-    """Wait for the processes of a stage (the job or the launched training) and return their ids."""
-    if not wait_for(lambda: bool(stages(chain, what)), SECONDS):
-        raise Failed(f"{what} never began")
-    return stages(chain, what)
-
-
 def stages(chain: Chain, what: str) -> list[int]:
-    """Return the processes that run a module."""
-    return [process for process in everything_in(chain.folder) if f" -m {what} " in command_of(process)]
+    return everything_in(chain.folder, f" -m {what} ")
+
+
+def begins(chain: Chain, what: str) -> None:
+    if not wait_for(lambda: stages(chain, what), SECONDS):
+        raise Failed(f"{what} never began")
+
+
+def first_checkpoint(chain: Chain) -> Path:
+    """Wait for a training's first checkpoint; return the file that marks one as complete."""
+    pattern = ".work/sft/*/state/checkpoints/*/complete"
+    if not wait_for(lambda: any(chain.results.glob(pattern)), SECONDS):
+        raise Failed("the training never came to a checkpoint")
+    return next(chain.results.glob(pattern))
 
 
 def in_a_training(trial: Trial, chain: Chain) -> None:
     """Wait for a training's first checkpoint, then for a random time."""
-    if not wait_for(lambda: any(chain.results.glob(".work/sft/*/state/checkpoints/*/complete")), SECONDS):
-        raise Failed("the training never came to a checkpoint")
+    first_checkpoint(chain)
     time.sleep(trial.drawn.uniform(0, 0.3))
 
 
@@ -111,9 +113,9 @@ def by_signal(trial: Trial) -> None:
         time.sleep(0.5)
     said = chain.wait(running, SECONDS)
     trial.check_message(said, fails=None)
-    orphans = everything_in(chain.folder)
+    orphans = len(everything_in(chain.folder))
     trial.recover(unlock=said.status != 0)
-    trial.counts["orphans"] = len(orphans)
+    trial.counts["orphans"] = orphans
 
 
 def with_orphan(trial: Trial) -> None:
@@ -157,9 +159,7 @@ def other_machine(trial: Trial) -> None:
 
 def two_drivers(trial: Trial) -> None:
     """Run two drivers with --nolock, the second one started at a random time."""
-    chain = trial.having(
-        () if trial.point == "whole chain" else ("corpus", "tokenizer", "tokenize", "plan", "write", "pack")
-    )
+    chain = trial.having(() if trial.point == "whole chain" else STAGES[: STAGES.index("sft")])
     first = chain.start("--nolock")
     time.sleep(trial.drawn.uniform(0, trial.reference.seconds / 2))
     second = chain.start("--nolock", log="second.log")

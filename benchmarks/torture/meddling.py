@@ -21,6 +21,9 @@ import time
 
 CHAIN = os.environ.get("TORTURE_CHAIN", "")
 ATTEMPT = "TORTURE_ATTEMPT"
+REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
+# Their import brings safetensors.
+WRITERS = ("snaketune.training.checkpoint.tensor_files", "snaketune.training.checkpoint.random_states")
 monotonic = time.monotonic_ns
 
 
@@ -34,30 +37,23 @@ def read_orders() -> dict:
 
 def path_of(argument) -> str:
     """Return a path relative to the chain; empty if it is elsewhere."""
-    if isinstance(argument, bytes):
-        argument = os.fsdecode(argument)
-    if not isinstance(argument, str):
-        try:
-            argument = os.fspath(argument)
-        except TypeError:
-            return ""
-    path = os.path.abspath(argument)  # noqa: PTH100
+    try:
+        path = os.path.abspath(os.fsdecode(argument))  # noqa: PTH100
+    except TypeError:
+        return ""
     return path[len(CHAIN) + 1 :] if path.startswith(f"{CHAIN}/results") else ""
-
-
-def writes(mode, flags) -> bool:
-    if isinstance(mode, str) and any(letter in mode for letter in "wax+"):
-        return True
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
 def target_of(event: str, arguments: tuple) -> str:
     """Return the path that an event writes; empty if it isn't below the chain."""
     if event == "open":
-        return path_of(arguments[0]) if writes(*arguments[1:3]) and not isinstance(arguments[0], int) else ""
+        path, mode, flags = arguments[:3]
+        writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+        writes |= isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        return path_of(path) if writes else ""
     if event in ("os.rename", "os.link"):
         return path_of(arguments[1])
-    if event in ("os.remove", "os.rmdir", "shutil.rmtree"):
+    if event in REMOVALS:
         # Below a folder that is removed, names are relative to it.
         name = os.fspath(arguments[0])
         return path_of(name) if os.path.dirname(name) else ""  # noqa: PTH120
@@ -65,8 +61,6 @@ def target_of(event: str, arguments: tuple) -> str:
 
 
 class Meddler:
-    """The audit hook."""
-
     def __init__(self, orders: dict):
         self.event, self.pattern, self.left = orders.get("kill_before") or ("", "", 0)
         self.slow_event, self.slow_pattern, self.seconds = orders.get("slow") or ("", "", 0)
@@ -74,52 +68,43 @@ class Meddler:
         self.busy = False
 
     def __call__(self, event: str, arguments: tuple) -> None:
-        if event == "import" and arguments[0] in (
-            "snaketune.training.checkpoint.tensor_files",
-            "snaketune.training.checkpoint.random_states",
-        ):
-            tell_of_safetensors()
-        if self.busy or event not in ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"):
+        if event == "import" and arguments[0] in WRITERS:
+            announce_safetensors()
+        if self.busy or event not in ("open", "os.rename", "os.link", *REMOVALS):
             return
         self.busy = True
         try:
-            target = target_of(event, arguments)
-            if target:
-                self.note(event, target)
-                self.perhaps_kill(event, target)
+            if target := target_of(event, arguments):
+                if who := os.environ.get(ATTEMPT):
+                    line = json.dumps({"at": monotonic(), "who": who, "did": event, "path": target})
+                    os.write(self.events, f"{line}\n".encode())
+                if event == self.event and re.search(self.pattern, target):
+                    self.left -= 1
+                    if self.left == 0:
+                        kill_all(target)
                 if event == self.slow_event and re.search(self.slow_pattern, target):
                     time.sleep(self.seconds)
         finally:
             self.busy = False
 
-    def note(self, event: str, target: str) -> None:
-        who = os.environ.get(ATTEMPT)
-        if who:
-            line = json.dumps({"at": monotonic(), "who": who, "did": event, "path": target})
-            os.write(self.events, f"{line}\n".encode())
 
-    def perhaps_kill(self, event: str, target: str) -> None:
-        if event != self.event or not re.search(self.pattern, target):
-            return
-        self.left -= 1
-        if self.left == 0:
-            from pathlib import Path
+def kill_all(target: str) -> None:
+    from pathlib import Path
 
-            import torture_processes
+    import torture_processes
 
-            with open(f"{CHAIN}/killed", "w", encoding="utf-8") as file:  # noqa: PTH123
-                file.write(target)
-            torture_processes.kill_chain(Path(CHAIN))
-            os.kill(os.getpid(), 9)
+    Path(CHAIN, "killed").write_text(target, encoding="utf-8")
+    torture_processes.kill_chain(Path(CHAIN))
+    os.kill(os.getpid(), 9)
 
 
-def tell_of_safetensors() -> None:
+def announce_safetensors() -> None:
     """Report writes of safetensors' Rust code before they happen."""
     import safetensors.torch
 
-    if safetensors.torch.save_file.__module__ == __name__:
-        return
     save = safetensors.torch.save_file
+    if save.__module__ == __name__:
+        return
 
     def save_file(tensors, filename, *arguments, **keywords):
         sys.audit("open", os.fspath(filename), "wb", os.O_WRONLY)
@@ -128,28 +113,25 @@ def tell_of_safetensors() -> None:
     safetensors.torch.save_file = save_file
 
 
-def refuse(orders: dict) -> None:
+def refuse(no_flock: int, no_links: int) -> None:
     """Make calls fail that a file system doesn't support."""
     import fcntl
 
     flock, link = fcntl.flock, os.link
-    if number := orders.get("no_flock"):
 
-        def no_flock(file, operation):
-            path = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")  # noqa: PTH115
-            if path.startswith(f"{CHAIN}/results"):
-                raise OSError(number, os.strerror(number))
-            return flock(file, operation)
+    def failing_flock(file, operation):
+        path = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")  # noqa: PTH115
+        if path.startswith(f"{CHAIN}/results"):
+            raise OSError(no_flock, os.strerror(no_flock))
+        return flock(file, operation)
 
-        fcntl.flock = no_flock
-    if code := orders.get("no_links"):
+    def failing_link(source, target, **keywords):
+        if path_of(target):
+            raise OSError(no_links, os.strerror(no_links), source)
+        return link(source, target, **keywords)
 
-        def no_link(source, target, **keywords):
-            if path_of(target):
-                raise OSError(code, os.strerror(code), source)
-            return link(source, target, **keywords)
-
-        os.link = no_link
+    fcntl.flock = failing_flock if no_flock else flock
+    os.link = failing_link if no_links else link
 
 
 def pretend_machine(boot: str) -> None:
@@ -168,23 +150,19 @@ def set_clock(seconds: float) -> None:
     """Shift the clock of this process once a file says so."""
     real, real_ns = time.time, time.time_ns
 
-    def wrong() -> bool:
-        return os.access(f"{CHAIN}/clock-is-wrong", os.F_OK)
+    def shift() -> float:
+        return seconds if os.access(f"{CHAIN}/clock-is-wrong", os.F_OK) else 0
 
-    time.time = lambda: real() + (seconds if wrong() else 0)
-    time.time_ns = lambda: real_ns() + (int(seconds * 1e9) if wrong() else 0)
-
-
-def is_a_stage() -> bool:
-    """Return whether this process runs a stage; its children inherit the attempt's name."""
-    return "snaketune" in sys.orig_argv[1:4] and "-m" in sys.orig_argv[1:3]
+    time.time = lambda: real() + shift()
+    time.time_ns = lambda: real_ns() + int(shift() * 1e9)
 
 
 if CHAIN:
-    if is_a_stage() and ATTEMPT not in os.environ:
-        os.environ[ATTEMPT] = f"{os.getpid()}-{monotonic()}"
+    # The process of a stage; its children inherit the attempt's name.
+    if "snaketune" in sys.orig_argv[1:4] and "-m" in sys.orig_argv[1:3]:
+        os.environ.setdefault(ATTEMPT, f"{os.getpid()}-{monotonic()}")
     given = read_orders()
-    refuse(given)
+    refuse(given.get("no_flock", 0), given.get("no_links", 0))
     if "TORTURE_BOOT" in os.environ:
         pretend_machine(os.environ["TORTURE_BOOT"])
     if "clock" in given:

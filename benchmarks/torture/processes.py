@@ -5,7 +5,6 @@ On its own: a copy of this file is imported by processes that are to kill all of
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,12 @@ from pathlib import Path
 NAMED_BY = "TORTURE_CHAIN"
 
 
-def everything_in(folder: Path) -> list[int]:
-    """Return all processes of the chain in `folder`, driver first, by a variable that every child inherits."""
+def everything_in(folder: Path, what: str = "") -> list[int]:
+    """Return all processes of the chain in `folder`, driver first, by a variable that every child inherits.
+
+    Args:
+        what: only those whose command line contains this.
+    """
     mark = f"{NAMED_BY}={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -22,22 +25,14 @@ def everything_in(folder: Path) -> list[int]:
             continue
         try:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+                command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                found += [int(entry.name)] if what in command else []
         except OSError:
             continue
     return sorted(found)
 
 
-def command_of(process: int) -> str:
-    """Return a process's command line; empty if it ended."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-    except OSError:
-        return ""
-
-
 def send(processes: list[int], number: int) -> None:
-    """Send a signal to each process that still runs."""
     for process in processes:
         try:
             os.kill(process, number)
@@ -65,16 +60,7 @@ def _is_dead(process: int) -> bool:
         return True
 
 
-def end_of(running: subprocess.Popen, seconds: float) -> int | None:
-    """Return the exit status of a process; None after a timeout."""
-    try:
-        return running.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def wait_for(what: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition; return whether it held in time."""
+def wait_for(what: Callable[[], object], seconds: float) -> bool:
     until = time.monotonic() + seconds
     while not what():
         if time.monotonic() > until:

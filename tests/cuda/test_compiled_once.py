@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.families.tiny import tiny_config, tiny_model
-from benchmarks.gpu.shapes import make_rows
+from benchmarks.gpu.rows import make_rows
 
 from snaketune.config.training_runs import Lora
 from snaketune.packing.shards import IGNORED
@@ -62,7 +62,7 @@ def _noted(step, counted):
     [("llama", None, False), ("llama", Lora(rank=2), False), ("qwen2", None, True), ("mistral", None, False)],
 )
 def test_sft(tmp_path, calls, graphs, segments, family, lora, checkpointing):
-    rows = make_rows(2 * STEPS, 64, VOCABULARY).rows
+    rows = make_rows(2 * STEPS, 64, VOCABULARY)
     # Some documents are longer than this window.
     window = {"sliding_window": 12} if family == "mistral" else {}
     config = tiny_config(family, initializer_range=0.05, **window)

@@ -37,3 +37,9 @@ def tiny_model(architecture: str, **settings) -> torch.nn.Module:
 @pytest.fixture(params=["llama", "qwen2", "mistral", "phi3"])
 def model(request):
     return tiny_model(request.param)
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -21,6 +21,8 @@ from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.models.selftest import self_test
 from tests.forked import python
 
+from .conftest import gradients
+
 ROWS = Rows((*DOCUMENTS, *PAIRS))
 # Heads: plain linear (tied or not), with scaling, with scaling and a soft cap, with a bias.
 HEADS = {
@@ -67,12 +69,6 @@ class MostLogits(TorchDispatchMode):
 def all_at_once(model, batch):
     logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]
     return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="none")
-
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def with_chunked_head(family, **settings):

@@ -15,6 +15,7 @@ from snaketune.models.logprobs import completion_logprobs, pair_logprobs, separa
 from snaketune.models.selftest import self_test
 from snaketune.packing.segments import layout_of
 
+from .conftest import gradients
 from .made_trees import completions_alone, tree_rows
 
 FAMILIES = {
@@ -43,12 +44,6 @@ def alone(model: torch.nn.Module, rows: list[dict]) -> tuple[torch.Tensor, list[
         sums.append(-F.cross_entropy(logits_LV[:-1], torch.tensor(labels[1:]), reduction="sum"))
         counts.append(sum(label != -100 for label in labels[1:]))
     return torch.stack(sums), counts
-
-
-def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "dense"])

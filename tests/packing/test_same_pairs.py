@@ -2,17 +2,15 @@
 
 import pytest
 
-from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.manifest import Artifact
 from tests.packing.chain import corpus, rows_of
 from tests.packing.chain import pack as pack_in
-from tests.tokenization.small_tokenizers import train_in
+from tests.tokenization.small_tokenizers import tokenizer_artifact
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Artifact:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    work, _ = train_in(folder, "bpe")
-    return Artifact(folder / "manifest.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
+    return tokenizer_artifact(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 from snaketune.__main__ import main
-from snaketune.artifacts.manifest import Artifact, describe_files, write_json
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.training import ref_logps
 from snaketune.training.reference.export import export_ref_logps
 from tests.packing import chain
 from tests.packing.chain import rows_of
-from tests.tokenization.small_tokenizers import train_in
+from tests.tokenization.small_tokenizers import tokenizer_artifact
 from tests.training.test_ref_pass import SPEC, model_in
 
 NAMES = ("ref_chosen_logps", "ref_rejected_logps")
@@ -39,9 +39,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Artifact:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    work, _ = train_in(folder, "bpe")
-    return Artifact(folder / "manifest.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
+    return tokenizer_artifact(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.sft.demo import exact_match
+from benchmarks.sft.measure import exact_match
 from invented_data import bad
 
 from snaketune.evaluation.score_intervals import wilson

@@ -53,6 +53,12 @@ def train_in(folder: Path, kind: str, vocab_size: int = 400, corpora: list[Artif
     return work, build(spec, work, corpora=corpora, chat_template=[CHATML], base=[])
 
 
+def tokenizer_artifact(folder: Path) -> Artifact:
+    """Train a tokenizer and return it as the stage publishes it."""
+    payload = train_in(folder, "bpe")[0].payload
+    return Artifact(folder / "manifest.json", {"payload": describe_files(payload), "records": {}}, payload)
+
+
 def special(*names: str, **flags) -> list[AddedToken]:
     return [AddedToken(name, special=True, normalized=False, **flags) for name in names]
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from benchmarks.data_path.plain_texts import PlainTexts
+from benchmarks.data_path.texts import PlainTexts
 from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.manifest import Artifact
 from snaketune.models.speed_probe import probe
 from snaketune.training.loop import pipeline
 from tests.models.conftest import CPU
-from tests.tokenization.small_tokenizers import train_in
+from tests.tokenization.small_tokenizers import tokenizer_artifact
 from tests.workflow.conftest import made_once
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +34,7 @@ def probed_once(monkeypatch, probed):
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory) -> Artifact:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    work, _ = train_in(folder, "bpe")
-    return Artifact(folder / "manifest.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
+    return tokenizer_artifact(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from snaketune.errors import SnaketuneError
 from snaketune.models import auto_batch, logprobs
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import layout_of
-from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import read_table
 from snaketune.training import ref_logps, ref_pass
@@ -21,7 +20,7 @@ from snaketune.training.reference import compute
 from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain
-from tests.packing.chain import rows_of
+from tests.packing.chain import rows_of, started
 from tests.training.pipeline_runs import Interrupted
 
 SPEC = RefLogpsSpec(
@@ -64,14 +63,8 @@ def model_in(folder: Path, tokenizer: Artifact, family: str = "llama", seed: int
     return Artifact(folder / "manifest.json", manifest, payload)
 
 
-def work_in(folder: Path) -> WorkFolder:
-    work = WorkFolder(folder)
-    work.start()
-    return work
-
-
 def reference(folder: Path, pack: Artifact, model: Artifact, spec: RefLogpsSpec = SPEC):
-    work = work_in(folder)
+    work = started(folder)
     outcome = ref_logps.build(spec, work, pack=pack, model=[model])
     return read_table(work.payload / FILE), outcome
 
@@ -189,7 +182,7 @@ def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: Re
     """Compute the parts of a reference pass. Returns: the pattern of their manifests."""
     for part in range(1, count + 1):
         part_spec, name = RefPassSpec(**dict(spec), part=part, parts=count), folder / f"{part}-of-{count}"
-        work = work_in(name)
+        work = started(name)
         made = chain.made(name, ref_pass.build(part_spec, work, pack=pack, model=[model]), part_spec)
         inputs = {"model": [model.content], "base_layers": [], "tokenizer": [], "base": [], "pack": [pack.content]}
         work.payload.rename(name / "logps")
@@ -202,7 +195,7 @@ def test_gathered_parts_equal_the_result_of_one_job(tmp_path, tokenizer, count):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     whole, one = reference(tmp_path / "whole", pack, model)
     pattern = parts_of(tmp_path / "parts", pack, model, count)
-    work = work_in(tmp_path / "gathered")
+    work = started(tmp_path / "gathered")
     outcome = ref_logps.build(SPEC, work, pack=pack, model=[model], operation=Execution(parts=pattern))
     gathered = read_table(work.payload / FILE)
     assert (outcome.counts, outcome.about) == (one.counts, one.about)
@@ -217,7 +210,7 @@ def test_parts_of_another_reference_and_missing_parts_are_refused(tmp_path, toke
 
     def gather(spec: RefLogpsSpec = SPEC, **changes):
         inputs = {"pack": pack, "model": [model]} | changes
-        return ref_logps.build(spec, work_in(tmp_path / "w"), operation=Execution(parts=pattern), **inputs)
+        return ref_logps.build(spec, started(tmp_path / "w"), operation=Execution(parts=pattern), **inputs)
 
     gather()
     for changes, what in (

@@ -1,0 +1,192 @@
+"""The share of the computed tokens that any method must compute, the first losses, speed and memory, and a sweep."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from benchmarks import processes
+from benchmarks.dpo.material import Material, Pair, make_reference, pack_of, pairs_of
+from benchmarks.processes import SNAKEFILE, checked, environment, measured, pinned
+from benchmarks.results import in_turn, medians
+
+from snaketune.stages.job import result_at
+
+# Pairs that TRL is fastest with, in a forward pass of the training and of the reference pass: of 1, 2, 4, 8 and 16 on one core.
+AT_ONCE = {"raschka": (2, 4), "pandalm": (1, 2), "oasst": (1, 1)}
+# TRL's default batch size; of long pairs, most of it is padding.
+DEFAULT_AT_ONCE = (8, 8)
+# The variants of a sweep, and the data set that its pairs are of.
+BETAS, LOSSES = (0.05, 0.1, 0.2, 0.5), ("sigmoid", "ipo")
+SWEPT = "pandalm"
+CORES = ("--cores", "1")
+
+
+def run_side(side: str, material: Material, name: str, at_once: tuple[int, int] | None = None, **arguments: Any) -> Any:
+    """Run one side in a process. Args: at_once: pairs of TRL's forward passes, in training and in the reference pass."""
+    path = material.folder / "arguments.json"
+    if at_once:
+        arguments |= {"batch_size": at_once[0], "reference_batch_size": at_once[1]}
+    path.write_text(json.dumps({"run": name} | arguments), encoding="utf-8")
+    return measured("benchmarks.dpo.sides", side, material.folder, path)
+
+
+def bound(material: Material, name: str) -> dict[str, Any]:
+    """Return trie nodes over all prompts of the data set divided by the tokens that an epoch runs through the layers.
+
+    Computed are the tokens of batches as they are collated for a CPU. What rows hold besides (a line break after the end of a
+    turn, and free tokens where a kernel runs them) the tries lack.
+    """
+    from snaketune.models.batches import collate
+    from snaketune.packing.reader import EqualTokens, PackedRows
+
+    with chdir(material.folder):
+        pairs = pairs_of(material, f"{name}-whole")
+        pack = result_at(Path(pack_of(material.graph, f"{name}-whole").manifest))
+        items = EqualTokens(PackedRows(pack, "train"))
+        needed = fewest_tokens(pairs)
+        computed = sum(collate(items[item], "sdpa")["input_ids"].numel() for item in range(len(items)))
+    key = f"share_of_bound_{name}"
+    return {key: needed / computed, "pairs": len(pairs), "tokens_needed": needed, "tokens_computed": computed}
+
+
+def fewest_tokens(pairs: Iterable[Pair]) -> int:
+    """Count the tokens that must be computed: for each prompt, the trie nodes of its completions.
+
+    >>> pair = Pair(prompt="", chosen="", rejected="", prompt_ids=(1, 2), chosen_ids=(3, 4, 5), rejected_ids=(3, 6))
+    >>> fewest_tokens([pair, pair])
+    6
+    """
+    # The first edge is a whole prompt.
+    root: dict[Any, dict] = {}
+    nodes = 0
+    for pair in pairs:
+        for completion in (pair.chosen_ids, pair.rejected_ids):
+            trie = root
+            for edge in (pair.prompt_ids, *completion):
+                if edge not in trie:
+                    trie[edge] = {}
+                    nodes += len(edge) if trie is root else 1
+                trie = trie[edge]
+    return nodes
+
+
+def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
+    """Return the largest difference of losses over the first steps; TRL gets the same pairs in each step."""
+    make_reference(material, name)
+    with pinned():
+        # Enough epochs for one step more than is run.
+        ours = run_side("snaketune", material, name, steps=steps, epochs=steps + 1, log_steps=1)
+        order = ours["order"][:steps]
+        theirs = run_side("trl", material, name, (1, 8), order=order, exactly=True)
+    losses = {"snaketune": ours["losses"], "trl": theirs["losses"]}
+    if any(len(one) != steps for one in losses.values()):
+        raise SystemExit(f"{len(ours['losses'])} and {len(theirs['losses'])} steps, expected {steps}")
+    return {
+        "curve_max_abs_diff_vs_trl": max(abs(one - other) for one, other in zip(*losses.values(), strict=True)),
+        "data": name,
+        "pairs_by_step": [len(step) for step in order],
+        "losses": losses,
+    }
+
+
+def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
+    """Time one epoch and one reference pass on each side: pairs/s, and memory of the training process."""
+    make_reference(material, name)
+    order: list[list[int]] = []
+
+    def ours() -> dict[str, Any]:
+        found = run_side("snaketune", material, name)
+        # TRL takes the pairs in the order of our first round.
+        order[:] = order or found["order"]
+        return found
+
+    def theirs(at_once: tuple[int, int]) -> dict[str, Any]:
+        return run_side("trl", material, name, at_once, order=order)
+
+    at_once = {"trl": AT_ONCE[name], "trl, defaults": DEFAULT_AT_ONCE}
+    sides = {
+        "snaketune": ours,
+        "snaketune, reference": lambda: run_side("snaketune, reference", material, name),
+        **{side: partial(theirs, pairs) for side, pairs in at_once.items()},
+    }
+    with pinned():
+        found = in_turn(rounds, sides, lambda one: f"{name} {one['pairs_per_s']:.2f} pairs/s")
+    passes = {"snaketune": found["snaketune, reference"]}
+    passes |= {side: [one["reference"] for one in found[side]] for side in at_once}
+    trainings = {side: found[side] for side in passes}
+    train, memory = medians(trainings, "pairs_per_s"), medians(trainings, "peak_rss_bytes")
+    reference = medians(passes, "pairs_per_s")
+    ratios = {}
+    for side in at_once:
+        peer = f"{side.replace(', ', '_')}_{name}"
+        ratios |= {
+            f"train_speedup_vs_{peer}": train["snaketune"] / train[side],
+            f"ref_speedup_vs_{peer}": reference["snaketune"] / reference[side],
+            f"peak_rss_ratio_vs_{peer}": memory["snaketune"] / memory[side],
+        }
+    return ratios | {
+        "pairs": found["snaketune"][0]["pairs"],
+        "pairs_per_s": train,
+        "reference_pairs_per_s": reference,
+        "peak_rss_gb": {side: bytes_ / 1e9 for side, bytes_ in memory.items()},
+        "pairs_at_once": at_once,
+        "rounds": found,
+    }
+
+
+def sweep(material: Material, name: str) -> dict[str, Any]:
+    """Time eight variants, four betas by two losses, an epoch each: from an SFT model and pairs to the metrics of all eight.
+
+    Ours by the workflow, `snakemake --cores 1`, from raw pairs to eight models with their run.json: preparation, one reference
+    pass for all, and a process or three for each training. TRL's in one process, which spares it seven starts: a trainer for
+    each variant, which prepares the data and computes the reference as it does by itself, or takes it from the cache of a
+    trainer before it. Variants of one loss differ in a factor alone, so TRL trains the first variant, and then one of each
+    loss, which is counted for the others. Both sides once; minutes need no median.
+    """
+    make_reference(material, name)
+    with pinned():
+        ours = run_ours(material, name, material.folder / "sweep")
+        trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
+        started = time.perf_counter()
+        theirs = run_side("trl, sweep", material, name, AT_ONCE[SWEPT], variants=trained)
+        seconds = time.perf_counter() - started
+    later = [run["seconds"] for run in theirs["runs"][1:]]
+    # Its start and the first variant once; the others are as long as a later one of their loss.
+    whole = seconds - sum(later) + len(BETAS) * sum(later) - later[0]
+    return {
+        "sweep8_speedup_vs_trl": whole / ours["seconds"],
+        "data": SWEPT,
+        "seconds": {"snaketune": ours["seconds"], "trl": whole, "trl, measured": seconds},
+        "snaketune": ours,
+        "trl": theirs,
+    }
+
+
+def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
+    """Time the workflow in a project that has only the SFT model and its tokenizer."""
+    project.mkdir()
+    config = yaml.safe_load((material.folder / "config.yaml").read_text(encoding="utf-8"))
+    run = config["dpo"][name]
+    for file in (f"{name}.jsonl", "chats.jsonl"):
+        shutil.copy(material.folder / file, project)
+    config["corpora"] = {corpus: config["corpora"][corpus] for corpus in (run["corpus"], "chats")}
+    config["dpo"] = {"run": run | {"grid": {"beta": list(BETAS), "loss": list(LOSSES)}}}
+    (project / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    snakemake(project, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
+    started = time.perf_counter()
+    snakemake(project, "--until", "dpo")
+    seconds = time.perf_counter() - started
+    runs = {path.parent.name: json.loads(path.read_text()) for path in project.glob("results/dpo/*/run.json")}
+    if len(runs) != len(BETAS) * len(LOSSES):
+        raise SystemExit(f"{len(runs)} variants were trained, expected {len(BETAS) * len(LOSSES)}")
+    return {"seconds": seconds, "last": {variant: run["history"][-1] for variant, run in runs.items()}}
+
+
+def snakemake(project: Path, *arguments: str) -> None:
+    checked(processes.snakemake(project, *SNAKEFILE, *CORES, *arguments, env=environment(project / "cache")))

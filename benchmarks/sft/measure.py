@@ -1,0 +1,140 @@
+"""Training steps of each side, the time until the first one, and the demo."""
+
+import csv
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data_path.rows import chain, numbered
+from benchmarks.flops import attention_flops, step_flops
+from benchmarks.jobs import data_jobs, job_command, job_of
+from benchmarks.processes import ONE_THREAD, SAID, checked, measured, pinned, until_first_step
+from benchmarks.results import ROOT, in_turn, medians, timed
+from benchmarks.sft.material import MODEL, Material
+from benchmarks.sft.sides import SIDES
+
+# Left out of the copy of the project that runs the demo.
+LEFT_OUT = ("results", "data", ".git", ".venv", ".snakemake", "__pycache__", "build", "*.egg-info", ".*_cache")
+MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "BENCH"}
+CORES = 2
+
+
+def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
+    """Measure real tokens/s, the share of the core's matmul peak, and memory, in rounds of all sides."""
+    from safetensors import safe_open
+
+    material_file = material.save(material.base.with_name("material.json"))
+
+    def run(side: str) -> dict[str, Any]:
+        return measured("benchmarks.sft.sides", side, material_file, warm_up, steps)
+
+    with pinned():
+        found = in_turn(
+            rounds,
+            {side: partial(run, side) for side in SIDES},
+            lambda one: f"{one['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in one else str(one["gflops_per_s"]),
+        )
+    trainings = {side: some for side, some in found.items() if side != "gemm"}
+    rates, memory = medians(trainings, "tokens_per_s"), medians(trainings, "peak_rss_bytes")
+    with safe_open(material.base / "model.safetensors", framework="np") as file:
+        # Tied ones once.
+        parameters = sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    heads = MODEL["num_attention_heads"]
+    shape = {"heads": heads, "head_dim": MODEL["hidden_size"] // heads, "layers": MODEL["num_hidden_layers"]}
+    flops = statistics.median(
+        step_flops(parameters, one["tokens"], attention_flops(one["visible_pairs"], **shape)) / one["seconds"]
+        for one in found["snaketune"]
+    )
+    peak = max(rate for one in found["gemm"] for rate in one["gflops_per_s"].values()) * 1e9
+    return {
+        "cpu_speedup_vs_trl_packed": rates["snaketune"] / rates["trl packed"],
+        "cpu_speedup_vs_trl_unpacked": rates["snaketune"] / rates["trl unpacked"],
+        "cpu_share_of_gemm_peak": flops / peak,
+        "cpu_peak_rss_ratio_vs_trl": memory["snaketune"] / memory["trl packed"],
+        "tokens_per_s": rates,
+        "peak_rss_gb": {side: bytes_ / 1e9 for side, bytes_ in memory.items()},
+        "gflops_per_s": flops / 1e9,
+        "gemm_peak_gflops_per_s": peak / 1e9,
+        "flops": "6 per parameter and real token, and attention over visible pairs",
+        "parameters": parameters,
+        "rounds": found,
+    }
+
+
+def startup(rounds: int, folder: Path, material: Material, conversations: int = 100_000) -> dict[str, Any]:
+    """Time both sides from process start to the end of the first step, each with its own data preparation.
+
+    Ours twice: with the data stages as the rules run them (a first start), and with finished shards (later starts). TRL
+    prepares its rows from JSON lines with an empty cache.
+    """
+    folder.mkdir()
+    rows = sum(1 for _ in material.raw.open(encoding="utf-8"))
+    raw = numbered(material.raw, folder / "many.jsonl", *divmod(conversations, rows))
+    many = replace(material, raw=raw)
+    later = replace(many, pack=chain(folder / "chain", [raw], many.tokenizer))
+
+    def training(of: Material, work: Path) -> list[str]:
+        inputs = {"pack": of.pack, "tokenizer": of.tokenizer}
+        return job_command(job_of("sft", of.spec(), inputs, "sft"), work)
+
+    def first_start(work: Path) -> list[list[str]]:
+        commands = [job_command(job, work) for job in data_jobs([raw], many.tokenizer)]
+        return [*commands, training(replace(many, pack=Path("pack/manifest.json")), work)]
+
+    def trl(work: Path) -> list[list[str]]:
+        arguments = ["trl packed", str(many.save(work / "material.json")), "0", "1", str(work / "result.json")]
+        return [[sys.executable, "-m", "benchmarks.sft.sides", *arguments]]
+
+    def seconds_of(commands: Callable[[Path], list[list[str]]]) -> float:
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as name:
+            return until_first_step(commands(Path(name)), Path(name))
+
+    sides = {"snaketune": first_start, "snaketune, shards there": lambda work: [training(later, work)], "trl": trl}
+    with pinned():
+        seconds = in_turn(rounds, {name: partial(seconds_of, side) for name, side in sides.items()}, "{:.1f} s".format)
+    median = medians(seconds)
+    return {
+        "startup_s_ratio_vs_trl": median["snaketune"] / median["trl"],
+        "startup_s_ratio_vs_trl_shards_there": median["snaketune, shards there"] / median["trl"],
+        "conversations": conversations,
+        "seconds": median,
+        "rounds": seconds,
+    }
+
+
+def demo() -> dict[str, Any]:
+    """Time `make run` in a copy of the project, from raw files to the report, once; minutes need no median."""
+    with tempfile.TemporaryDirectory() as name:
+        project = Path(name) / "project"
+        shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        (project / ".venv").symlink_to(sys.prefix)
+        # A user's environment: default threads and caches, and no outer make.
+        own = {key: value for key, value in os.environ.items() if key not in {*ONE_THREAD, *MAKE}}
+        # `-o`: the environment is there, whatever the times of a copy's files say.
+        command = ["make", "-o", ".venv/installed", "run"]
+        with pinned(CORES):
+            seconds = timed(lambda: checked(subprocess.run(command, cwd=project, env=own, **SAID)))()
+        exact = exact_match(project / "results/report/pages/evaluation.csv")
+    return {
+        "demo_s": seconds,
+        "demo_exact_match_sft": exact["sft:demo"],
+        "demo_exact_match_dpo": exact["dpo:demo"],
+        "demo_exact_match_gained_by_dpo": exact["dpo:demo"] - exact["sft:demo"],
+        "cores": min(CORES, os.cpu_count() or 1),
+    }
+
+
+def exact_match(table: Path) -> dict[str, float]:
+    """Return the share of held-out prompts that each model (`sft:demo`) answers exactly, from the report's table."""
+    with table.open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["measure"] == "exact match")
+    return {model: float(share) for model, share in row.items() if ":" in model and share}
