@@ -66,8 +66,8 @@ def measure(name: str) -> dict[str, float]:
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     from snaketune.config.training_runs import Lora, Scratch, Training
-    from snaketune.models.device_memory import peak_memory
     from snaketune.models.devices import resolve_compute
+    from snaketune.models.machine import peak_memory
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline

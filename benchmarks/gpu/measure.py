@@ -22,8 +22,8 @@ from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, mak
 
 from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
+from snaketune.models.device_speed import Peak
 from snaketune.models.devices import Compute, deterministic_algorithms
-from snaketune.models.peak_flops import Peak
 from snaketune.models.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")

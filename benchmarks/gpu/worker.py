@@ -66,7 +66,7 @@ def measure(name: str, rehearse: bool, *, variants: bool = False) -> Iterator[di
     from benchmarks.gpu.measure import BASE, VARIANTS, free_memory, measure
     from benchmarks.gpu.shapes import SHAPES, rehearsed
 
-    from snaketune.models.peak_flops import peak_of
+    from snaketune.models.device_speed import peak_of
 
     shape, compute = SHAPES[name], _compute(rehearse)
     if shape.quantized and (lacking := _lacking(("bitsandbytes",))):

@@ -12,11 +12,11 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import machine
+from snaketune.models.device_speed import Peak
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import parameter_count
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine
 from snaketune.models.memory import Estimate
-from snaketune.models.peak_flops import Peak
 from snaketune.stages.findings import Finding, gpu_findings, report_findings
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check

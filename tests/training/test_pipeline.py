@@ -17,9 +17,9 @@ from snaketune.errors import SnaketuneError
 from snaketune.models import auto_batch, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
+from snaketune.models.device_speed import processor
 from snaketune.models.logprobs import all_pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
-from snaketune.models.speed_probe import processor
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
 from snaketune.packing.shards import schema as columns

@@ -40,8 +40,8 @@ def measure_node(folder: Path) -> dict[str, Any]:
     """Return the measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
     import torch
 
+    from snaketune.models.device_speed import probe
     from snaketune.models.devices import resolve_compute
-    from snaketune.models.speed_probe import probe
 
     compute = resolve_compute("auto")
     measured = {"node": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "device": compute.device.type} | probe(

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from snaketune.models.auto_batch import AutoBatch
 from snaketune.models.batches import Batch, collate
-from snaketune.models.device_memory import is_out_of_memory, reset_peak_memory
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
 from snaketune.models.kernels import Segments
+from snaketune.models.machine import is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
 

@@ -22,8 +22,8 @@ from accelerate.utils import gather_object
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.models.load_model import load_base, read_config, scratch_config
+from snaketune.models.machine import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.cache.work_folders import WorkFolder

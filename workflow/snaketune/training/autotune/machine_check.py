@@ -13,11 +13,11 @@ from transformers import PretrainedConfig
 
 from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.models.device_speed import Peak, peak_of
 from snaketune.models.devices import Compute
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
 from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
-from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import ALLOW, Finding, gpu_findings
 from snaketune.stages.host.gpus import visible_gpus

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.models.device_memory import peak_memory
+from snaketune.models.machine import peak_memory
 from snaketune.training.loop.throughput import ThroughputMeter
 from snaketune.training.loop.trainer import BaseTrainer
 

@@ -151,7 +151,7 @@ def main(job_file: Path) -> None:
         # Not a failure, so exit with status 0: launchers print a traceback for any other.
         print(preempted, flush=True)
     except Exception as error:
-        from snaketune.models.device_memory import is_out_of_memory
+        from snaketune.models.machine import is_out_of_memory
 
         message = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
         if not message and is_out_of_memory(error):

@@ -1,19 +1,26 @@
-"""Peak matmul throughput of a device, the reference for model FLOPs utilization.
+"""How fast a device is: its peak matmul throughput, the reference for model FLOPs utilization; and a probe of machines.
 
-Known GPUs come from a table of data sheets, everything else is measured: utilization is then relative to the vendor's figure,
-or to what this machine reaches now with the threads in use.
+Peaks of known GPUs come from a table of data sheets, everything else is measured: utilization is then relative to the vendor's
+figure, or to what this machine reaches now with the threads in use. The probe takes half a second and is the same everywhere,
+so that figures of one kind of device can be compared between nodes, to detect one that is hot, shared or throttled.
 """
 
+import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 
 from snaketune.models.devices import Compute
 
 TERA = 10**12
+COPY_BYTES, READ_BYTES = 2**27, 2**25
+COPIES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +82,13 @@ DECORATION = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct)\b|[- ]\d+ ?gb\b|
 
 def peak_of(compute: Compute) -> Peak:
     """Return the peak of this process's device in its data type."""
-    dtype = compute.dtype
-    name = torch.cuda.get_device_name(compute.device) if compute.device.type == "cuda" else ""
-    tf32 = name and dtype == torch.float32 and _products_in_tf32()
-    dtype_name = "tf32" if tf32 else str(dtype).removeprefix("torch.")
+    on_gpu = compute.device.type == "cuda"
+    tf32 = on_gpu and compute.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    dtype_name = "tf32" if tf32 else str(compute.dtype).removeprefix("torch.")
+    name = torch.cuda.get_device_name(compute.device) if on_gpu else ""
     if known := name and known_peak(name, dtype_name):
         return Peak(flops_per_second=known, source=f"data sheet of {name}, dense {dtype_name}")
-    return measured_peak(compute.device, dtype, dtype_name, torch.get_num_threads())
-
-
-def _products_in_tf32() -> bool:
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return measured_peak(compute.device, compute.dtype, dtype_name, torch.get_num_threads())
 
 
 def known_peak(name: str, dtype: str) -> float | None:
@@ -125,12 +128,74 @@ def measured_peak(
         started = time.perf_counter()
         for _ in range(calls):
             torch.matmul(left, right, out=product)
-        if not on_cpu:
-            torch.accelerator.synchronize(device)
-        now = time.perf_counter()
+        now = _finished(device)
         if repeat:
             best = min(best, (now - started) / calls)
         if repeat >= 2 and now - begin > seconds:
             break
     on = f", {threads} thread{'s' if threads > 1 else ''}" if on_cpu else ""
     return Peak(flops_per_second=2 * side**3 / best, source=f"measured matrix product, {dtype_name}{on}")
+
+
+def _finished(device: torch.device) -> float:
+    """Wait for the device; return the time."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+def probe(device: torch.device, folder: Path) -> dict[str, float]:
+    """Measure FLOP/s of a square matmul, and bytes per second of a memory copy (read plus written) and of a disk read.
+
+    The matmul is in float32 with one thread on a CPU, else in bfloat16, whatever the training's data type.
+
+    Args:
+        folder: a folder on the disk.
+    """
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    threads = torch.get_num_threads()
+    # One thread, so that figures don't depend on the number of threads of a training.
+    torch.set_num_threads(1)
+    try:
+        matmul = measured_peak(device, dtype, str(dtype).removeprefix("torch."), 1)
+        return {
+            "matmul_flops_per_second": matmul.flops_per_second,
+            "copy_bytes_per_second": _copy(device),
+            "disk_bytes_per_second": _disk(folder),
+        }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _copy(device: torch.device) -> float:
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).zero_()
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(COPIES):
+        started = time.perf_counter()
+        target.copy_(source)
+        best = min(best, _finished(device) - started)
+    return round(2 * COPY_BYTES / best)
+
+
+def _disk(folder: Path) -> float:
+    """Return the read throughput of a new file that is evicted from the page cache, as far as the system allows that."""
+    with NamedTemporaryFile(dir=folder) as file:
+        file.write(os.urandom(READ_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(AttributeError, OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        with Path(file.name).open("rb", buffering=0) as reopened:
+            while reopened.read(2**20):
+                pass
+        return round(READ_BYTES / (time.perf_counter() - started))
+
+
+def processor(table: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU model as Linux names it on x86; empty elsewhere."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:(.*)", table.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        return found[1].strip() if found else ""
+    return ""
