@@ -15,8 +15,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora, leave_casts_to_autocast, load_adapter_weights
 from snaketune.models.device_speed import probe, processor
 from snaketune.models.devices import Compute, deterministic_algorithms, keep_freed_memory
-from snaketune.models.dropout import without_dropout
-from snaketune.models.forward import inner_model
+from snaketune.models.forward import inner_model, without_dropout
 from snaketune.models.load_model import parameter_count, stored_dtype
 from snaketune.models.machine import is_out_of_memory
 from snaketune.stages.cache.attempt import check_files
