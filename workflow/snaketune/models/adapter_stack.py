@@ -8,7 +8,7 @@ The loaded weights equal, bit by bit, those of runs that merged their adapters.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -100,33 +100,23 @@ class AdapterStack:
         Raises:
             SnaketuneError: as `load_folder`, or adapters don't fit their base layers.
         """
+        how = {"weights_dtype": weights_dtype, "quantization": quantization}
         if not self.results:
-            chat = ChatTokenizer.load(self.tokenizer)
-            return load_base(self.base, chat, weights_dtype=weights_dtype, quantization=quantization)
-        if is_adapter_only(self.results[0]):
-            # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
-            # merged weights.
-            with torch.random.fork_rng([]):
-                merged = self._merged()
-            return reload_model(merged, weights_dtype=weights_dtype, quantization=quantization)
-        return load_folder(
-            self.results[0].folder,
-            weights_dtype=weights_dtype,
-            quantization=quantization,
-            trust_remote_code=self.trust_remote_code,
-        )
+            return load_base(self.base, ChatTokenizer.load(self.tokenizer), **how)
+        if not is_adapter_only(self.results[0]):
+            return load_folder(self.results[0].folder, trust_remote_code=self.trust_remote_code, **how)
+        # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
+        # merged weights.
+        with torch.random.fork_rng([]):
+            merged = self._merged()
+        return reload_model(merged, **how)
 
     def _merged(self) -> PreTrainedModel:
         """Return the top result as its run would have merged it."""
         from snaketune.models.adapters import cast_parameters, load_adapter, merge
 
         top, saved = self.results[0], stored_dtype(self.config())
-        base = AdapterStack(
-            results=self.results[1:],
-            base=self.base,
-            tokenizer=self.tokenizer,
-            trust_remote_code=self.trust_remote_code,
-        ).load(getattr(torch, top.manifest["base_dtype"]))
+        base = replace(self, results=self.results[1:]).load(getattr(torch, top.manifest["base_dtype"]))
         model = merge(load_adapter(base, top.folder / ADAPTER), saved)
         cast_parameters(model, saved)
         return model

@@ -8,7 +8,7 @@ Saved adapters load with peft alone: `PeftModel.from_pretrained(base, folder)`. 
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -80,6 +80,14 @@ def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | lis
     return matches
 
 
+def _has_suffix(name: str, suffix: str) -> bool:
+    return f".{name}".endswith(f".{suffix}")
+
+
+def _last_parts(names: Iterable[str]) -> set[str]:
+    return {last for name in names if (last := name.rpartition(".")[2]) and not last.isdigit()}
+
+
 def _whole_modules(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:
     """Return the full names of the modules to be trained in full. One of two tied embeddings selects both.
 
@@ -90,14 +98,13 @@ def _whole_modules(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]
     }
     selected: set[str] = set()
     for suffix in wanted:
-        matches = {name for name in modules if f".{name}".endswith(f".{suffix}")}
+        matches = {name for name in modules if _has_suffix(name, suffix)}
         if not matches:
-            suffixes = {name.rsplit(".", 1)[-1] for name in modules if not name.rsplit(".", 1)[-1].isdigit()}
-            raise SnaketuneError(f"lora.modules_to_save: the model has no module {suffix!r}{unknown(suffix, suffixes)}")
+            known = _last_parts(modules)
+            raise SnaketuneError(f"lora.modules_to_save: the model has no module {suffix!r}{unknown(suffix, known)}")
         selected |= matches
-    if tied := _tied(model):
-        tied_names = {name for name, module in modules.items() if module in tied}
-        selected |= tied_names if selected & tied_names else set()
+    tied_names = {name for name, module in modules.items() if module in _tied(model)}
+    selected |= tied_names if selected & tied_names else set()
     for name in sorted(selected):
         if outer := next((other for other in sorted(selected) if name.startswith(f"{other}.")), None):
             raise SnaketuneError(f"lora.modules_to_save: {name} is a part of {outer}; name one of them")
@@ -125,9 +132,8 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         _check_targets(config, names)
         message = " ".join(str(error).split())
         # The middle of peft's message prints whole modules.
-        raise SnaketuneError(
-            f"lora: {message if len(message) < 300 else f'{message[:100]} … {message[-200:]}'}"
-        ) from None
+        message = message if len(message) < 300 else f"{message[:100]} … {message[-200:]}"
+        raise SnaketuneError(f"lora: {message}") from None
     _check_targets(config, names)
     if tied and any(getattr(layer, "base_layer", None) in tied for layer in adapted.modules()):
         raise SnaketuneError(
@@ -149,12 +155,10 @@ def _check_targets(config: LoraConfig, names: list[str]) -> None:
 
     For mixtures of experts, peft has already removed the names of former per-expert modules from the targets.
     """
-    if isinstance(config.target_modules, str):
-        return
-    suffixes = {name.rsplit(".", 1)[-1] for name in names if name and not name.rsplit(".", 1)[-1].isdigit()}
-    for target in sorted(config.target_modules):
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            raise SnaketuneError(f"lora.target_modules: the model has no module {target!r}{unknown(target, suffixes)}")
+    for target in () if isinstance(config.target_modules, str) else sorted(config.target_modules):
+        if not any(_has_suffix(name, target) for name in names):
+            known = _last_parts(names)
+            raise SnaketuneError(f"lora.target_modules: the model has no module {target!r}{unknown(target, known)}")
 
 
 def _cast_to_original(wrapper: ModulesToSaveWrapper, inputs: tuple, output):
@@ -199,11 +203,7 @@ def _embeddings(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Wrap `model` with the adapter that `save_adapter` wrote.
-
-    Raises:
-        SnaketuneError: the adapters don't fit the model.
-    """
+    """Wrap `model` with the adapter that `save_adapter` wrote. Raises SnaketuneError if the adapters don't fit the model."""
     adapted = _adapt(model, LoraConfig.from_pretrained(str(folder)))
     load_adapter_weights(adapted, folder)
     return adapted

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from snaketune.errors import SnaketuneError
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.attention import attend, use_segment_attention
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
@@ -43,25 +43,21 @@ def choose_compilation(setting: Literal["auto"] | bool, flops: float, device: to
     Raises:
         SnaketuneError: `training.compile` is true and torch can't compile on this machine.
     """
+    enough = MIN_FLOPS.get(device.type)
     if setting is False:
-        return CompileChoice(compiled=False, reason="training.compile is false")
-    if setting == "auto":
-        enough = MIN_FLOPS.get(device.type)
-        if enough is None:
-            return CompileChoice(compiled=False, reason=f"auto: never on {device.type}")
-        if flops < enough:
-            return CompileChoice(
-                compiled=False,
-                reason=f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})",
-            )
-    error = _compile_error(device)
-    if error and setting is True:
-        raise SnaketuneError(f"training.compile: torch can't compile here ({error}); expected `auto` or `false`")
-    if error:
-        return CompileChoice(compiled=False, reason=f"auto: torch can't compile here ({error})")
-    return CompileChoice(
-        compiled=True, reason="training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs"
-    )
+        refusal = "training.compile is false"
+    elif setting == "auto" and enough is None:
+        refusal = f"auto: never on {device.type}"
+    elif setting == "auto" and flops < enough:
+        refusal = f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})"
+    elif error := _compile_error(device):
+        if setting is True:
+            raise SnaketuneError(f"training.compile: torch can't compile here ({error}); expected `auto` or `false`")
+        refusal = f"auto: torch can't compile here ({error})"
+    else:
+        reason = "training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs"
+        return CompileChoice(compiled=True, reason=reason)
+    return CompileChoice(compiled=False, reason=refusal)
 
 
 def _compile_error(device: torch.device) -> str:
@@ -71,7 +67,7 @@ def _compile_error(device: torch.device) -> str:
     try:
         torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return ""
 
 
@@ -102,7 +98,6 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
 
     Args:
         checkpointing: whether gradient checkpointing will be enabled later.
-
     Raises:
         SnaketuneError: the model has no modules that transformers marks as layers.
     """
