@@ -8,8 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from snaketune.config.evaluations import Decoding
-from snaketune.evaluation.sampling import processors
-from snaketune.evaluation.stop_texts import StopOnText, cut
+from snaketune.evaluation.decoding import StopOnText, cut, processors
 from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
@@ -56,14 +55,11 @@ def generate(
     cached: bool = True,
     on_batch: Callable[[dict[int, GeneratedText]], None] = lambda texts: None,
 ) -> list[GeneratedText]:
-    """Continue prompts until a stop token or a stop text.
+    """Continue prompts (int32[n] each) until a stop token or a stop text; return one response for each.
 
     Args:
-        prompts: int32[n] each.
         batch_size, cached: as `generation_check.choose_generation_mode` allows.
         on_batch: called with each generated batch, by index of the prompt.
-    Returns:
-        One response for each prompt.
     """
     model.eval()
     use_plain_generation(model, chat)
@@ -85,13 +81,10 @@ def generate(
                 logits_processor=processors(decoding, batch_prompts, ids_BW, mask_BW),
                 stopping_criteria=StoppingCriteriaList(stopped),
             )
-        batch = {i: _text(row, chat, decoding) for i, row in zip(chunk, out_BX[:, width:].tolist(), strict=True)}
+        batch = {}
+        for i, new in zip(chunk, out_BX[:, width:].tolist(), strict=True):
+            length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
+            batch[i] = GeneratedText(*cut(new[:length], chat.decode, decoding.stop))
         on_batch(batch)
         texts |= batch
     return [texts[i] for i in range(len(prompts))]
-
-
-def _text(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> GeneratedText:
-    """Args: new: generated tokens, including those after a stop token or stop text."""
-    length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
-    return GeneratedText(*cut(new[:length], chat.decode, decoding.stop))

@@ -11,7 +11,6 @@ whose content doesn't match its name (incomplete or damaged) is removed unread.
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,8 @@ class ResponseCache:
 
     def __init__(self, work_root: Path, key_parts: dict[str, Any]):
         """Args: key_parts: parts of the key besides code and libraries, as JSON: weights, tokenizer, settings, device type."""
-        parts = {
-            "code": [code_digest(module) for module in CODE],
-            "versions": [installed_version(x) for x in LIBRARIES],
-        }
-        self.key = digest_json(key_parts | parts)[:32]
+        code, versions = [code_digest(module) for module in CODE], [installed_version(name) for name in LIBRARIES]
+        self.key = digest_json(key_parts | {"code": code, "versions": versions})[:32]
         self.folder = work_root / RESPONSES / self.key
         self.known: dict[str, GeneratedText] = {}
         # Symbolic links may lead to files of others, which must not be read or written.
@@ -77,17 +73,14 @@ def prompt_digest(prompt: np.ndarray) -> str:
     return _digest(prompt.astype("<i4").tobytes())
 
 
-def _intact(path: Path) -> Iterable[bytes]:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return ()
-    if _digest(content) == path.stem:
-        return content.splitlines()
-    print(f"{path} is damaged and is removed; its responses are generated again", flush=True)
+def _intact(path: Path) -> list[bytes]:
     with suppress(OSError):
+        content = path.read_bytes()
+        if _digest(content) == path.stem:
+            return content.splitlines()
+        print(f"{path} is damaged and is removed; its responses are generated again", flush=True)
         path.unlink()
-    return ()
+    return []
 
 
 def _digest(content: bytes) -> str:

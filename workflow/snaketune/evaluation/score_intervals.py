@@ -52,12 +52,9 @@ def mean_interval(values: Sequence[float]) -> list[float] | None:
 
 
 def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[float] | None:
-    """Return the interval of a mean over tokens; None for fewer than five documents.
+    """Return the interval of a mean over tokens from each document's sum and tokens; None for fewer than five documents.
 
     Tokens of one document aren't independent, so the variance is taken over documents.
-
-    Args:
-        sums, tokens: sum of the values, and number of tokens, of each document.
 
     >>> per_token_interval([2.0, 4.0, 6.0, 9.0, 9.0], [2, 2, 3, 4, 5]), per_token_interval([1.0], [1])
     ([1.4148, 2.3352], None)
@@ -98,8 +95,7 @@ def student(freedom: int) -> float:
 def t_interval(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
     """Return the interval of a mean of `size` values with a known standard error, by Student's t; None for fewer than five.
 
-    Args:
-        share: whether to limit the interval to [0, 1].
+    That of a share is limited to [0, 1].
 
     >>> t_interval(0.9, 0.1, 50), t_interval(0.9, 0.1, 50, share=True), t_interval(0.9, 0.1, 4)
     ([0.699, 1.101], [0.699, 1.0], None)

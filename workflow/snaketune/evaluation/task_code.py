@@ -63,17 +63,16 @@ def _members(index: dict[str, Entry], group: dict[str, Any]) -> Iterator[tuple[s
             yield str(name), mapping
 
 
-def _refusal(config: dict[str, Any]) -> str | None:
+def _refusal(config: dict[str, Any]) -> str:
     if config.get("unsafe_code"):
         return "runs code that the model writes (unsafe_code)"
     arguments = config.get("dataset_kwargs")
     if isinstance(arguments, dict) and arguments.get("trust_remote_code"):
         return "needs code that comes with its data set (trust_remote_code)"
-    if any(CODE_EVAL in text for text in _texts(config.get("metric_list"))) or any(
-        map(_names_code_eval, _texts(config))
-    ):
+    named = any(CODE_EVAL in text for text in _texts(config.get("metric_list")))
+    if named or any(map(_names_code_eval, _texts(config))):
         return f"runs code that the model writes ({CODE_EVAL})"
-    return None
+    return ""
 
 
 def _texts(value: Any) -> Iterator[str]:

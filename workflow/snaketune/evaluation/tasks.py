@@ -4,6 +4,7 @@ Tasks are prepared before a model is loaded, so that bad names, data or chat tem
 anything is computed. lm-evaluation-harness takes some 15 s to index the tasks that it ships.
 """
 
+import json
 import math
 import os
 import re
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from snaketune.config.evaluations import TaskSettings
 from snaketune.config.suggestions import unknown
-from snaketune.errors import SnaketuneError
-from snaketune.evaluation.harness_results import harness_results
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.score_intervals import SHARES, t_interval
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.stages.host.disk_errors import disk_error_message
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 
 # Bootstrap samples for standard errors without a formula; lm-evaluation-harness' default of 100,000 takes minutes.
 BOOTSTRAP = 1000
+# Included keys of `simple_evaluate`'s results; excluded are date, git_hash, the environment's description, and paths.
+RESULT_KEYS = (
+    "results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples",
+    "transformers_version", "lm_eval_version", "tokenizer_pad_token", "tokenizer_eos_token", "tokenizer_bos_token",
+    "eot_token_id", "max_length",
+)  # fmt: skip
+# Included keys of its `config`; the others name the model's folder, or a device.
+SETTINGS = (
+    "batch_size", "limit", "bootstrap_iters", "gen_kwargs", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed",
+    "model_num_parameters",
+)  # fmt: skip
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 
@@ -36,8 +48,7 @@ class PreparedTasks:
 
     Attributes:
         tasks: lm_eval's task and group objects.
-        where: where the tasks are from, for messages.
-        folder: folder of their files.
+        where, folder: where the tasks are from, for messages, and the folder of their files.
         data: commits of the data by Hub repository; an empty list where the commit isn't known.
     """
 
@@ -136,14 +147,15 @@ def run_tasks(
             bootstrap_iters=BOOTSTRAP,
             log_samples=False,
         )
-    scores = {task: _numbers(measured) for task, measured in sorted(results["results"].items())}
+    measured = sorted(results["results"].items())
+    scores = {task: _numbers(values) for task, values in measured}
     # Groups need no scores: their tasks have them.
     empty = [task for task in results["configs"] if not scores.get(task)]
     if empty:
         raise SnaketuneError(
             f"eval.tasks.names: {', '.join(empty)} in {prepared.where} gives no numeric score; check its metric_list"
         )
-    stderrs = {task: _numbers(measured, "_stderr") for task, measured in sorted(results["results"].items())}
+    stderrs = {task: _numbers(values, "_stderr") for task, values in measured}
     return TaskScores(
         scores=scores,
         stderrs=stderrs,
@@ -165,19 +177,18 @@ def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[st
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
         if disk_error_message(error):
             raise
-        first_line = (str(error).strip().splitlines() or [""])[0]
         raise SnaketuneError(
-            f"eval.tasks.names: {', '.join(names)} of {where} can't be loaded ({type(error).__name__}: {first_line}). Data "
-            "from the Hub are fetched once, which needs a network, and then read from the cache of `datasets`"
+            f"eval.tasks.names: {', '.join(names)} of {where} can't be loaded ({type(error).__name__}: {first_line(error)}). "
+            "Data from the Hub are fetched once, which needs a network, and then read from the cache of `datasets`"
         ) from error
 
 
 def _parts(manager: Any, loaded: dict[str, dict[str, Any]], name: str) -> list[Any]:
     """Return the task or group of a name, or the tasks of a tag."""
-    entry = manager.task_index[name]
     if name in loaded["groups"]:
         return [loaded["groups"][name]]
-    return [loaded["tasks"][task] for task in ((name,) if name in loaded["tasks"] else sorted(entry.tags))]
+    names = (name,) if name in loaded["tasks"] else sorted(manager.task_index[name].tags)
+    return [loaded["tasks"][task] for task in names]
 
 
 def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
@@ -197,24 +208,19 @@ def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
 
 def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
     """Return lm-eval's values of `METRIC,FILTER`, or of `METRIC_stderr,FILTER` with `ending="_stderr"`, rounded."""
-    values = {}
+    values, digits = {}, 6 if ending else 4
     for key, value in sorted(measured.items()):
         metric, comma, by = key.partition(",")
-        is_stderr = metric.endswith("_stderr")
-        if comma and isinstance(value, int | float) and math.isfinite(value) and is_stderr == (ending == "_stderr"):
-            values[f"{metric.removesuffix('_stderr')},{by}".removesuffix(",none")] = round(
-                float(value), 4 + 2 * is_stderr
-            )
+        wanted = comma and metric.endswith("_stderr") == bool(ending)
+        if wanted and isinstance(value, int | float) and math.isfinite(value):
+            values[f"{metric.removesuffix(ending)},{by}".removesuffix(",none")] = round(float(value), digits)
     return values
 
 
 def _intervals(scores: dict[str, float], stderrs: dict[str, float], size: int) -> dict[str, list[float]]:
     """Return the intervals of the metrics that have one."""
-    known = {
-        metric: t_interval(scores[metric], stderr, size, share=metric.startswith(SHARES))
-        for metric, stderr in stderrs.items()
-        if metric in scores
-    }
+    shares = {metric: metric.startswith(SHARES) for metric in stderrs if metric in scores}
+    known = {metric: t_interval(scores[metric], stderrs[metric], size, share) for metric, share in shares.items()}
     return {metric: interval for metric, interval in known.items() if interval}
 
 
@@ -230,19 +236,48 @@ def _size(results: dict[str, Any], name: str) -> int:
     return sum(_size(results, part) for part in results["group_subtasks"].get(name, ()))
 
 
+def harness_results(results: dict[str, Any], folders: list[Path], **extra: Any) -> dict[str, Any]:
+    """Return the contents of `lm_eval.json`: results in lm-evaluation-harness' own format, for tools that read it.
+
+    Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores give
+    equal files. Seeds and versions are included.
+
+    Args:
+        results: from `simple_evaluate`.
+        folders: paths below these folders become relative; other paths are reduced to the file name.
+        extra: further entries that lm-evaluation-harness writes beside its results.
+    """
+    document = {key: results[key] for key in RESULT_KEYS if key in results}
+    document["config"] = {"model": "hf"} | {key: results["config"].get(key) for key in SETTINGS}
+    # NaN and infinities aren't valid JSON.
+    plain = json.loads(json.dumps(document | extra, default=str), parse_constant=lambda name: None)
+    return _portable(plain, [f"{folder}/" for folder in folders])
+
+
+def _portable(value: Any, folders: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {_portable(key, folders): _portable(inner, folders) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_portable(inner, folders) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for folder in folders:
+        value = value.replace(folder, "")
+    is_path = value.startswith("/") and len(value) < 1000 and "\n" not in value and Path(value).exists()
+    return Path(value).name if is_path else ADDRESS.sub("", value)
+
+
 @contextmanager
 def _in_this_process() -> Iterator[None]:
     """Make lm_eval compute bootstrap standard errors in this process instead of one process per core."""
-    name = "DISABLE_MULTIPROC"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ["DISABLE_MULTIPROC"]
+        if before is not None:
+            os.environ["DISABLE_MULTIPROC"] = before
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class ScoredModel:
 
     @cached_property
     def pairs(self) -> pa.Table | None:
-        """Log-probabilities of the held-out pairs (columns: `evaluation.pair_logps.PAIRS`); None for older results."""
+        """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`); None for older results."""
         known = "pairs.arrow" in self.result.manifest["payload"]
         return read_table(self.result.artifact.file("pairs.arrow")) if known else None
 
