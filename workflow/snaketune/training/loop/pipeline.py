@@ -31,8 +31,8 @@ from snaketune.training.checkpoint.checkpoints import (
     remove_incomplete,
 )
 from snaketune.training.checkpoint.save_model import choose_dtype, gather_trained, save_trained
-from snaketune.training.launch.requeue import record_preemption
 from snaketune.training.launch.worker import is_main_process
+from snaketune.training.launch.worker_endings import record_preemption
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.preflight_record import read_preflight_findings
 from snaketune.training.loop.sample_order import SetEpoch
