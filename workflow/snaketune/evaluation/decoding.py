@@ -35,11 +35,7 @@ def processors(
     decoding: Decoding, prompts: list[np.ndarray], ids_BW: torch.Tensor, mask_BW: torch.Tensor
 ) -> LogitsProcessorList:
     """Return the logits processors after which the largest logit is the next token; empty for plain greedy decoding.
-
-    Args:
-        prompts: int32[n] each.
-        ids_BW, mask_BW: the left-padded prompts and their attention mask, on the compute device.
-    """
+    `prompts` are int32[n] each; `ids_BW`, `mask_BW` the same, left-padded, and their mask, on the compute device."""
     chosen: list[LogitsProcessor] = []
     if decoding.repetition_penalty != 1.0:
         chosen.append(PenalizeRepeated(decoding.repetition_penalty, ids_BW, mask_BW))

@@ -30,14 +30,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """A model's response to a prompt.
-
-    Attributes:
-        tokens: length of the response in tokens.
-        answer: the expected answer.
-        found: the answer extracted from the response; None if the pattern doesn't match.
-        correct: None if the prompt isn't checkable.
-    """
+    """A model's response to a prompt, its length in tokens, the expected answer and the one found in it (None if the
+    pattern doesn't match); `correct` is None if the prompt isn't checkable."""
 
     id: str
     corpus: str
@@ -52,9 +46,7 @@ class Response:
 
 def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: int) -> list[Prompt]:
     """Return up to `limit` checkable prompts, plus others up to `samples` in all; by id, so that all models get the same.
-
-    Text documents have no prompts, so a corpus of kind text gives none.
-    """
+    Text documents have no prompts."""
     rows = sorted(held_out.to_pylist(), key=lambda row: row["id"])
     rows = [row for row in rows if row["messages"][-1]["role"] == "assistant"]
     checkable = [row for row in rows if row["answer"] is not None][:limit]

@@ -22,11 +22,9 @@ class GeneratedText(NamedTuple):
 
 
 def use_plain_generation(model: PreTrainedModel, chat: ChatTokenizer) -> None:
-    """Replace a model's own generation_config (penalties, forbidden n-grams, sampling) by greedy decoding.
-
-    Such settings of a base are inherited by every model that is trained from it, and would distort comparisons. `generate`
-    merges its arguments with the model's config, so passing plain settings to a call isn't enough.
-    """
+    """Replace a model's own generation_config (penalties, forbidden n-grams, sampling) by greedy decoding: every model that
+    is trained from a base inherits it, and `generate` merges its arguments with it, so passing plain settings isn't
+    enough."""
     model.generation_config = GenerationConfig(
         do_sample=False, num_beams=1, eos_token_id=list(chat.stop_ids), pad_token_id=chat.pad_id
     )
@@ -55,12 +53,9 @@ def generate(
     cached: bool = True,
     on_batch: Callable[[dict[int, GeneratedText]], None] = lambda texts: None,
 ) -> list[GeneratedText]:
-    """Continue prompts (int32[n] each) until a stop token or a stop text; return one response for each.
-
-    Args:
-        batch_size, cached: as `generation_check.choose_generation_mode` allows.
-        on_batch: called with each generated batch, by index of the prompt.
-    """
+    """Continue prompts (int32[n] each) until a stop token or a stop text; return one response for each. `batch_size` and
+    `cached` as `generation_check.choose_generation_mode` allows; `on_batch` gets each generated batch, by index of the
+    prompt."""
     model.eval()
     use_plain_generation(model, chat)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))

@@ -42,11 +42,8 @@ MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode
 
 @torch.no_grad()
 def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> GenerationMode:
-    """Return the first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance.
-
-    Raises:
-        SnaketuneError: no mode is right.
-    """
+    """Return the first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance;
+    SnaketuneError if none is right."""
     model.eval()
     use_plain_generation(model, chat)
     name, faults = model.config.model_type, []

@@ -27,11 +27,8 @@ LOSSES = pa.schema(
 def choose_forward(
     model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
-    """Choose between packed rows, and one sequence at a time with the model's own attention.
-
-    Returns:
-        Device, data type and kernel; entries for the manifest; entries for run.json.
-    """
+    """Choose between packed rows, and one sequence at a time with the model's own attention; return device, data type and
+    kernel, entries for the manifest, and entries for run.json."""
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
     compute = with_supported_kernel(compute, config, dropout=False)

@@ -76,10 +76,8 @@ def pair_table(
 
 
 def with_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> dict[str, Reference]:
-    """Return the references over exactly the evaluated tokens, by pair id; print how many others there are.
-
-    Training may truncate a pair elsewhere than the evaluation; log-probabilities of different tokens give no reward.
-    """
+    """Return the references over exactly the evaluated tokens, by pair id; print how many others there are: training may
+    truncate a pair elsewhere than the evaluation, and log-probabilities of different tokens give no reward."""
     counts = dict(zip(ids, map(tuple, counts_P2.tolist())))
     same = {
         pair: reference
@@ -105,16 +103,13 @@ def by_source(
 def preference_scores(
     ids: list[str], sums_P2: torch.Tensor, counts_P2: torch.Tensor, references: dict[str, Reference]
 ) -> dict[str, Any]:
-    """Return accuracies and margins of held-out pairs.
+    """Return accuracies and margins of held-out pairs, from log-probabilities and token counts in the order of `ids`,
+    chosen first.
 
-    Args:
-        sums_P2, counts_P2: log-probabilities and token counts, chosen first, in the order of `ids`.
-        references: by pair id; empty for a model without a reference.
-    Returns:
-        `logp_accuracy`: share of pairs whose chosen completion has the higher log-probability; `reward_accuracy` and
-        `reward_margin_nats`: the same for the log-ratio to the reference (DPO's implicit reward, not scaled by beta);
-        log-probabilities and rewards of both completions, means over the pairs. A tie counts half in an accuracy. The names
-        are listed in `config/score_names.py`; each has a 95% interval (`NAME_interval`).
+    `logp_accuracy`: share of pairs whose chosen completion has the higher log-probability; `reward_accuracy` and
+    `reward_margin_nats`: the same for the log-ratio to the reference (DPO's implicit reward, not scaled by beta);
+    log-probabilities and rewards of both completions, means over the pairs. A tie counts half in an accuracy. The names are
+    listed in `config/score_names.py`; each has a 95% interval (`NAME_interval`).
     """
     chosen_P, rejected_P = sums_P2.unbind(1)
     per_token_P2 = sums_P2 / counts_P2.clamp(min=1)

@@ -29,12 +29,8 @@ LIBRARIES = ("torch", "transformers", "peft")
 
 
 class ResponseCache:
-    """Cached responses of one key.
-
-    Attributes:
-        key: digest of everything that affects a response except its prompt.
-        known: responses by digest of the prompt.
-    """
+    """Cached responses of one key, the digest of everything that affects a response except its prompt; by digest of the
+    prompt."""
 
     def __init__(self, work_root: Path, key_parts: dict[str, Any]):
         """Args: key_parts: parts of the key besides code and libraries, as JSON: weights, tokenizer, settings, device type."""

@@ -64,10 +64,8 @@ def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[flo
 
 
 def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, float | None]:
-    """Return the mean over all tokens, and half the width of its interval (None for fewer than five documents).
-
-    The mean is a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6); the interval is by Student's t.
-    """
+    """Return the mean over all tokens, a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6), and half
+    the width of its interval by Student's t (None for fewer than five documents)."""
     size, total_tokens = len(sums), math.fsum(tokens)
     mean = math.fsum(sums) / total_tokens
     if size < MIN_VALUES:

@@ -22,11 +22,8 @@ class Entry(Protocol):
 
 
 def refuse_code(index: dict[str, Entry], names: tuple[str, ...]) -> None:
-    """Raise SnaketuneError if one of these tasks, or a task of these groups and tags, would run such code.
-
-    Args:
-        index: lm_eval's `TaskManager.task_index`.
-    """
+    """Raise SnaketuneError if one of these tasks, or a task of these groups and tags, of lm_eval's `TaskManager.task_index`
+    would run such code."""
     for name in names:
         for task, config in sorted(task_configs(index, name)):
             if reason := _refusal(config):

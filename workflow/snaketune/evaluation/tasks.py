@@ -44,13 +44,8 @@ HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTasks:
-    """Tasks with their data.
-
-    Attributes:
-        tasks: lm_eval's task and group objects.
-        where, folder: where the tasks are from, for messages, and the folder of their files.
-        data: commits of the data by Hub repository; an empty list where the commit isn't known.
-    """
+    """Tasks with their data: lm_eval's task and group objects, where they are from, the folder of their files, and the
+    commits of the data by Hub repository (an empty list where the commit isn't known)."""
 
     manager: Any
     tasks: list[Any]
@@ -63,12 +58,8 @@ class PreparedTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """Scores by task and metric (`METRIC,FILTER` where the task has a named filter).
-
-    Attributes:
-        stderrs, intervals: for scores with a standard error by lm-evaluation-harness.
-        harness: contents of `lm_eval.json`.
-    """
+    """Scores by task and metric (`METRIC,FILTER` where the task has a named filter); standard errors by
+    lm-evaluation-harness, and their intervals; the contents of `lm_eval.json`."""
 
     scores: dict[str, dict[str, float]]
     stderrs: dict[str, dict[str, float]]
@@ -80,17 +71,14 @@ class TaskScores:
 def prepared_tasks(
     questions: TaskSettings, folder: Path | None, tokenizer_folder: Path, scratch: Path
 ) -> Iterator[PreparedTasks]:
-    """Load tasks with their data, which are available as long as the context lasts.
-
-    Paths of data files in a local task's YAML are relative to the working directory.
+    """Load tasks with their data, which are available as long as the context lasts. SnaketuneError: there is no task of
+    that name, one runs code, its data can't be loaded, or the tokenizer has no chat template although `chat_template` is
+    true.
 
     Args:
-        folder: folder of local task files; None for tasks that lm-evaluation-harness ships, whose data `datasets` fetches and
-            caches.
+        folder: folder of local task files, whose data files are relative to the working directory; None for tasks that
+            lm-evaluation-harness ships, whose data `datasets` fetches and caches.
         scratch: an existing folder for `datasets`' cache of local data; empty again afterwards.
-    Raises:
-        SnaketuneError: there is no task of that name, one runs code, its data can't be loaded, or the tokenizer has no chat
-            template although `chat_template` is true.
     """
     from lm_eval import tasks
     from transformers import AutoTokenizer
@@ -125,11 +113,7 @@ def prepared_tasks(
 def run_tasks(
     model: "PreTrainedModel", prepared: PreparedTasks, questions: TaskSettings, batch_size: int
 ) -> TaskScores:
-    """Evaluate a model on the tasks.
-
-    Raises:
-        SnaketuneError: a task gives no numeric score.
-    """
+    """Evaluate a model on the tasks; SnaketuneError if a task gives no numeric score."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
@@ -237,15 +221,12 @@ def _size(results: dict[str, Any], name: str) -> int:
 
 
 def harness_results(results: dict[str, Any], folders: list[Path], **extra: Any) -> dict[str, Any]:
-    """Return the contents of `lm_eval.json`: results in lm-evaluation-harness' own format, for tools that read it.
+    """Return the contents of `lm_eval.json`: results of `simple_evaluate` with `extra` entries in lm-evaluation-harness'
+    own format.
 
-    Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores give
-    equal files. Seeds and versions are included.
-
-    Args:
-        results: from `simple_evaluate`.
-        folders: paths below these folders become relative; other paths are reduced to the file name.
-        extra: further entries that lm-evaluation-harness writes beside its results.
+    Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores
+    give equal files: paths below `folders` become relative, others are reduced to the file name. Seeds and versions are
+    included.
     """
     document = {key: results[key] for key in RESULT_KEYS if key in results}
     document["config"] = {"model": "hf"} | {key: results["config"].get(key) for key in SETTINGS}
@@ -282,14 +263,9 @@ def _in_this_process() -> Iterator[None]:
 
 @contextmanager
 def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
-    """Use a temporary cache of `datasets` for local data, since the shared one identifies files by path and time, or, if
-    compressed, by path alone.
-
-    Cached Hub data (`OWNER___NAME`, by commit) remain available, also without a network.
-
-    Args:
-        scratch: folder for the temporary cache; None to use the shared one.
-    """
+    """Use a temporary cache of `datasets` in `scratch` for local data, since the shared one identifies files by path and
+    time, or, if compressed, by path alone; the shared one for None. Cached Hub data (`OWNER___NAME`, by commit) remain
+    available, also without a network."""
     if scratch is None:
         yield
         return

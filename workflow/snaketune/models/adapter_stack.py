@@ -53,13 +53,8 @@ def check_trained_on(result: Artifact, base_layers: Sequence[Artifact]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterStack:
-    """A model and its base layers.
-
-    Attributes:
-        results: from the top down; all but the last hold adapters alone.
-        base: the base model; None where the last result is complete.
-        tokenizer: folder of the tokenizer that all of them share.
-    """
+    """A model and its base layers: results from the top down, of which all but the last hold adapters alone; the base
+    model, None where the last result is complete; and the folder of the tokenizer that all of them share."""
 
     results: tuple[Artifact, ...] = ()
     base: Pretrained | Scratch | None = None
@@ -95,11 +90,8 @@ class AdapterStack:
         return scratch_config(self.base, ChatTokenizer.load(self.tokenizer))
 
     def load(self, weights_dtype: torch.dtype, quantization: Quantization | None = None) -> PreTrainedModel:
-        """Load the model, with an embedding for every token of its tokenizer.
-
-        Raises:
-            SnaketuneError: as `load_folder`, or adapters don't fit their base layers.
-        """
+        """Load the model, with an embedding for every token of its tokenizer. SnaketuneError: as `load_folder`, or adapters
+        don't fit."""
         how = {"weights_dtype": weights_dtype, "quantization": quantization}
         if not self.results:
             return load_base(self.base, ChatTokenizer.load(self.tokenizer), **how)

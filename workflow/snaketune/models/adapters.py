@@ -31,11 +31,8 @@ PREFIX = "base_model.model."
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """Wrap `model` so that only adapters and `lora.modules_to_save` are trained.
-
-    Raises:
-        SnaketuneError: no module has a configured name, or an adapter or module can't be trained or merged.
-    """
+    """Wrap `model` so that only adapters and `lora.modules_to_save` are trained. SnaketuneError: no module has a configured
+    name, or an adapter or module can't be trained or merged."""
     return _adapt(
         model,
         LoraConfig(
@@ -52,10 +49,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def leave_casts_to_autocast(model: PeftModel) -> None:
-    """Turn off peft's cast of adapter inputs to float32, which autocast would cast back to 16 bits.
-
-    DoRA keeps it, since it computes norms in the data type of the inputs.
-    """
+    """Turn off peft's cast of adapter inputs to float32, which autocast would cast back to 16 bits. DoRA keeps it, since it
+    computes norms in the data type of the inputs."""
     for layer in model.modules():
         if isinstance(layer, BaseTunerLayer) and not any(getattr(layer, "use_dora", {}).values()):
             layer.cast_input_dtype_enabled = False
@@ -151,10 +146,8 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 
 def _check_targets(config: LoraConfig, names: list[str]) -> None:
-    """Raise SnaketuneError if a target matches no module; peft only raises if none of the targets matches.
-
-    For mixtures of experts, peft has already removed the names of former per-expert modules from the targets.
-    """
+    """Raise SnaketuneError if a target matches no module; peft only raises if none of the targets matches. For mixtures of
+    experts, peft has already removed the names of former per-expert modules from the targets."""
     for target in () if isinstance(config.target_modules, str) else sorted(config.target_modules):
         if not any(_has_suffix(name, target) for name in names):
             known = _last_parts(names)
@@ -169,12 +162,9 @@ def _cast_to_original(wrapper: ModulesToSaveWrapper, inputs: tuple, output):
 
 
 def save_adapter(model: PeftModel, folder: Path, *, base: Pretrained | None, grown: bool) -> None:
-    """Write adapters in peft's format.
-
-    Args:
-        base: the base model as the config names it; None where it is a result of this workflow, which has no lasting name.
-        grown: whether the vocabulary has rows that the base lacks; embeddings are then saved too.
-    """
+    """Write adapters in peft's format. `base`: the base model as the config names it, None where it is a result of this
+    workflow, which has no lasting name; `grown`: whether the vocabulary has rows that the base lacks, so that embeddings
+    are saved too."""
     folder.mkdir(parents=True)
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     if grown:
@@ -240,10 +230,8 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def parameter_cast(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """Return a function that casts a parameter, given its name and value, to `dtype`.
-
-    Parameters that the model keeps in float32 (some routers) and buffers aren't cast.
-    """
+    """Return a function that casts a parameter, given its name and value, to `dtype`, except parameters that the model
+    keeps in float32 (some routers)."""
     in_float32 = model._keep_in_fp32_modules_strict or ()
 
     def cast(name: str, tensor: torch.Tensor) -> torch.Tensor:

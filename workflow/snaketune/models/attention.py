@@ -62,12 +62,10 @@ def attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' layers call.
+    """The attention function that transformers' layers call; it returns [1, T, H, D], and None instead of attention
+    weights.
 
-    Returns:
-        [1, T, H, D], and None instead of attention weights.
-    Raises:
-        Unpackable: the layer requires something that the kernel doesn't support.
+    Raises Unpackable if the layer requires something that the kernel doesn't support.
     """
     layer = type(module).__name__
     if segments is None:
@@ -88,12 +86,9 @@ def attend(
 
 
 def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] = attend) -> None:
-    """Make `model` attend over the `segments` argument of its forward by `function`; `models.selftest` checks the result.
+    """Make `model` attend over the `segments` argument of its forward by `function`; Unpackable if the model rejects it.
 
     A model whose attention can't be replaced keeps it: some separate documents by their positions.
-
-    Raises:
-        Unpackable: the model rejects the attention function.
     """
     # No mask function is registered: with one, transformers synchronizes with the device in every forward to detect documents.
     AttentionInterface.register(NAME, function)

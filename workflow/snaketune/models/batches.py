@@ -13,16 +13,12 @@ from snaketune.packing.shards import IGNORED
 
 
 class Batch(dict):
-    """The tensors of one forward pass by name, with host-side values beside them. Moves between devices like a tensor.
-
-    Moving casts nothing: reference log-probabilities stay float32 whatever the compute data type.
-    """
+    """The tensors of one forward pass by name, with host-side values beside them. Moves between devices like a tensor, and
+    casts nothing: reference log-probabilities stay float32 whatever the compute data type."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return a copy on `device`; copies to a GPU never block.
-
-        accelerate's own `non_blocking` setting is lost in the first epoch after a resume.
-        """
+        """Return a copy on `device`; copies to a GPU never block (accelerate's own setting is lost in the first epoch after
+        a resume)."""
         options = {"non_blocking": non_blocking or torch.device(device).type == "cuda"}
         movable = {name: value for name, value in self.items() if hasattr(value, "to")}
         return self | {name: value.to(device, **options) for name, value in movable.items()}

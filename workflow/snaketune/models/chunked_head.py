@@ -34,14 +34,9 @@ from snaketune.models.fused_cross_entropy import SummedLosses, TokenLosses, targ
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised:
-    """Request for losses instead of logits, an argument of the model's forward.
-
-    Attributes:
-        sources_U: positions that predict supervised tokens, each once.
-        rows_N: index into `sources_U` for each token; None where each source predicts one token, in order.
-        targets_N: token ids.
-        summed: whether to return the sum, or one loss per token.
-    """
+    """Request for losses instead of logits, an argument of the model's forward: the positions that predict supervised
+    tokens, each once; the index of each token's source (None where each source predicts one token, in order); token ids;
+    and whether to return the sum, or one loss per token."""
 
     sources_U: torch.Tensor
     rows_N: torch.Tensor | None
@@ -58,14 +53,8 @@ class _DecoderNotCalled(Exception):
 
 
 def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torch.Tensor) -> bool:
-    """Give `model`'s forward the argument `supervised`, if its head can be run apart from its decoder.
-
-    Args:
-        inputs: arguments of a forward that checks this.
-        positions_N: positions whose logits are compared.
-    Returns:
-        Whether it can; if not, the model is unchanged.
-    """
+    """Give `model`'s forward the argument `supervised`, and return True; False, without a change, if its head can't be run
+    apart from its decoder. This is checked on a forward with `inputs`, by the logits of `positions_N`."""
     if hasattr(model, "original_forward"):
         return True
     with torch.no_grad():

@@ -38,11 +38,8 @@ class CompileChoice:
 
 
 def choose_compilation(setting: Literal["auto"] | bool, flops: float, device: torch.device) -> CompileChoice:
-    """Resolve `training.compile` for a run of `flops` FLOPs.
-
-    Raises:
-        SnaketuneError: `training.compile` is true and torch can't compile on this machine.
-    """
+    """Resolve `training.compile` for a run of `flops` FLOPs; SnaketuneError if it is true and torch can't compile on this
+    machine."""
     enough = MIN_FLOPS.get(device.type)
     if setting is False:
         refusal = "training.compile is false"
@@ -72,10 +69,8 @@ def _compile_error(device: torch.device) -> str:
 
 
 def _cache_error() -> str:
-    """Return why torch's cache of compiled code isn't safe to load; empty if it is.
-
-    Other users who can write to it, by default a folder in /tmp, could run code in this process.
-    """
+    """Return why torch's cache of compiled code isn't safe to load; empty if it is. Other users who can write to it, by
+    default a folder in /tmp, could run code in this process."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
@@ -94,13 +89,8 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: bool) -> None:
-    """Compile the layers of `model` in place; compilation happens when they first run.
-
-    Args:
-        checkpointing: whether gradient checkpointing will be enabled later.
-    Raises:
-        SnaketuneError: the model has no modules that transformers marks as layers.
-    """
+    """Compile the layers of `model` in place, when they first run; for `checkpointing`, which is enabled later, their
+    children. SnaketuneError: the model has no modules that transformers marks as layers."""
     layers = layers_of(model)
     if not layers:
         raise SnaketuneError("training.compile: this model has no layers that can be compiled; expected `false`")

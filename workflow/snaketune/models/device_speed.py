@@ -112,10 +112,8 @@ def known_peak(name: str, dtype: str) -> float | None:
 def measured_peak(
     device: torch.device, dtype: torch.dtype, dtype_name: str, threads: int, seconds: float = 0.3
 ) -> Peak:
-    """Measure the fastest of a few square matmuls, once per process.
-
-    The matrices come from a separate generator, so that the training's random numbers don't change.
-    """
+    """Measure the fastest of a few square matmuls, once per process. The matrices come from a separate generator, so that
+    the training's random numbers don't change."""
     on_cpu = device.type == "cpu"
     # A GPU gets several matmuls per synchronization, so that launch overhead doesn't count.
     side, calls = (1024, 1) if on_cpu else (4096, 16)
@@ -145,13 +143,8 @@ def _finished(device: torch.device) -> float:
 
 
 def probe(device: torch.device, folder: Path) -> dict[str, float]:
-    """Measure FLOP/s of a square matmul, and bytes per second of a memory copy (read plus written) and of a disk read.
-
-    The matmul is in float32 with one thread on a CPU, else in bfloat16, whatever the training's data type.
-
-    Args:
-        folder: a folder on the disk.
-    """
+    """Measure FLOP/s of a square matmul (in float32 with one thread on a CPU, else in bfloat16, whatever the training's
+    data type), and bytes per second of a memory copy (read plus written) and of a read from the disk of `folder`."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     threads = torch.get_num_threads()
     # One thread, so that figures don't depend on the number of threads of a training.

@@ -41,19 +41,14 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def weights_dtype(self, *, frozen: bool) -> torch.dtype:
-        """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights).
-
-        The reference model follows the same rule as the policy, so that both start from the same log-probabilities.
-        """
+        """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights). The
+        reference model follows the same rule as the policy, so that both start from the same log-probabilities."""
         return self.dtype if frozen else torch.float32
 
 
 def resolve_compute(precision: str) -> Compute:
     """Return the device (CUDA, else MPS, else CPU), the data type for `training.precision`, and the fastest usable kernel.
-
-    Raises:
-        SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it.
-    """
+    SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it."""
     on_gpu = torch.cuda.is_available()
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and on_gpu and not has_bf16:
@@ -78,10 +73,7 @@ def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc retain freed memory: getting it back from the system costs a page fault per 4 KB of the next tensor.
-
-    Other C libraries aren't changed.
-    """
+    """Make glibc retain freed memory: getting it back from the system costs a page fault per 4 KB of the next tensor."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for name, value in MALLOC_OPTIONS.items() if mallopt else ():
         mallopt(name, value)
@@ -89,13 +81,10 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Use deterministic algorithms in torch while the context lasts, if enabled; see torch's notes on reproducibility.
+    """Use deterministic algorithms in torch while the context lasts, if enabled; SnaketuneError: an operation has none.
 
-    Attention kernels read torch's switch. cuBLAS' workspace is read from the environment once, at the process's first matmul:
-    enter this context before it. The environment variable stays set.
-
-    Raises:
-        SnaketuneError: an operation has no deterministic kernel.
+    Attention kernels read torch's switch. cuBLAS' workspace is read from the environment once, at the process's first
+    matmul: enter this context before it. The environment variable stays set.
     """
     if not enabled:
         yield

@@ -21,11 +21,8 @@ RANDOM = re.compile(r"(?!router_jitter_noise).*(dropout|pdrop|layerdrop|jitter_n
 
 
 def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool) -> torch.Tensor:
-    """Return negative log-probabilities of the supervised tokens of a packed batch, float32[N], or their sum.
-
-    Raises:
-        RuntimeError: the model hasn't passed `models.selftest.self_test` with the batch's kernel.
-    """
+    """Return negative log-probabilities of the supervised tokens of a packed batch, float32[N], or their sum. RuntimeError:
+    the model hasn't passed `models.selftest.self_test` with the batch's kernel."""
     segments: Segments = batch["segments"]
     prefixed, inner = segments.layout.prefixed, inner_model(model)
     if (segments.kernel, prefixed) not in getattr(inner, "allowed_packed", ()):
@@ -73,11 +70,10 @@ def inner_model(model: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Make `model` compute in training mode as in evaluation mode while the context lasts.
+    """Make `model` compute in training mode as in evaluation mode while the context lasts; its settings are restored.
 
-    DPO compares log-probabilities of the policy with the reference's; dropout would make them differ before anything is learned
-    (TRL's DPOTrainer has `disable_dropout` for the same reason). Modules that are added inside (adapters) retain their dropout.
-    The model's settings, which are saved with it, are restored.
+    DPO compares log-probabilities of the policy with the reference's; dropout would make them differ before anything is
+    learned (TRL's DPOTrainer has `disable_dropout`). Modules that are added inside (adapters) retain their dropout.
     """
     owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", None))}
     probabilities = [

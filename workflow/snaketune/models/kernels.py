@@ -71,13 +71,9 @@ class Segments:
 
 
 def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, any_prefixes: bool = False) -> Segments:
-    """Return the inputs of `kernel` for the layout `rows`, on the CPU.
-
-    Args:
-        longest: tokens of the run's longest document with its prefix; default: that of these rows.
-        any_prefixes: whether any batch of the run may have prefixes: varlen kernels then get keys_U in every batch, since
-            layers would be compiled both with and without.
-    """
+    """Return the inputs of `kernel` for the layout `rows`, on the CPU. `longest`: tokens of the run's longest document with
+    its prefix, by default that of these rows. `any_prefixes`: whether any batch of the run may have prefixes: varlen
+    kernels then get keys_U in every batch, since layers would be compiled both with and without."""
     longest = rows.longest if longest is None else longest
     segments = Segments(kernel=kernel, layout=rows, longest=longest, positions_T=torch.from_numpy(rows.positions))
     if kernel == "dense":
@@ -92,14 +88,9 @@ def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, a
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options of a layer's attention.
-
-    Attributes:
-        scaling: factor of the logits; None for 1 / sqrt(D).
-        dropout: probability of dropping an attention weight.
-        window: size of the sliding window in tokens, the query included; None if no segment is longer.
-        softcap: cap of the logits: x becomes softcap * tanh(x / softcap).
-    """
+    """Options of a layer's attention: factor of the logits (None for 1 / sqrt(D)), dropout of attention weights, sliding
+    window in tokens, the query included (None if no segment is longer), and cap of the logits (x becomes softcap *
+    tanh(x / softcap))."""
 
     scaling: float | None = None
     dropout: float = 0.0
@@ -130,10 +121,8 @@ def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, options: Attenti
 
 
 def _causal(query_1HQD, key_1KWD, value_1KWD, options: AttentionOptions) -> torch.Tensor:
-    """Return causal attention [1, H, Q, D] of the last Q of W tokens.
-
-    With a sliding window of w tokens, blocks of w queries run against the at most 2w - 1 keys that any of them sees.
-    """
+    """Return causal attention [1, H, Q, D] of the last Q of W tokens. With a sliding window of w tokens, blocks of w
+    queries run against the at most 2w - 1 keys that any of them sees."""
     queries, width = query_1HQD.shape[2], key_1KWD.shape[2]
     window = min(options.window or width, width)
     if window == queries == width:

@@ -54,11 +54,8 @@ def load_folder(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model from a local folder or the Hub.
-
-    Raises:
-        SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in other folders.
-    """
+    """Load a causal language model from a local folder or the Hub. SnaketuneError: there is no such model, it has no
+    safetensors, weights are missing, or weights are in other folders."""
     _check_own_weights(path, revision)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -125,10 +122,8 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
 
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
-    """Raise SnaketuneError if the run's tokenizer gives tokens of the base other ids.
-
-    It may have new tokens, lack added tokens of the base, and rename reserved ones.
-    """
+    """Raise SnaketuneError if the run's tokenizer gives tokens of the base other ids; it may have new tokens, lack added
+    tokens of the base, and rename reserved ones."""
     if (own := own_tokenizer(base)) is None:
         return
     known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
@@ -208,10 +203,8 @@ def _check_loaded(path: str, loaded: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
-    """Extend the embeddings to `tokens` tokens. The new rows depend on the shapes alone.
-
-    So a base that is loaded again, for evaluation or to merge adapters, has the same rows on any device and in any data type.
-    """
+    """Extend the embeddings to `tokens` tokens. The new rows depend on the shapes alone, so a base that is loaded again,
+    for evaluation or to merge adapters, has the same rows on any device and in any data type."""
     known = model.get_input_embeddings().weight.shape[0]
     if known >= tokens:
         return

@@ -57,10 +57,8 @@ def separate_token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torc
 
 
 def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return summed log-probabilities, float32[C], and token counts, int64[C], of the completions of packed pairs.
-
-    They are in the order of rows and their `completions`: chosen, rejected, chosen, ...
-    """
+    """Return summed log-probabilities, float32[C], and token counts, int64[C], of the completions of packed pairs, in the
+    order of rows and their `completions`: chosen, rejected, chosen, ..."""
     counts_C = batch["completion_tokens"]
     member_losses_M = losses_N.index_select(0, batch["members"])
     return losses_N.new_zeros(len(counts_C)).index_add(0, batch["member_completions"], -member_losses_M), counts_C
@@ -82,13 +80,9 @@ def all_pair_logprobs(
 
 
 def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
-    """Run all rows through `model` in order, and show progress; batches are halved when memory runs out.
+    """Run all rows through `model` in order, and show progress; yield each batch and its losses, float32[N].
 
-    Args:
-        compute: with the kernel SEPARATE, one sequence at a time.
-        what: name of the computation in messages.
-    Yields:
-        Each batch, and its losses, float32[N].
+    With the kernel SEPARATE, one sequence at a time. Batches are halved when memory runs out. `what` names it in messages.
     """
     done = ((batch, losses_N) for _, batch, losses_N in losses_of_rows(model, rows, range(len(rows)), compute, what))
     batch_rows = AutoBatch(rows.row_length, compute.device).rows

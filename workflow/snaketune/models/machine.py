@@ -31,17 +31,9 @@ OOM_MESSAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine that a process computes on.
-
-    Attributes:
-        gpu: torch's name of the GPU; empty without one.
-        memory: total bytes of the GPU, or of the host including swap.
-        free: bytes of `memory` available to this process.
-        threads: threads that torch uses on the CPU.
-        cores: CPU cores that this process may use.
-        used_by_others: bytes of the GPU in use by other processes, estimated from its free memory.
-        broken_kernels: installed attention kernels that fail to load, each with its error.
-    """
+    """The machine that a process computes on: torch's name of the GPU (empty without one); bytes of the GPU, or of the host
+    including swap, and those free for this process; threads that torch uses on the CPU, and cores that it may use; bytes
+    of the GPU in use by other processes, estimated; installed attention kernels that fail to load, each with its error."""
 
     device: torch.device
     gpu: str

@@ -70,15 +70,9 @@ ALLOCATOR_OVERHEAD = {"cpu": 1.25}
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Memory of one process, in bytes.
-
-    Attributes:
-        already_used: memory in use before anything is loaded.
-        paged: optimizer states that may move to host memory.
-        step: what a step adds to weights and states at its peak, gradients included; None where the forward pass couldn't be
-            traced.
-        overhead: bytes of the process per byte of its tensors.
-    """
+    """Memory of one process, in bytes: in use before anything is loaded; `paged`: optimizer states that may move to host
+    memory; `step`: what a step adds to weights and states at its peak, gradients included (None where the forward pass
+    couldn't be traced); `overhead`: bytes of the process per byte of its tensors."""
 
     already_used: int
     weights: int
@@ -121,12 +115,10 @@ def estimate(
     sharing: Sharing = "ddp",
     already_used: int = 0,
 ) -> Estimate:
-    """Estimate the memory of one training process.
+    """Estimate the memory of one training process, in bytes.
 
     Args:
-        optimizer: one of `config.optimizers.OPTIMIZERS`.
         batch: the micro-batch that the model was traced with.
-        checkpointing: whether layers are recomputed in the backward pass.
         summed: whether the loss is a sum over tokens, as in SFT, or one value per token, as in DPO.
         accumulation: micro-batches per step on one process.
         already_used: bytes that the process uses before anything is loaded.
@@ -188,10 +180,8 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
 
 
 def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, summed: bool) -> tuple[int, int]:
-    """Return the head's bytes at its peak, and those that remain until the decoder's backward pass.
-
-    Every token is taken to be supervised.
-    """
+    """Return the head's bytes at its peak, and those that remain until the decoder's backward pass, if every token is
+    supervised."""
     size, float32 = compute.dtype.itemsize, compute.dtype == torch.float32
     hidden = tokens * hidden_bytes
     if not head.plain_linear:

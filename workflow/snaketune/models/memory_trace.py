@@ -28,12 +28,8 @@ from snaketune.packing.segments import layout
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """A parameter, trained or frozen.
-
-    Attributes:
-        linear: whether it is the matrix of a linear layer other than the head; 4-bit quantization covers these.
-        embedding: whether it is an input embedding.
-    """
+    """A parameter; `linear`: whether it is the matrix of a linear layer other than the head, which 4-bit quantization
+    covers."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -47,11 +43,7 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The output head, a matrix of `vocabulary` x `hidden`.
-
-    Attributes:
-        plain_linear: whether it is a linear layer without bias. The forward may still scale or cap its logits.
-    """
+    """The output head. `plain_linear`: a linear layer without bias; the forward may still scale or cap its logits."""
 
     vocabulary: int
     hidden: int
@@ -61,14 +53,9 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedActivations:
-    """Bytes that a micro-batch's forward pass saves for its backward pass, without the head.
-
-    Attributes:
-        total: without gradient checkpointing; includes autocast's copies of weights.
-        checkpointed: with gradient checkpointing: the inputs of the layers, and what is saved outside them.
-        layer: the largest of the layers' shares of `total`.
-        hidden: bytes of one token's hidden state.
-    """
+    """Bytes that a micro-batch's forward pass saves for its backward pass, without the head: without gradient
+    checkpointing, autocast's copies of weights included; with it (the inputs of the layers, and what is saved outside
+    them); the largest of the layers' shares of `total`; and one token's hidden state."""
 
     total: int
     checkpointed: int
@@ -78,14 +65,9 @@ class SavedActivations:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
-    """Properties of a model that are known before its weights are read.
-
-    Attributes:
-        weights: all parameters, adapters included; tied ones once.
-        head: None where transformers doesn't know the output head.
-        largest_layer: number of parameters of the largest layer.
-        activations: None where the forward pass depends on values and can't be traced, or no batch was given.
-    """
+    """Properties of a model that are known before its weights are read: all parameters, adapters included, tied ones once;
+    the head, None where transformers doesn't know it; parameters of the largest layer; activations, None where the
+    forward pass depends on values and can't be traced, or no batch was given."""
 
     weights: tuple[Weight, ...]
     head: Head | None
@@ -119,15 +101,10 @@ def trace_model(
     batch: MicroBatch | None = None,
     dropout: bool = True,
 ) -> TracedModel | None:
-    """Trace the model that a training would load.
+    """Trace the model that a training would load, and its activations with `batch`, the model's own dropout on or off.
 
-    Args:
-        batch: micro-batch to trace activations with; None where its shape isn't known.
-        dropout: whether the model's own dropout is on in training.
-    Returns:
-        None where transformers can't build the model: its code is remote, or its config is inconsistent.
-    Raises:
-        SnaketuneError: the adapters don't fit the model.
+    Returns None where transformers can't build the model: its code is remote, or its config is inconsistent.
+    SnaketuneError: the adapters don't fit the model.
     """
     if not is_known(config):
         return None

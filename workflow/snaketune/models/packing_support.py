@@ -45,13 +45,8 @@ def forward_inputs(rows: SegmentLayout) -> dict[str, Any]:
 
 
 def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
-    """Raise Unpackable, with the reason and the alternatives, if the model can't compute packed rows correctly.
-
-    Args:
-        longest: tokens of the longest segment with its prefix.
-        prefixes: whether segments share prompts, as pairs do.
-        kernel: one of `models.kernels.KERNELS`.
-    """
+    """Raise Unpackable, with the reason and the alternatives, if the model can't compute packed rows correctly: rows whose
+    longest segment with its prefix has `longest` tokens, and that share prompts, as pairs do, if `prefixes`."""
     dry_run = _dry_run(config) if is_known(config) else DryRun()
     if reason := _config_reason(config, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel):
         raise Unpackable(f"{config.model_type} doesn't support packed rows: {reason}. {ALTERNATIVES}")
@@ -99,13 +94,8 @@ def _too_long(text: PretrainedConfig, longest: int, reported: set[int]) -> str:
 
 @dataclass
 class DryRun:
-    """Attention options of a model's layers, recorded in a dry run.
-
-    Attributes:
-        error: why the model can't run over segments; empty if it can, or if that is unknown.
-        windows: window sizes that layers pass to their attention.
-        needs: head sizes and attention options, the arguments of `kernels.refusal`.
-    """
+    """Attention options of a model's layers: why it can't run over segments (empty if it can, or if that is unknown); the
+    window sizes that layers pass to their attention; and head sizes and options, the arguments of `kernels.refusal`."""
 
     error: str = ""
     windows: set[int] = field(default_factory=set)
@@ -121,10 +111,8 @@ _DRY_RUNS: dict[tuple[type, str, bool], DryRun] = {}
 
 
 def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
-    """Run two documents through a model without values, and record the options of its attention.
-
-    Errors that may be due to missing values are ignored.
-    """
+    """Run two documents through a model without values, and record the options of its attention. Errors that may be due to
+    missing values are ignored."""
     key = (type(config), config.to_json_string(), training)
     if key in _DRY_RUNS:
         return _DRY_RUNS[key]
@@ -152,14 +140,10 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
 
 
 def with_supported_kernel(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
-    """Return `compute` with the fastest kernel that supports this model's attention: its head sizes, and dropout of attention
-    weights.
+    """Return `compute` with the fastest kernel that supports this model's attention: its head sizes, and dropout of
+    attention weights, if its dropout will be on. Prints why a faster kernel isn't used.
 
-    Prints why a faster kernel isn't used. Properties that the config doesn't show are left to the self-test.
-
-    Args:
-        config: None where the model isn't one of transformers' own.
-        dropout: whether the model's dropout will be on.
+    Properties that the config doesn't show are left to the self-test; None if the model isn't one of transformers' own.
     """
     kernels = usable_kernels(compute.device, compute.dtype)
     if compute.kernel not in kernels[:-1] or not is_known(config):

@@ -1,20 +1,15 @@
-"""Self-test of packed forwards: packed logits must equal the logits of each document alone.
+"""Self-test of packed forwards, once per model and kernel, before the first of them: packed logits must equal separate ones.
 
-It runs once per model and kernel, before the first packed forward; `token_losses` refuses a model that hasn't passed. Synthetic
-rows of random tokens cover every situation (documents of different lengths in one row, pairs, trees of completions of one
-prompt, padding, several rows in a batch); real rows add the longest sequence and the most segments. Two checks:
+Synthetic rows of random tokens cover every situation (documents of different lengths in one row, pairs, trees of completions of
+one prompt, padding, several rows in a batch); real rows add the longest sequence and the most segments. Two checks:
 
     equality      each token's logits against a forward of its document alone, by the model's own attention
     no leak       changed tokens in one document, in the padding, or in another row of the batch don't change the logits of
                   other documents; before a training also in training mode, with the same random numbers
 
 Differences are relative to the scale: the largest deviation of logits from their mean over the tokens, since an offset that all
-tokens share carries no information.
-
-In 16 bits, single tokens of a pretrained model may differ by as much as the scale although the kernel is right: whether an
-early token becomes an attention sink can depend on rounding. A kernel with too many or too few visible tokens differs by 0.4 in
-half of them (docs/LOG.md). So in 16 bits nine tokens of ten have to agree. Leaks are held to rounding in all tokens, since both
-sides run the same computation.
+tokens share carries no information. In 16 bits, single tokens may differ by as much as the scale although the kernel is right
+(whether an early token becomes an attention sink can depend on rounding), so nine tokens of ten have to agree (docs/LOG.md).
 """
 
 import math
@@ -71,11 +66,8 @@ class SelfTest:
 def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     """Check that packed forwards of `model` with the kernel are right, and allow them. Segment attention stays switched on.
 
-    Args:
-        packs: the rows that will be run; empty to test every situation.
-        training: whether the model will be trained.
-    Raises:
-        Unpackable: packed forwards are wrong, or fail.
+    Tests the rows of `packs`, every situation if there are none; before a training also in training mode. Raises Unpackable
+    if packed forwards are wrong, or fail.
     """
     was_training, kernel, dtype = model.training, compute.kernel, compute.dtype
     prefixes = not packs or any(rows.has_prefixes for rows in packs)

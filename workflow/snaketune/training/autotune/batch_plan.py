@@ -82,11 +82,8 @@ def divisors(batch_rows: int, processes: int) -> list[int]:
 
 
 def choose_plan(operation: Execution, batch_rows: int, processes: int, state: Path) -> BatchPlan:
-    """Choose the batch plan of this attempt, and store it in `state` for the next one.
-
-    Raises:
-        SnaketuneError: the rows of a step can't be divided into such micro-batches.
-    """
+    """Choose the batch plan of this attempt, and store it in `state` for the next one. SnaketuneError: the rows of a step
+    can't be divided into such micro-batches."""
     possible, rows = divisors(batch_rows, processes), operation.micro_batch_rows
     previous, curve = _read(state / FILE), read_curve(operation)
     if previous and previous["requested"] == _requested(operation) and previous["micro_batch_rows"] in possible:

@@ -55,11 +55,8 @@ GB = 1e9
 def measure_curve(
     spec: CalibrateSpec, work: WorkFolder, *, operation: Execution, pack: Artifact, tokenizer: Artifact
 ) -> Outcome:
-    """Write `curve.json` to `work.payload`.
-
-    Raises:
-        SnaketuneError: no batch plan fits in memory, or the training can't run on this machine.
-    """
+    """Write `curve.json` to `work.payload`; SnaketuneError if no batch plan fits in memory, or the training can't run on
+    this machine."""
     tokenizer.files()
     run = TrainingRun.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
@@ -156,11 +153,8 @@ class TrialRunner:
             return Timing.across_processes(gather_object([time_steps(ready.trainer)]))
 
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
-        """The reason not to try a plan on a CPU or MPS; empty to try it.
-
-        A host that runs out of memory swaps or kills the process instead of raising an error, so the peak is extrapolated from
-        the last two trials.
-        """
+        """The reason not to try a plan on a CPU or MPS, by its peak as extrapolated from the last two trials; empty to try
+        it. A host that runs out of memory swaps or kills the process instead of raising an error."""
         fitted = [one for one in before if one["fits"]]
         limit = None if self.run.compute.device.type == "cuda" else host_memory_limit()
         if limit is None or len(fitted) < 2:

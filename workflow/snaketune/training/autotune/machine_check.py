@@ -36,12 +36,8 @@ REINSTALL_2 = "pip install --force-reinstall --no-build-isolation --no-deps flas
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """Result of `check_machine`.
-
-    Attributes:
-        planned: shapes and FLOPs of the model; None if its config isn't enough to build it without weights.
-        estimate: estimated memory; None if `planned` is.
-    """
+    """Result of `check_machine`: the machine, shapes and FLOPs of the model and its estimated memory (None if its config
+    isn't enough to build it without weights), and findings."""
 
     machine: Machine
     planned: TracedModel | None
@@ -78,16 +74,11 @@ def check_machine(
     summed: bool = True,
     processes: int | None = None,
 ) -> MachineCheck:
-    """Check the memory, libraries, devices and expected duration of a training.
+    """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
+    of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    Args:
-        operation: with `auto` resolved to numbers.
-        config: the model's config; None if unknown, then memory and duration aren't checked.
-        rows: the training's dataset; if it isn't packed, the tokens of a batch and the duration are unknown.
-        dropout, summed: see `models.memory_trace.trace_model` and `models.memory.estimate`.
-        processes: number of training processes; default: those of this launch (WORLD_SIZE).
-    Raises:
-        SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout` and `summed` see `models.memory_trace.trace_model` and `models.memory.estimate`; `processes` are by
+    default those of this launch (WORLD_SIZE). SnaketuneError: `lora` names modules that the model doesn't have.
     """
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch, on_cpu = operation.micro_batch_rows, compute.device.type == "cpu"
@@ -198,11 +189,8 @@ def _device_findings(
 
 
 def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
-    """Finding that the training doesn't fit in the memory of the GPU or the host (certain), or may not fit (possible).
-
-    Args:
-        here: number of the training processes that share this memory.
-    """
+    """Finding that the training doesn't fit in the memory of the GPU or the host (certain), or may not fit (possible),
+    which `here` of its processes share."""
     least, whole, expected = here * estimated.minimum, machine.memory, estimated.expected
     if least > whole:
         return [

@@ -18,12 +18,8 @@ GAIN = 0.02
 
 
 def search(possible: list[int], checkpointing: Literal["auto"] | bool, measure: Measure) -> Iterator[Trial]:
-    """Run trials and yield each one.
-
-    Args:
-        possible: rows per micro-batch, ascending.
-        checkpointing: whether activations are recomputed; `auto` tries both if memory limits the throughput.
-    """
+    """Run trials and yield each one, for these rows per micro-batch, ascending; `auto` tries both without and with
+    checkpointing if memory limits the throughput."""
     trials: list[Trial] = []
     if checkpointing is not True:
         yield from _increase_rows(possible, False, measure, trials)

@@ -27,14 +27,9 @@ SECONDS, MIN_STEPS, MAX_STEPS = 2.0, 2, 20
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Results of a trial.
-
-    Attributes:
-        tokens: mean non-padding tokens of the full micro-batches, summed over processes.
-        micro_batch_s, optimizer_s: median seconds of a micro-batch, and of the optimizer step.
-        peak_bytes: peak memory, on a GPU what torch allocated, elsewhere the resident memory of the process.
-        reserved_bytes: what torch's caching allocator reserved on a GPU, fragmentation included; 0 elsewhere.
-    """
+    """Results of a trial: mean non-padding tokens of the full micro-batches, summed over processes; median seconds of a
+    micro-batch and of the optimizer step; peak memory (on a GPU what torch allocated, elsewhere the resident memory of
+    the process), and what torch's caching allocator reserved on a GPU, fragmentation included."""
 
     tokens: float
     micro_batch_s: float

@@ -19,16 +19,13 @@ def write_launch_files(operation: Operation, state: Path, *, cpu: bool) -> None:
 
 
 def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[str, Any]:
-    """Return the content of accelerate's config file.
-
-    Node rank and rendezvous address are on its command line instead. Precision is chosen by the Trainer, by what the device
-    supports.
-    """
+    """Return the content of accelerate's config file. Node rank and rendezvous address are on its command line instead;
+    precision is chosen by the Trainer, by what the device supports."""
+    # MULTI_GPU on the CPU too: accelerate's MULTI_CPU means processes started by mpirun, and the Trainer takes gloo where
+    # `use_cpu` is set. For fsdp too: accelerate only starts the processes and the trainer shards the model
+    # (training.parallel.fsdp), since accelerate's own FSDP silently falls back to DDP on a CPU.
     config = {
         "compute_environment": "LOCAL_MACHINE",
-        # On the CPU too: accelerate's MULTI_CPU means processes started by mpirun, and the Trainer takes gloo where `use_cpu` is
-        # set. For fsdp too: accelerate only starts the processes and the trainer shards the model (training.parallel.fsdp),
-        # since accelerate's own FSDP silently falls back to DDP on a CPU.
         "distributed_type": "MULTI_GPU",
         "num_machines": operation.nodes,
         "num_processes": operation.processes,

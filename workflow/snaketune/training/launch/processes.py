@@ -52,12 +52,9 @@ def launch(
 ) -> Outcome:
     """Run the stage's `build` in worker processes and return its outcome.
 
-    Args:
-        out: where the result will be published; curves are written there during training.
-        artifacts, files: inputs by role. The job records the artifacts' content, so that workers notice a change.
-    Raises:
-        SnaketuneError: the processes can't be started here, or failed; the message is that of the first one that failed.
-        Preempted: the training ended early, with a checkpoint.
+    Inputs are by role; the job records their content, so that workers notice a change. Curves are written below `out`,
+    where the result will be published. SnaketuneError: the processes can't be started here, or failed, with the message of
+    the first one that failed. Preempted: the training ended early, with a checkpoint.
     """
     gpus = visible_gpus()
     if gpus and operation.gpus > len(gpus):
@@ -99,10 +96,7 @@ def launch(
 
 def run_processes(command: list[str], variables: dict[str, str], step: Path | None = None) -> int:
     """Run the launch command and return its exit status; forward SIGTERM to the workers and let them save a checkpoint.
-
-    Args:
-        step: the file that the workers write their SLURM step id to, if they run on several nodes.
-    """
+    `step` is the file that workers on several nodes write their SLURM step id to."""
     # Child processes inherit that SIGTERM is ignored; only workers restore its default.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

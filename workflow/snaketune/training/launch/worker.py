@@ -75,10 +75,8 @@ def parent_is_gone() -> bool:
 
 
 def end_with_parent() -> None:
-    """Start a thread that ends this process when its launcher dies, even during a long step or import.
-
-    A retried or requeued job may already be using the work folder.
-    """
+    """Start a thread that ends this process when its launcher dies, even during a long step or import: a retried or
+    requeued job may already be using the work folder."""
 
     def watch() -> None:
         while not parent_is_gone():

@@ -74,10 +74,8 @@ def record_preemption(state: Path, step: int, reason: str, is_main: bool) -> Pre
 
 
 def raise_if_preempted(state: Path) -> None:
-    """Raise Preempted if the workers, which have ended, recorded a preemption.
-
-    If the time limit was the reason and SLURM requeues the job, SLURM usually ends this process before the error is raised.
-    """
+    """Raise Preempted if the workers, which have ended, recorded a preemption. If the time limit was the reason and SLURM
+    requeues the job, SLURM usually ends this process before."""
     try:
         record = json.loads((state / PREEMPTED).read_text(encoding="utf-8"))
     except FileNotFoundError:

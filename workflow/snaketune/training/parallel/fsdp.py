@@ -36,13 +36,9 @@ def world_size() -> int:
 
 
 def shard(model: torch.nn.Module, compute: Compute, dtype: torch.dtype) -> None:
-    """Shard `model`, which each process has loaded on the CPU, with its adapters; it moves to the device layer by layer.
-
-    Args:
-        dtype: the data type of float weights that are neither adapters nor frozen.
-    Raises:
-        SnaketuneError: transformers lists no layers for it, so the whole model would have to be one unit.
-    """
+    """Shard `model`, which each process has loaded on the CPU, with its adapters, in place; it moves to the device layer by
+    layer, weights that are neither adapters nor frozen in `dtype`. SnaketuneError: transformers lists no layers for it,
+    so the whole model would have to be one unit."""
     model = inner_model(model)
     layers = layers_of(model)
     if not layers:
@@ -111,11 +107,9 @@ def gather(
 ) -> None:
     """Unshard a model on the CPU, one tensor at a time, in place; called by all processes. It can't be trained afterwards.
 
-    Args:
-        full_tensor_of: returns the unsharded value of a weight, when all processes call it.
-        keep: whether this process receives the weights; the other processes keep their shards.
-        only_trained: skip frozen weights.
-        finish: converts a weight, given its name and its unsharded value, to the tensor that is stored.
+    `full_tensor_of` returns the unsharded value of a weight, when all processes call it; `finish` converts a weight, given
+    its name and this value, to the tensor that is stored. Only a process with `keep` receives weights, the others keep
+    their shards.
     """
     reshard(model)
     gathered: dict[torch.nn.Parameter, torch.nn.Parameter | None] = {}
