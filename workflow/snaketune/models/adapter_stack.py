@@ -1,10 +1,6 @@
 """Loading of a model from results: a complete model, or a chain of adapters on their base layers.
 
-    results[0]      adapters alone (`lora.merge: false`), or a complete model
-    results[1]      the base layer of results[0]: adapters alone, or a complete model; and so on
-    base            the base model where no result is complete: a folder, a Hub repository, or a new model
-
-The loaded weights equal, bit by bit, those of runs that merged their adapters.
+The loaded weights equal, bit by bit, those of runs that merged their adapters (`lora.merge: false` saves them alone).
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
 """peft adapters: add them to a model, save, load and merge them.
 
-    low-rank matrices    on the layers that `target_modules` names
-    modules_to_save      full copies of modules, trained in float32 instead of the frozen originals
-
-Saved adapters load with peft alone: `PeftModel.from_pretrained(base, folder)`. Merging adds in float32 and rounds once.
+Low-rank matrices are on the layers that `target_modules` names; `modules_to_save` are full copies of modules, trained in
+float32 instead of the frozen originals. Saved adapters load with peft alone. Merging adds in float32 and rounds once.
 """
 
 import json

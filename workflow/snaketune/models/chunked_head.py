@@ -1,17 +1,14 @@
 """The output head and its loss, computed in chunks, so that the logits [N, V] of all tokens never exist in memory together.
 
-    plain linear head,   gradients are computed together with the losses, chunk by chunk: 6NVH FLOPs as without chunks, memory
-    summed loss          for the logits of one chunk
-    plain linear head,   exponentials of the logits are saved for the backward pass, which consists of matmuls; beyond
-    loss per token       SAVED_LOGITS they are recomputed: 8NVH FLOPs
+    plain linear head,   gradients are computed together with the losses: 6NVH FLOPs as without chunks, and memory for the
+    summed loss          logits of one chunk
+    plain linear head,   exponentials of the logits are saved for the backward pass; beyond SAVED_LOGITS they are recomputed:
+    loss per token       8NVH FLOPs
     any other head       the model's own code (bias, scaling, soft-capping, adapters) runs on the hidden states of a chunk; with
                          more than SAVED_LOGITS logits it runs again in the backward pass: 8NVH FLOPs
 
-The model's forward receives the positions and targets of the supervised tokens, so the head runs inside any wrapper: adapters,
-autocast, DDP, FSDP.
-
-Shapes: N supervised tokens, U positions that predict them (with shared prefixes one may predict several), C of these in a
-chunk, H hidden size, V vocabulary.
+The head runs inside the model's forward, so inside any wrapper: adapters, autocast, DDP, FSDP. Shapes: N supervised tokens, U
+positions that predict them (with shared prefixes one may predict several), C of these in a chunk, H hidden size, V vocabulary.
 """
 
 import copy

@@ -1,10 +1,9 @@
 """Compilation of a model's layers with `torch.compile`: when it pays, and without recompilation after the first step.
 
-Each layer is compiled by itself; layers share their code, so one compilation serves them all, and modules and weights retain
-their names. Attention kernels whose shapes vary from batch to batch run uncompiled, behind graph breaks. Everything else has
-static shapes, or, where padding is removed, is compiled for any number of tokens; the numbers of segments and of their keys,
-which varlen kernels take, are marked as dynamic. Under gradient checkpointing the children of a layer are compiled: a graph
-break inside the checkpoint would silently run the whole layer uncompiled.
+Each layer is compiled by itself; they share their code, so one compilation serves them all. Attention kernels whose shapes vary
+from batch to batch run uncompiled, behind graph breaks. Everything else has static shapes, or, where padding is removed, is
+compiled for any number of tokens. Under gradient checkpointing the children of a layer are compiled: a graph break inside the
+checkpoint would silently run the whole layer uncompiled.
 """
 
 import os

@@ -1,17 +1,10 @@
 """Count of the floating-point operations of a training, from the model and the visible (query, key) pairs.
 
-Matmuls: in the forward pass a token costs 2 FLOPs per parameter that multiplies it. In the backward pass a trained
-parameter costs 4 (gradients of its input and of itself), a frozen one 2 (of its input alone, for the adapters below it). That
-is 6 per trained parameter, adapters included, and 4 per frozen one. An input embedding is a look-up and doesn't count, a tied
-one counts once, as the head; of the experts, those that a token is routed to count. The common 6N takes all parameters and
-omits attention.
-
-Attention: a (query, key) pair costs 2 FLOPs per element of the head for their dot product and 2 for the weighted value, in
-every head of every attention layer; twice that in the backward pass. Pairs that aren't visible (other documents, beyond a
-window, padding) don't count.
-
-As usual, operations other than matmuls, recomputation by gradient checkpointing, and the loss are omitted. The head counts for
-every token; where only positions that predict supervised tokens are projected, `computed` subtracts the rest.
+Matmuls: 6 per token and trained parameter that multiplies it, adapters included (2 forward, 4 backward), and 4 per frozen one.
+An input embedding is a look-up and doesn't count, a tied one counts once, as the head; of the experts, those that a token is
+routed to count. Attention: 4 per visible pair and element of a head, in every head of every attention layer; twice that in the
+backward pass. As usual, other operations, recomputation by gradient checkpointing, and the loss are omitted. The head counts
+for every token; where only positions that predict supervised tokens are projected, `computed` subtracts the rest.
 """
 
 import re

@@ -1,11 +1,9 @@
 """Fused linear cross-entropy: losses of plain linear heads, forward and backward at the speed of matmuls.
 
 Computing gradients in the forward pass, where the loss is a sum, is the method of Liger's fused linear cross entropy (Hsu et
-al., 2024) and of torch's `linear_cross_entropy`. Shapes as in `models.chunked_head`.
-
-Between the matmuls there are passes over the logits of a chunk, [C, V] (`Passes`). Eager passes work in place, in float32, in a
-CPU's caches. Where the model's layers are compiled on a GPU, the passes are compiled too: they read a 16-bit logit twice and
-write it once, 6 bytes where eager passes move some 50.
+al., 2024) and of torch's `linear_cross_entropy`. Shapes as in `models.chunked_head`. Between the matmuls there are passes over
+the logits of a chunk, [C, V]: eager ones in place, in float32, in a CPU's caches; compiled ones where the model's layers are
+compiled on a GPU, which read a 16-bit logit twice and write it once, 6 bytes where eager passes move some 50.
 """
 
 from collections.abc import Callable
