@@ -1,12 +1,9 @@
 """Choice of the next token, greedy or sampled, and stop texts.
 
 Repetition penalty, temperature, top_k and top_p follow transformers' definitions and order. Two things differ, so that a
-response doesn't depend on the batch that its prompt is in:
-
-- Sampling takes one number between 0 and 1 per token, from a generator seeded by seed and prompt alone. So the sampled tokens
-  are the same in any batch and order, as long as the logits are: on another device, or with other padding, logits differ in
-  their last bits, and a number that close to the boundary between two tokens selects the other one.
-- The repetition penalty ignores padding; transformers' own counts the padding token as part of the prompt.
+response doesn't depend on the batch that its prompt is in: sampling takes one number between 0 and 1 per token, from a
+generator seeded by seed and prompt alone, so sampled tokens are the same in any batch and order as long as the logits are; and
+the repetition penalty ignores padding, which transformers' own counts as part of the prompt.
 
 Shapes: B prompts, W the longest prompt, L all tokens so far, N new ones at most, V the vocabulary.
 """

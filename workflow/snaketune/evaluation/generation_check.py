@@ -1,7 +1,7 @@
 """Check that a model generates the same logits in batches and with its cache as for single prompts and without cache.
 
-It runs once per model, on synthetic prompts of different lengths. Models that ignore left padding (recurrent ones, absolute
-positions) and faulty caches give other logits without any error.
+It runs once per model: those that ignore left padding (recurrent ones, absolute positions) and faulty caches give other logits
+without any error.
 """
 
 from dataclasses import asdict, dataclass

@@ -2,10 +2,9 @@
 
     results/.work/.responses/<key>/<digest of the file>.jsonl      {"prompt": digest of its tokens, "text": ..., "tokens": ...}
 
-The cache key is a digest of everything that affects a response except the prompt, so responses are reused with other `samples`,
-`answer_pattern` or corpora, and after an evaluation was killed. A file is never changed: it is named by the digest of its
-content, written under a temporary name and renamed. So any number of jobs can add files concurrently without locks, and a file
-whose content doesn't match its name (incomplete or damaged) is removed unread.
+The key is a digest of everything that affects a response except the prompt. A file is never changed: it is named by the digest
+of its content, written under a temporary name and renamed. So any number of jobs can add files concurrently without locks, and
+a file whose content doesn't match its name is removed unread.
 """
 
 import hashlib

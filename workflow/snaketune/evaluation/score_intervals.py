@@ -1,7 +1,6 @@
 """95% confidence intervals of scores that are measured on a limited number of prompts, pairs or documents.
 
-They cover the choice of the rows alone: two models that are evaluated on the same rows can differ significantly although their
-intervals overlap.
+They cover the choice of the rows alone: two models can differ significantly on the same rows although their intervals overlap.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness through its library: tasks that it ships, by name, or tasks in local YAML files.
 
-Tasks are prepared before a model is loaded, so that bad names, data or chat templates are refused, and data fetched, before
-anything is computed. lm-evaluation-harness takes some 15 s to index the tasks that it ships.
+They are prepared before a model is loaded, so that bad names, data or chat templates are refused, and data fetched, before
+anything is computed.
 """
 
 import json

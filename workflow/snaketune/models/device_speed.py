@@ -1,8 +1,7 @@
 """How fast a device is: its peak matmul throughput, the reference for model FLOPs utilization; and a probe of machines.
 
-Peaks of known GPUs come from a table of data sheets, everything else is measured: utilization is then relative to the vendor's
-figure, or to what this machine reaches now with the threads in use. The probe takes half a second and is the same everywhere,
-so that figures of one kind of device can be compared between nodes, to detect one that is hot, shared or throttled.
+Peaks of known GPUs come from a table of data sheets, everything else is measured. The probe takes half a second and is the same
+everywhere, so that figures of one kind of device can be compared between nodes, to detect one that is hot, shared or throttled.
 """
 
 import os

@@ -9,11 +9,9 @@ The rows of a batch are concatenated into one sequence of T tokens; `Segments` d
     sdpa               everywhere                              a causal call per segment, and one per prefix (CPU)
     dense              everywhere, the reference               all T x T pairs
 
-Without prefixes, every kernel takes queries, keys and values in place. With prefixes, the keys of every segment's full sequence
-are gathered; on a CPU, sdpa reads them in place (`models.cpu_attention`), unless attention weights are dropped.
-
-Shapes: T tokens, H query heads, K key/value heads, D head size, U keys of all segments' full sequences; for one segment Q
-queries, W keys.
+With prefixes, the keys of every segment's full sequence are gathered; on a CPU, sdpa reads them in place, unless attention
+weights are dropped. Shapes: T tokens, H query heads, K key/value heads, D head size, U keys of all segments' full sequences;
+for one segment Q queries, W keys.
 """
 
 import inspect

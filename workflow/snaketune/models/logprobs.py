@@ -1,8 +1,6 @@
 """Log-probabilities of supervised tokens, and their sums by completion, over batches whose size is found automatically.
 
-Shapes: N supervised tokens, C completions, P preference pairs. Only the positions that predict a supervised token are projected
-to the vocabulary, in chunks (`models.chunked_head`), so the head computes N x V logits instead of T x V and holds fewer in
-memory.
+Shapes: N supervised tokens, C completions, P preference pairs.
 """
 
 import time

@@ -5,24 +5,18 @@
              last layer        accumulated gradients + saved activations + what remains of the head + one layer
              first layer       gradients + one layer, and the same again for the gradients of its activations
 
-weights       trained: 4 bytes (float32 masters); frozen: the size of the compute data type; under QLoRA, linear layers take
-              4.13 bits with double quantization and 4.5 without (Dettmers et al., 2023), everything else 4 bytes
+weights       trained: 4 bytes; frozen: the size of the compute data type; under QLoRA, linear layers take 4.13 bits with double
+              quantization and 4.5 without (Dettmers et al., 2023), everything else 4 bytes
 gradients     4 bytes per trained parameter; accumulated: all of them where a step has several micro-batches, else none. DDP's
               buckets take the same again
 states        `config.optimizers.OPTIMIZERS`, 4 bytes or 1 byte each; bitsandbytes keeps embeddings and tensors of fewer than
               4096 elements in 32 bits; Adafactor stores rows + columns per matrix (Shazeer and Stern, 2018)
-activations   traced from the model's code (`models.memory_trace`). With gradient checkpointing: the inputs of the layers, and
-              one layer
+activations   traced (`models.memory_trace`). With gradient checkpointing: the inputs of the layers, and one layer
 head          `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
-FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states. On a
-CPU a process takes a quarter more than its tensors (ALLOCATOR_OVERHEAD). Measured accuracy: `docs/LOG.md`; compiled layers save
-fewer activations than estimated.
-
-Example: a Llama of 22.9M parameters on an H100 with AdamW, bfloat16 matmuls and two micro-batches of 16 rows of 1024 tokens per
-step. Weights, gradients and states take 4, 4 and 8 bytes x 22.9M. A step adds the activations of 16,384 tokens in 6 layers,
-2.17 GB; the gradients of the previous micro-batch, 0.09 GB; 2^26 logits per chunk of 8 bytes in the head, 0.54 GB; and 0.16 GB
-of hidden states and casts:
+FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states.
+Measured accuracy: `docs/LOG.md`; compiled layers save fewer activations than estimated. A Llama of 22.9M parameters on an H100
+with AdamW and two micro-batches of 16 x 1024 tokens per step:
 
 >>> from transformers import AutoConfig
 >>> from snaketune.models.memory_trace import trace_model

@@ -1,7 +1,6 @@
-"""Check, by a model's config alone, whether the model supports packed rows: each document computed as if it were alone.
+"""Check, by a model's config alone and before weights are loaded, whether it computes each packed document as if it were alone.
 
-It runs before weights are loaded, so that a refusal costs seconds. Models that pass are still subject to the self-test
-(`models.selftest`), which runs the model itself.
+Models that pass are still subject to the self-test (`models.selftest`), which runs the model itself.
 """
 
 import copy

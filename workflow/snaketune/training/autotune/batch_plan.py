@@ -1,10 +1,9 @@
 """The batch plan: how a device computes an optimizer step, in micro-batches of how many rows, with or without gradient
 checkpointing.
 
-The user sets `batch_rows`, the rows of an optimizer step, which shape the weights. The batch plan changes only the last bits of
-sums and which inputs dropout zeroes, so it isn't part of a fingerprint. It is chosen before the processes start: the plan of an
-earlier attempt of the same job, else the config's values, else the fastest that `calibrate` measured. If memory runs out
-anyway, the next smaller plan is stored, and the next attempt uses it.
+It changes only the last bits of sums and which inputs dropout zeroes, so it isn't part of a fingerprint. It is chosen before
+the processes start: the plan of an earlier attempt of the same job, else the config's values, else the fastest that `calibrate`
+measured. If memory runs out anyway, the next smaller plan is stored, and the next attempt uses it.
 
     state/batch_plan.json       the requested values and the plan in use
     state/out_of_memory.json    written by a process that ran out of memory: the step and the error

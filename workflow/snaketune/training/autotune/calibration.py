@@ -1,16 +1,9 @@
 """Measure the throughput of batch plans on this device: the work of the `calibrate` stage, in launched processes.
 
 Trials are short trainings on real rows. They begin with one row per micro-batch and increase it until memory runs out or
-throughput stops growing. If memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
-stay the same, so the choice doesn't change what is learned.
-
-    rows per micro-batch     1      2      4      8      16             1      2 …
-    gradient checkpointing   off                         out of memory  on
-    tokens/s                 3.1k   5.4k   7.9k   8.8k                  2.4k   …
-
-    curve.json: device, memory_bytes, batch_rows, processes, trials, best
-
-Measured times vary, so the curve isn't reproducible; it isn't part of any training's fingerprint.
+throughput stops growing; if memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
+stay the same, so the choice doesn't change what is learned. Measured times vary, so `curve.json` isn't reproducible; it isn't
+part of any training's fingerprint.
 """
 
 from dataclasses import asdict, replace

@@ -1,12 +1,11 @@
 """Sharded models (FSDP2): each process holds a shard of every weight, its gradient and its optimizer state.
 
-Each layer is one FSDP unit, and the rest of the model is another. A layer is unsharded only while it computes, the modules
-before and after the layers during a whole step. torch's `fully_shard` does this, on CPUs and GPUs, and transformers' Trainer
-takes the model as already sharded: accelerate's own FSDP would train on CPUs without shards, silently.
+Each layer is one FSDP unit, and the rest of the model is another. torch's `fully_shard` does this, on CPUs and GPUs, and
+transformers' Trainer takes the model as already sharded: accelerate's own FSDP would train on CPUs without shards, silently.
 
 Communication is in the data type of the computation, as under autocast on one GPU: float32 master weights are rounded when a
-layer is gathered, except for its norms, and gradients are reduced in float32. Gradients are reduced after every micro-batch:
-accumulating unsharded ones would take as much memory as the model.
+layer is gathered, except for its norms, and gradients are reduced in float32, after every micro-batch: accumulating unsharded
+ones would take as much memory as the model.
 """
 
 import os

@@ -1,8 +1,7 @@
 """DeepSpeed's ZeRO, stages 2 and 3: gather its partitions for checkpoints, one tensor at a time, and partition them on resume.
 
-DeepSpeed's own checkpoints are pickles that only the same number of processes can read. Its optimizer flattens the float32
-weights and the states of a parameter group and partitions them over the processes. Gathered in the main process's host memory,
-they give the same checkpoint that a single process writes, and any number of processes can read it.
+DeepSpeed's own checkpoints are pickles that only the same number of processes can read. Its flattened, partitioned weights and
+states, gathered in the main process's host memory, give the checkpoint that a single process writes, for any number of them.
 """
 
 from typing import Any
