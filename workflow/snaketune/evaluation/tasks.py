@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from snaketune.config.evaluations import TaskSettings
 from snaketune.config.suggestions import unknown
@@ -118,7 +119,8 @@ def run_tasks(
     from lm_eval.models.huggingface import HFLM
 
     wrapped = HFLM(pretrained=model, tokenizer=prepared.tokenizer, batch_size=batch_size, backend="causal")
-    with _in_this_process():
+    # Bootstrap standard errors are computed in this process instead of one process per core.
+    with patch.dict(os.environ, DISABLE_MULTIPROC="1"):
         results = simple_evaluate(
             model=wrapped,
             tasks=prepared.tasks,
@@ -249,19 +251,6 @@ def _portable(value: Any, folders: list[str]) -> Any:
 
 
 @contextmanager
-def _in_this_process() -> Iterator[None]:
-    """Make lm_eval compute bootstrap standard errors in this process instead of one process per core."""
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["DISABLE_MULTIPROC"]
-        if before is not None:
-            os.environ["DISABLE_MULTIPROC"] = before
-
-
-@contextmanager
 def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
     """Use a temporary cache of `datasets` in `scratch` for local data, since the shared one identifies files by path and
     time, or, if compressed, by path alone; the shared one for None. Cached Hub data (`OWNER___NAME`, by commit) remain
@@ -271,12 +260,8 @@ def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
         return
     from datasets import config
 
-    shared = config.HF_DATASETS_CACHE
     with TemporaryDirectory(dir=scratch, prefix="datasets-") as own:
-        for hub in Path(shared).glob("*___*"):
+        for hub in Path(config.HF_DATASETS_CACHE).glob("*___*"):
             (Path(own) / hub.name).symlink_to(hub.resolve())
-        config.HF_DATASETS_CACHE = Path(own)
-        try:
+        with patch.object(config, "HF_DATASETS_CACHE", Path(own)):
             yield
-        finally:
-            config.HF_DATASETS_CACHE = shared

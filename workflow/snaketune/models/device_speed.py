@@ -33,44 +33,36 @@ class Peak:
 # Dense peaks in TFLOP/s, as (16 bit with float32 accumulation, TF32, float32): vendors quote twice as much for tensor cores
 # where half of the weights are zero ("with sparsity"). Names are torch's, without vendor, product line and memory. None: the
 # GPU has no such unit. Variants that aren't listed (laptops, MIG slices, others of a family) run at other clocks: measured.
-# bfloat16 and float16 are equally fast on all of these but those of NO_BFLOAT16.
+# bfloat16 and float16 are equally fast on all of these but those of NO_BFLOAT16. Sources: NVIDIA's and AMD's data sheets (HGX
+# B200 and GB200 NVL72 by GPU; of the A10G the one that AWS publishes); of RTX cards the appendices A of NVIDIA's papers on the
+# architectures Ampere GA102, Ada (and that of the RTX 6000 Ada) and RTX Blackwell.
 PEAKS: dict[tuple[str, ...], tuple[float | None, float | None, float]] = {
-    # NVIDIA H100 data sheet: columns SXM, PCIe (first edition), NVL.
-    ("h100 hbm3", "h100 sxm5"): (989.4, 494.7, 66.9),
+    # The GH200 is the same chip as the H100 SXM.
+    ("h100 hbm3", "h100 sxm5", "h200", "gh200"): (989.4, 494.7, 66.9),
     ("h100 pcie",): (756.5, 378.0, 51.2),
-    ("h100 nvl",): (835.5, 417.5, 60.0),
-    # NVIDIA H200 data sheet: SXM, NVL. GH200 data sheet: the same chip as the H100 SXM.
-    ("h200", "gh200"): (989.4, 494.7, 66.9),
-    ("h200 nvl",): (835.5, 417.5, 60.0),
-    # NVIDIA HGX B200 and GB200 NVL72 data sheets, by GPU.
+    ("h100 nvl", "h200 nvl"): (835.5, 417.5, 60.0),
     ("b200",): (2250.0, 1125.0, 75.0),
     ("gb200",): (2500.0, 1250.0, 80.0),
-    # NVIDIA A100 data sheet: SXM and PCIe alike.
     ("a100 sxm4", "a100 pcie"): (312.0, 156.0, 19.5),
-    # NVIDIA A30, A40, A10 data sheets; A10G: the data sheet that AWS publishes (it isn't an A10).
     ("a30",): (165.0, 82.0, 10.3),
     ("a40",): (149.7, 74.8, 37.4),
     ("a10",): (125.0, 62.5, 31.2),
     ("a10g",): (70.0, 35.0, 35.0),
-    # NVIDIA L4, L40, L40S data sheets.
     ("l4",): (121.0, 60.0, 30.3),
     ("l40",): (181.0, 90.5, 90.5),
     ("l40s",): (362.0, 183.0, 91.6),
-    # NVIDIA Ampere GA102 architecture, appendix A. GeForce cards accumulate in float32 at half rate, RTX A ones at full.
+    # GeForce cards accumulate in float32 at half rate, RTX A ones at full.
     ("rtx 3080",): (59.5, 29.8, 29.8),
     ("rtx 3090",): (71.0, 35.6, 35.6),
     ("rtx a6000",): (154.8, 77.4, 38.7),
-    # NVIDIA Ada architecture, appendix A; RTX 6000 Ada: its own architecture paper.
     ("rtx 4080",): (97.5, 48.7, 48.7),
     ("rtx 4090",): (165.2, 82.6, 82.6),
     ("rtx 6000 ada generation",): (364.2, 182.1, 91.1),
-    # NVIDIA RTX Blackwell architecture, appendix A.
     ("rtx 5080",): (112.6, 56.3, 56.3),
     ("rtx 5090",): (209.5, 104.8, 104.8),
-    # AMD Instinct data sheets. torch shows a MI250X as two devices, so this is half of its peak.
+    # torch shows a MI250X as two devices, so this is half of its peak.
     ("mi250x",): (191.5, None, 47.9),
     ("mi300x", "mi325x"): (1307.4, 653.7, 163.4),
-    # NVIDIA T4 and V100 data sheets.
     ("t4",): (65.0, None, 8.1),
     ("v100 sxm2",): (125.0, None, 15.7),
     ("v100 pcie",): (112.0, None, 14.0),

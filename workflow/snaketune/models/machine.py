@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from snaketune.errors import first_line
-from snaketune.models.attention import installed_kernels, load_error
-from snaketune.models.devices import Compute
+
+if TYPE_CHECKING:
+    from snaketune.models.devices import Compute
 
 # Upper bound in bytes on the GPU memory of a process's CUDA context, kernels included.
 CONTEXT = 3 * 2**29
@@ -62,8 +64,11 @@ class Machine:
         return f"{self.device} ({name})" if "GB" in name else f"{self.device} ({name}, {self.memory / 2**30:.0f}GB)"
 
 
-def inspect_machine(compute: Compute) -> Machine:
+def inspect_machine(compute: "Compute") -> Machine:
     """Return the machine that `compute` runs on, from what the driver and the system report; no kernel is run."""
+    # Imported here, since it imports transformers: a process that fails needs `is_out_of_memory` even without it.
+    from snaketune.models.attention import installed_kernels, load_error
+
     device, gpu, used_by_others = compute.device, "", 0
     if device.type == "cuda":
         # The driver's figure, which excludes the memory of other processes.
@@ -72,7 +77,7 @@ def inspect_machine(compute: Compute) -> Machine:
         used_by_others = max(0, memory - free - torch.cuda.memory_reserved(device) - CONTEXT)
     else:
         host, swap = psutil.virtual_memory(), psutil.swap_memory()
-        free, memory = host_memory_limit() or host.available, host.total + swap.total
+        free, memory = host_memory_limit(), host.total + swap.total
     kernels = installed_kernels(device, compute.dtype)
     return Machine(
         device=device,
@@ -126,8 +131,9 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Preferred, since getrusage's peak includes that of the parent process before exec.
-    if (peak := _kilobytes("/proc/self/status", "VmHWM:")) is not None:
-        return peak
+    with suppress(OSError, IndexError, ValueError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -146,20 +152,10 @@ def reset_peak_memory(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def host_memory_limit() -> int | None:
-    """Return how many bytes this process can use: its resident memory plus what is available; None where unknown."""
-    own = _kilobytes("/proc/self/status", "VmRSS:")
-    available = [_kilobytes("/proc/meminfo", "MemAvailable:"), _cgroup_available()]
-    known = [size for size in available if size is not None]
-    return own + min(known) if own is not None and known else None
-
-
-def _kilobytes(path: str, name: str) -> int | None:
-    """Return a field of a table of the kernel, in bytes."""
-    try:
-        return int(Path(path).read_text(encoding="ascii", errors="replace").partition(name)[2].split()[0]) * 1024
-    except (OSError, IndexError, ValueError):
-        return None
+def host_memory_limit() -> int:
+    """Return how many bytes this process can use: its resident memory plus what is available."""
+    available, in_group = psutil.virtual_memory().available, _cgroup_available()
+    return resident_memory() + (available if in_group is None else min(available, in_group))
 
 
 def _cgroup_available(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> int | None:

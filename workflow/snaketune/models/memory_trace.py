@@ -7,9 +7,9 @@ as in training, while autograd's saved tensors are counted. So the figures follo
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,6 +24,8 @@ from snaketune.models.flops import FlopCount, count_flops
 from snaketune.models.load_model import parameter_count
 from snaketune.models.packing_support import forward_inputs, is_known, unloaded_model
 from snaketune.packing.segments import layout
+
+FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Weight:
         return torch.Size(self.shape).numel()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Head:
     """The output head. `plain_linear`: a linear layer without bias; the forward may still scale or cap its logits."""
 
@@ -115,10 +117,10 @@ def trace_model(
             model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
         except Exception:
             return None
-        adapted = _adapted(model, lora)
+        adapted, head = _adapted(model, lora), model.get_output_embeddings()
         return TracedModel(
-            weights=tuple(_weights(adapted, model.get_output_embeddings())),
-            head=_head(model),
+            weights=tuple(_weights(adapted, head)),
+            head=_head(head),
             flops=count_flops(adapted),
             largest_layer=max((parameter_count(layer) for layer in layers_of(model)), default=0),
             activations=batch and _activations(config, compute, lora, batch, dropout),
@@ -153,14 +155,12 @@ def _weights(model: torch.nn.Module, head: torch.nn.Module | None) -> Iterator[W
                 )
 
 
-def _head(model: PreTrainedModel) -> Head | None:
-    head = model.get_output_embeddings()
+def _head(head: torch.nn.Module | None) -> Head | None:
     weight = getattr(head, "weight", None)
     if weight is None or weight.dim() != 2:
         return None
-    vocabulary, hidden = weight.shape
     plain_linear = type(head) is torch.nn.Linear and head.bias is None
-    return Head(vocabulary=vocabulary, hidden=hidden, trained=weight.requires_grad, plain_linear=plain_linear)
+    return Head(*weight.shape, trained=weight.requires_grad, plain_linear=plain_linear)
 
 
 def _activations(
@@ -175,7 +175,8 @@ def _activations(
                 if lora:
                     _adapted(model, lora)
                     model.enable_input_require_grads()
-                with _quiet(), FakeTensorMode(allow_non_fake_inputs=True):
+                # The log holds tracebacks of errors that are caught here.
+                with patch.object(FAKE_TENSOR_LOG, "disabled", True), FakeTensorMode(allow_non_fake_inputs=True):
                     saved = _trace(model, attempt, batch, dropout)
             except Exception:
                 # Code that depends on values, and operations for one data type only, raise errors of any type.
@@ -183,18 +184,6 @@ def _activations(
             factor = 2 if compute.dtype == torch.float32 != attempt.dtype else 1
             return SavedActivations(**{name: size * factor for name, size in vars(saved).items()})
     return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence FakeTensor's log, which holds tracebacks of errors that are caught here."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 class _SavedTensors:

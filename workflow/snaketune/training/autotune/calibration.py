@@ -119,8 +119,15 @@ class TrialRunner:
             return trial | {"why": why}
         reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
+        run = replace(self.run, operation=plan.apply_to(self.run.operation))
+        base = self.spec.base
+
+        def load(weights_dtype, quantization):
+            return load_base(base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
+
         try:
-            timing = self._time(plan)
+            with ready_trainer(self.trainer_class, self.rows, run, load, read_config(base)) as ready:
+                timing = Timing.across_processes(gather_object([time_steps(ready.trainer)]))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -136,22 +143,13 @@ class TrialRunner:
         tokens_per_second = round(facts.pop("tokens") * accumulation / timing.step_s(accumulation), 1)
         return trial | {"fits": True, "why": "", "tokens_per_second": tokens_per_second} | facts
 
-    def _time(self, plan: BatchPlan) -> Timing:
-        run = replace(self.run, operation=plan.apply_to(self.run.operation))
-
-        def load(weights_dtype, quantization):
-            return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
-
-        with ready_trainer(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as ready:
-            return Timing.across_processes(gather_object([time_steps(ready.trainer)]))
-
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
         """The reason not to try a plan on a CPU or MPS, by its peak as extrapolated from the last two trials; empty to try
         it. A host that runs out of memory swaps or kills the process instead of raising an error."""
         fitted = [one for one in before if one["fits"]]
-        limit = None if self.run.compute.device.type == "cuda" else host_memory_limit()
-        if limit is None or len(fitted) < 2:
+        if self.run.compute.device.type == "cuda" or len(fitted) < 2:
             return ""
+        limit = host_memory_limit()
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])
         needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (plan.micro_batch_rows - rows_1)
         return f"would need {needed / GB:.1f} GB, and the limit is {limit / GB:.1f} GB" if needed > limit else ""
