@@ -75,8 +75,8 @@ class FlopCount:
     """FLOPs of the forward and backward passes, from the parameters that a token is multiplied with; the head's per token are
     included. `parameters` are all, as in the common 6N; `experts` those per token, and per layer.
 
-    Documents of 300 and 700 tokens in full training of Qwen2.5-0.5B, and the matmuls of these alone. 24 layers of 14 heads of 64
-    see (300 x 301 + 700 x 701) / 2 = 290,500 pairs, x 4 x 14 x 64 x 24 x 3 = 0.0750e12:
+    Documents of 300 and 700 tokens in full training of Qwen2.5-0.5B, and the matmuls of these alone. 24 layers of 14 heads of
+    64 see (300 x 301 + 700 x 701) / 2 = 290,500 pairs, x 4 x 14 x 64 x 24 x 3 = 0.0750e12:
 
     >>> full = FlopCount(trained=494_032_768, frozen=0, head_per_token=6 * 136_134_656, parameters=494_032_768,
     ...                  experts=None, layers=((Attention(heads=14, sizes=(64, 64)), 24),))
