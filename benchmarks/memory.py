@@ -39,8 +39,8 @@ def measure(name: str) -> dict[str, float]:
     from benchmarks.gpu.rows import MadeRows
     from benchmarks.jobs import started
     from snaketune.config.training_runs import Lora, Scratch, Training
-    from snaketune.models.device_memory import peak_memory
     from snaketune.models.devices import resolve_compute
+    from snaketune.models.machine import peak_memory
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline
     from snaketune.training.loop.sft_trainer import SftTrainer

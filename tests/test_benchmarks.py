@@ -22,9 +22,9 @@ from benchmarks.sft.__main__ import GOALS
 from benchmarks.sft.material import Material, made
 from benchmarks.sft.measure import speed
 
+from snaketune.models.device_speed import Peak
 from snaketune.models.flops import count_flops
 from snaketune.models.kernels import KERNELS
-from snaketune.models.peak_flops import Peak
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import CPU
 

@@ -23,10 +23,10 @@ from benchmarks.gpu.shapes import Shape, add_adapters, make_model
 
 from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
+from snaketune.models.device_speed import Peak
 from snaketune.models.devices import Compute, deterministic_algorithms
 from snaketune.models.forward import logits_at, packed_inputs
 from snaketune.models.logprobs import pair_logprobs, summed_losses, token_losses
-from snaketune.models.peak_flops import Peak
 from snaketune.models.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")

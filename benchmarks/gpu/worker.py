@@ -88,7 +88,7 @@ def measure(task: Task) -> Iterator[dict[str, Any]]:
     from benchmarks.gpu.measure import BASE, VARIANTS, measure
     from benchmarks.gpu.shapes import SHAPES
 
-    from snaketune.models.peak_flops import peak_of
+    from snaketune.models.device_speed import peak_of
 
     if SHAPES[task.name].quantized:
         _require(("bitsandbytes",))

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from snaketune.evaluation.document_losses import LOSSES, DocumentLosses, loss_table
+from snaketune.evaluation.held_out import LOSSES, DocumentLosses, loss_table
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
 from snaketune.report.judge.intervals import paired_per_token
 

@@ -7,8 +7,7 @@ import torch
 from snaketune.config.evaluations import ExactMatch
 from snaketune.config.score_names import SCORES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
-from snaketune.evaluation.pair_logps import PAIRS, pair_table
-from snaketune.evaluation.preference_accuracy import by_source, preference_scores, with_same_tokens
+from snaketune.evaluation.preference_accuracy import PAIRS, by_source, pair_table, preference_scores, with_same_tokens
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.training.reference.logps_table import Reference
 

@@ -11,8 +11,8 @@ from invented_data import LENGTH, DataResults, bad, hit
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.evaluation.document_losses import LOSSES
-from snaketune.evaluation.pair_logps import PAIRS
+from snaketune.evaluation.held_out import LOSSES
+from snaketune.evaluation.preference_accuracy import PAIRS
 from snaketune.report.report import build
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome

@@ -15,7 +15,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.specs import WriteSpec
 from snaketune.training.launch import processes
-from snaketune.training.launch.worker_failures import first_failure, record_failure
+from snaketune.training.launch.worker_endings import first_failure, record_failure
 from tests.workflow.conftest import SECRETS
 
 HF = SECRETS["HF_TOKEN"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.models.speed_probe import probe
+from snaketune.models.device_speed import probe
 from snaketune.training.loop import pipeline
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import tokenizer_artifact
@@ -28,7 +28,7 @@ def probed(tmp_path_factory) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def probed_once(monkeypatch, probed):
-    """Measure the machine once for hundreds of trainings; `tests/models/test_speed_probe.py` measures it itself."""
+    """Measure the machine once for hundreds of trainings; `tests/models/test_device_speed.py` measures it itself."""
     monkeypatch.setattr(pipeline, "probe", lambda device, state: probed)
 
 

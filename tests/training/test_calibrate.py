@@ -252,7 +252,7 @@ def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypa
 CAPPED = """
 import resource
 import torch
-from snaketune.models.device_memory import host_memory_limit, is_out_of_memory
+from snaketune.models.machine import host_memory_limit, is_out_of_memory
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 try:

@@ -12,11 +12,11 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import machine
+from snaketune.models.device_speed import Peak
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import parameter_count
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine
 from snaketune.models.memory import Estimate
-from snaketune.models.peak_flops import Peak
 from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.host.gpus import gpu_findings
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
@@ -172,7 +172,7 @@ def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch
     assert "would take 30 days at best" in finding.problem
     assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.problem
     # Seven billion parameters, 616 tokens, ten thousand epochs; of few, nothing is measured.
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, free=10**12))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, available=10**12))
     monkeypatch.setattr(machine, "host_memory_limit", lambda: 10**12)
     monkeypatch.setattr(machine_check, "peak_of", lambda compute: slow)
     long = sft(epochs=10_000)
@@ -235,7 +235,7 @@ def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
     def load():
         pytest.fail("weights were read")
 
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**10, free=10**10))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**10, available=10**10))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=0, free=0))
     needs = r"training: needs \d+\.\d GB without any activations .* and this machine has 10\.0 GB"
     with pytest.raises(SnaketuneError, match=needs):

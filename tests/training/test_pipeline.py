@@ -14,12 +14,12 @@ from transformers import AutoConfig
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.training_runs import Lora, Training
 from snaketune.errors import SnaketuneError
-from snaketune.models import auto_batch, logprobs
+from snaketune.models import logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
+from snaketune.models.device_speed import processor
 from snaketune.models.logprobs import all_pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
-from snaketune.models.speed_probe import processor
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
 from snaketune.packing.shards import schema as columns
@@ -216,7 +216,7 @@ def test_a_pass_without_gradients_continues_with_fewer_rows_when_memory_runs_out
         return computed(model, batch)
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
-    monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
     logps = all_pair_logprobs(model, rows, CPU, "reference")
     torch.testing.assert_close(logps[0], whole)
     assert torch.equal(logps[1], counts)
@@ -259,7 +259,7 @@ def test_dpo_starts_at_log_2_whatever_the_models_dropout(tmp_path, lora):
 
 
 def test_dpo_refuses_a_model_that_is_not_its_own_reference(tmp_path, monkeypatch):
-    monkeypatch.setattr("snaketune.models.dropout._is_probability", lambda *_: False)
+    monkeypatch.setattr("snaketune.models.forward._is_probability", lambda *_: False)
     with pytest.raises(SnaketuneError, match="before the first step the model differs from its own reference"):
         preference_training(tmp_path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import describe_files
-from snaketune.training.launch import requeue
+from snaketune.training.launch import worker_endings
 from snaketune.training.loop import preemption
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 
@@ -46,7 +46,7 @@ def test_sigterm_ends_a_training_with_a_checkpoint_that_resumes_exactly(tmp_path
             return original(*arguments, **keywords)
 
         patch.setattr(DpoTrainer, "batch_loss", terminated)
-        with pytest.raises(requeue.Preempted, match="stopped after step"):
+        with pytest.raises(worker_endings.Preempted, match="stopped after step"):
             trained.train("resumed", {"loss": "sigmoid"}, **SETTINGS)
     resumed, again = trained.train("resumed", {"loss": "sigmoid"}, **SETTINGS)
     assert describe_files(again.payload) == describe_files(work.payload)
@@ -62,7 +62,7 @@ def test_jobs_that_are_too_short_form_a_chain(tmp_path, ending):
         straight, work = trained.train("straight", {"loss": "sigmoid"}, **SETTINGS)
     steps = straight.counts["steps"]
     for done in range(1, steps):
-        with pytest.raises(requeue.Preempted, match=f"stopped after step {done}, with a checkpoint"):
+        with pytest.raises(worker_endings.Preempted, match=f"stopped after step {done}, with a checkpoint"):
             trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
     chained, again = trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
     assert describe_files(again.payload) == describe_files(work.payload)
@@ -87,21 +87,21 @@ def test_a_training_that_stop_if_ends_is_finished_and_writes_no_checkpoint(tmp_p
 @pytest.mark.parametrize("requeues", [True, False])
 def test_only_a_job_near_its_time_limit_is_requeued(tmp_path, monkeypatch, requeues):
     calls = []
-    monkeypatch.setattr(requeue, "requeue_job", lambda: calls.append(1) or requeues)
-    monkeypatch.setattr(requeue, "SECONDS_TO_END", 0)
-    requeue.raise_if_preempted(tmp_path)
-    requeue.record_preemption(tmp_path, 7, "signal", is_main=True)
-    with pytest.raises(requeue.Preempted, match="it received SIGTERM; run again"):
-        requeue.raise_if_preempted(tmp_path)
+    monkeypatch.setattr(worker_endings, "requeue_job", lambda: calls.append(1) or requeues)
+    monkeypatch.setattr(worker_endings, "SECONDS_TO_END", 0)
+    worker_endings.raise_if_preempted(tmp_path)
+    worker_endings.record_preemption(tmp_path, 7, "signal", is_main=True)
+    with pytest.raises(worker_endings.Preempted, match="it received SIGTERM; run again"):
+        worker_endings.raise_if_preempted(tmp_path)
     assert not calls
-    requeue.record_preemption(tmp_path, 7, "deadline", is_main=False)
-    assert json.loads(Path(tmp_path / requeue.FILE).read_text(encoding="utf-8"))["reason"] == "signal"
-    requeue.record_preemption(tmp_path, 7, "deadline", is_main=True)
-    with pytest.raises(requeue.Preempted, match="stopped after step 7"):
-        requeue.raise_if_preempted(tmp_path)
+    worker_endings.record_preemption(tmp_path, 7, "deadline", is_main=False)
+    assert json.loads(Path(tmp_path / worker_endings.PREEMPTED).read_text(encoding="utf-8"))["reason"] == "signal"
+    worker_endings.record_preemption(tmp_path, 7, "deadline", is_main=True)
+    with pytest.raises(worker_endings.Preempted, match="stopped after step 7"):
+        worker_endings.raise_if_preempted(tmp_path)
     assert calls
-    requeue.clear_preemption(tmp_path)
-    requeue.raise_if_preempted(tmp_path)
+    worker_endings.clear_endings(tmp_path)
+    worker_endings.raise_if_preempted(tmp_path)
 
 
 def test_the_next_job_knows_how_long_a_checkpoint_took(tmp_path, monkeypatch):

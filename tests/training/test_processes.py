@@ -25,7 +25,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec, SftSpec
 from snaketune.stages.table import STAGES
 from snaketune.training.launch import processes, worker
-from snaketune.training.launch.worker_failures import record_failure
+from snaketune.training.launch.worker_endings import record_failure
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.trainer import TrainingRun
 

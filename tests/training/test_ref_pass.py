@@ -10,7 +10,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models import auto_batch, logprobs
+from snaketune.models import logprobs
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
@@ -108,7 +108,7 @@ def tiny_of(model: Artifact) -> torch.nn.Module:
 @pytest.fixture
 def small_steps(monkeypatch):
     """One row per batch, stored immediately."""
-    monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 1)
+    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 1)
     monkeypatch.setattr(compute, "SECONDS_BETWEEN_CHUNKS", 0.0)
 
 
@@ -228,11 +228,11 @@ def test_parts_of_another_reference_and_missing_parts_are_refused(tmp_path, toke
 
 def test_the_auto_batch_grows_while_that_is_faster_with_the_same_values(tmp_path, tokenizer, monkeypatch):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
-    one_by_one, taken = auto_batch.AutoBatch(256, torch.device("cpu")), []
+    one_by_one, taken = logprobs.AutoBatch(256, torch.device("cpu")), []
     assert not one_by_one.grows
     straight, _ = reference(tmp_path / "straight", pack, model)
 
-    class Growing(auto_batch.AutoBatch):
+    class Growing(logprobs.AutoBatch):
         def __init__(self, row_length, device):
             super().__init__(row_length, device, grows=True)
             self.rows = 1
@@ -243,7 +243,7 @@ def test_the_auto_batch_grows_while_that_is_faster_with_the_same_values(tmp_path
             super().record(tokens, 1.0 if self.rows < 4 else 0.5 * self.rows)
 
     monkeypatch.setattr(logprobs, "AutoBatch", Growing)
-    monkeypatch.setattr(auto_batch, "PASSES", 2)
+    monkeypatch.setattr(logprobs, "PASSES", 2)
     grown, _ = reference(tmp_path / "grown", pack, model)
     assert taken[:4] == [1, 1, 2, 2]
     assert max(taken) <= 4

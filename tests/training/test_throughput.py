@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import TrainerControl
 
 from snaketune.config.training_runs import Lora
-from snaketune.models.device_memory import peak_memory
+from snaketune.models.device_speed import measured_peak
 from snaketune.models.flops import count_flops
-from snaketune.models.peak_flops import measured_peak
+from snaketune.models.machine import peak_memory
 from snaketune.training.loop import throughput
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.throughput import ThroughputMeter

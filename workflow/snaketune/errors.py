@@ -6,3 +6,8 @@ class SnaketuneError(Exception):
 
     The message names the file, line or key, says what was found there, and what to do about it.
     """
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the error's type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -34,8 +34,8 @@ FIGURES = {
 
 def measure_node(folder: Path) -> dict[str, Any]:
     """Return the measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
+    from snaketune.models.device_speed import probe
     from snaketune.models.devices import resolve_compute
-    from snaketune.models.speed_probe import probe
 
     compute = resolve_compute("auto")
     return {

@@ -25,9 +25,9 @@ from snaketune.config.operation import Execution
 from snaketune.diagnostics.step_profile import StepProfiler
 from snaketune.diagnostics.trial_files import MEASURED, TRACE
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import peak_memory
+from snaketune.models.device_speed import probe
 from snaketune.models.devices import keep_freed_memory
-from snaketune.models.speed_probe import probe
+from snaketune.models.machine import peak_memory
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings

@@ -8,8 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from snaketune.config.evaluations import Decoding
-from snaketune.evaluation.sampling import processors
-from snaketune.evaluation.stop_texts import StopOnText, cut
+from snaketune.evaluation.decoding import StopOnText, cut, processors
 from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
@@ -23,11 +22,9 @@ class GeneratedText(NamedTuple):
 
 
 def use_plain_generation(model: PreTrainedModel, chat: ChatTokenizer) -> None:
-    """Replace a model's own generation_config (penalties, forbidden n-grams, sampling) by greedy decoding.
-
-    Such settings of a base are inherited by every model that is trained from it, and would distort comparisons. `generate`
-    merges its arguments with the model's config, so passing plain settings to a call isn't enough.
-    """
+    """Replace a model's own generation_config (penalties, forbidden n-grams, sampling) by greedy decoding: every model that
+    is trained from a base inherits it, and `generate` merges its arguments with it, so passing plain settings isn't
+    enough."""
     model.generation_config = GenerationConfig(
         do_sample=False, num_beams=1, eos_token_id=list(chat.stop_ids), pad_token_id=chat.pad_id
     )
@@ -56,15 +53,9 @@ def generate(
     cached: bool = True,
     on_batch: Callable[[dict[int, GeneratedText]], None] = lambda texts: None,
 ) -> list[GeneratedText]:
-    """Continue prompts until a stop token or a stop text.
-
-    Args:
-        prompts: int32[n] each.
-        batch_size, cached: as `generation_check.choose_generation_mode` allows.
-        on_batch: called with each generated batch, by index of the prompt.
-    Returns:
-        One response for each prompt.
-    """
+    """Continue prompts (int32[n] each) until a stop token or a stop text; return one response for each. `batch_size` and
+    `cached` as `generation_check.choose_generation_mode` allows; `on_batch` gets each generated batch, by index of the
+    prompt."""
     model.eval()
     use_plain_generation(model, chat)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -85,13 +76,10 @@ def generate(
                 logits_processor=processors(decoding, batch_prompts, ids_BW, mask_BW),
                 stopping_criteria=StoppingCriteriaList(stopped),
             )
-        batch = {i: _text(row, chat, decoding) for i, row in zip(chunk, out_BX[:, width:].tolist(), strict=True)}
+        batch = {}
+        for i, new in zip(chunk, out_BX[:, width:].tolist(), strict=True):
+            length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
+            batch[i] = GeneratedText(*cut(new[:length], chat.decode, decoding.stop))
         on_batch(batch)
         texts |= batch
     return [texts[i] for i in range(len(prompts))]
-
-
-def _text(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> GeneratedText:
-    """Args: new: generated tokens, including those after a stop token or stop text."""
-    length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
-    return GeneratedText(*cut(new[:length], chat.decode, decoding.stop))

@@ -1,26 +1,20 @@
 """Check that a model generates the same logits in batches and with its cache as for single prompts and without cache.
 
-It runs once per model, on synthetic prompts of different lengths. Models that ignore left padding (recurrent ones, absolute
-positions) and faulty caches give other logits without any error.
+It runs once per model: those that ignore left padding (recurrent ones, absolute positions) and faulty caches give other logits
+without any error.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from snaketune.errors import SnaketuneError
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.generation import left_padded, use_plain_generation
 from snaketune.models.devices import Compute
-from snaketune.models.selftest import (
-    TOLERANCE,
-    difference_quantile,
-    largest_differences,
-    ordinary_ids,
-    scale_of,
-)
+from snaketune.models.selftest import TOLERANCE, difference_quantile, largest_differences, ordinary_ids, scale_of
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Prompt lengths; the longest exceeds common windows and chunks.
@@ -30,12 +24,7 @@ NEW_TOKENS = 4
 
 @dataclass(frozen=True)
 class GenerationMode:
-    """A way to generate.
-
-    Attributes:
-        batched: several prompts per batch, padded on the left.
-        cached: with the key/value cache.
-    """
+    """A way to generate: several prompts per batch, padded on the left, or one; with the key/value cache or without."""
 
     batched: bool
     cached: bool
@@ -45,7 +34,7 @@ class GenerationMode:
 
     def about(self) -> dict[str, Any]:
         """Return the mode for the manifest."""
-        return {"batched": self.batched, "cached": self.cached}
+        return asdict(self)
 
 
 MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode(False, False))
@@ -53,25 +42,20 @@ MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode
 
 @torch.no_grad()
 def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> GenerationMode:
-    """Return the first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance.
-
-    Raises:
-        SnaketuneError: no mode is right.
-    """
+    """Return the first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance;
+    SnaketuneError if none is right."""
     model.eval()
     use_plain_generation(model, chat)
+    name, faults = model.config.model_type, []
     prompts = _synthetic_prompts(model, chat)
     with compute.autocast():
         expected = [_greedy_tokens(model, prompt, chat) for prompt in prompts]
-        scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
-        faults = []
         for mode in MODES:
-            fault = _fault(model, chat, prompts, expected, mode, compute.dtype, scale)
+            fault = _fault(model, chat, prompts, expected, mode, compute.dtype)
             if not fault:
                 break
             how = f"{'batches' if mode.batched else 'single prompts'} {'with' if mode.cached else 'without'} cache"
             faults.append(f"{how}: {fault}")
-    name = model.config.model_type
     if fault:
         raise SnaketuneError(
             f"{name}: logits of generation differ from those of its forward ({'; '.join(faults)}), so its responses can't be "
@@ -84,8 +68,7 @@ def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute:
 
 
 def _synthetic_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
-    text = model.config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
     allowed = np.setdiff1d(ordinary_ids(model.config), [chat.pad_id, *chat.stop_ids])
     generator = np.random.default_rng(0)
@@ -111,13 +94,13 @@ def _fault(
     expected: list[tuple[list[int], torch.Tensor]],
     mode: GenerationMode,
     dtype: torch.dtype,
-    scale: float,
 ) -> str:
     """Return what is wrong with a mode; empty if it is right."""
+    scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
     shares, labels = [], []
-    numbers = list(range(len(prompts)))
-    for chunk in [numbers] if mode.batched else [[number] for number in numbers]:
-        ids_BW, mask_BW = left_padded([prompts[number] for number in chunk], chat.pad_id)
+    numbered = list(zip(prompts, expected))
+    for chunk in [numbered] if mode.batched else [[one] for one in numbered]:
+        ids_BW, mask_BW = left_padded([prompt for prompt, _ in chunk], chat.pad_id)
         try:
             out = model.generate(
                 input_ids=ids_BW.to(model.device),
@@ -130,13 +113,12 @@ def _fault(
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-            return f"{type(error).__name__}, {(str(error).strip().splitlines() or [''])[0]}"
-        for row, number in enumerate(chunk):
-            tokens, logits_NV = expected[number]
+            return f"{type(error).__name__}, {first_line(error)}"
+        for row, (prompt, (tokens, logits_NV)) in enumerate(chunk):
             generated = out.sequences[row, ids_BW.shape[1] :].tolist()
             for step, token in enumerate(tokens):
                 shares.append(largest_differences(out.logits[step][row][None], logits_NV[step][None]) / scale)
-                labels.append(f"token {step + 1} after a prompt of {len(prompts[number])} tokens")
+                labels.append(f"token {step + 1} after a prompt of {len(prompt)} tokens")
                 # Two tokens are equally likely within rounding, so different later logits are no error.
                 if generated[step] != token:
                     break

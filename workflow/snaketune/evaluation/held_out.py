@@ -1,6 +1,7 @@
 """Loss and perplexity on held-out rows, packed if the model passes its self-test, else one sequence at a time."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,6 @@ import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.evaluation.document_losses import DocumentLosses
 from snaketune.evaluation.score_intervals import per_token_interval
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import Compute
@@ -17,15 +17,18 @@ from snaketune.models.packing_support import check_config, with_supported_kernel
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 
+# `losses.arrow`. document: index in the packed rows, the same for all models that are evaluated on them; loss_nats: summed
+# negative log-probabilities of its supervised tokens; tokens: their number. Documents without supervised tokens are excluded.
+LOSSES = pa.schema(
+    [("corpus", pa.string()), ("document", pa.int32()), ("loss_nats", pa.float64()), ("tokens", pa.int32())]
+)
+
 
 def choose_forward(
     model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
-    """Choose between packed rows, and one sequence at a time with the model's own attention.
-
-    Returns:
-        Device, data type and kernel; entries for the manifest; entries for run.json.
-    """
+    """Choose between packed rows, and one sequence at a time with the model's own attention; return device, data type and
+    kernel, entries for the manifest, and entries for run.json."""
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
     compute = with_supported_kernel(compute, config, dropout=False)
@@ -44,14 +47,41 @@ def choose_forward(
     return compute, tested.about(), {"self_test_share": tested.share}
 
 
+class DocumentLosses:
+    """Collects the losses of documents over batches."""
+
+    def __init__(self):
+        self.counted = 0
+        self.numbers: list[int] = []
+        self.sums: list[float] = []
+        self.tokens: list[int] = []
+
+    def add(self, losses_N: torch.Tensor, document_N: torch.Tensor, documents: int) -> None:
+        """Add a batch of so many documents: its losses, and the document within the batch of each, int64[N]."""
+        document_N = document_N.cpu()
+        sums_D = torch.zeros(documents, dtype=torch.float64).index_add_(0, document_N, losses_N.double().cpu())
+        tokens_D = torch.bincount(document_N, minlength=documents)
+        with_tokens = tokens_D.nonzero().flatten()
+        self.numbers += (self.counted + with_tokens).tolist()
+        self.sums += sums_D[with_tokens].tolist()
+        self.tokens += tokens_D[with_tokens].tolist()
+        self.counted += documents
+
+    def table(self, corpus: str) -> pa.Table:
+        columns = ([corpus] * len(self.numbers), self.numbers, self.sums, self.tokens)
+        return pa.table(dict(zip(LOSSES.names, columns)), schema=LOSSES)
+
+
+def loss_table(tables: Iterable[pa.Table]) -> pa.Table:
+    """Return the concatenated tables of all corpora."""
+    return pa.concat_tables([LOSSES.empty_table(), *tables])
+
+
 def held_out_loss(
     model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Compute the mean negative log-probability of the supervised tokens in nats, its 95% interval, and perplexity.
-
-    Returns:
-        These scores, and the losses of single documents with the schema LOSSES.
-    """
+    """Return the mean negative log-probability of the supervised tokens in nats with its 95% interval, and perplexity; and the
+    losses of single documents (LOSSES)."""
     documents = DocumentLosses()
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
         documents.add(losses_N, batch["target_documents"], len(batch["segments"].layout.documents))

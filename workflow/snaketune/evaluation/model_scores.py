@@ -2,18 +2,19 @@
 
 scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; 95% intervals
 responses.jsonl   every generated response, with the prompt, the expected and the extracted answer
-lm_eval.json      results of tasks, if configured, in lm-evaluation-harness' format (`evaluation/harness_results.py`)
-losses.arrow      loss of every held-out document (`evaluation/document_losses.py`)
-pairs.arrow       log-probabilities of the completions of every held-out pair, with the reference's (`evaluation/pair_logps.py`)
+lm_eval.json      results of tasks, if configured, in lm-evaluation-harness' format (`evaluation.tasks`)
+losses.arrow      loss of every held-out document (`evaluation.held_out`)
+pairs.arrow       log-probabilities of the completions of every held-out pair, with the reference's
+                  (`evaluation.preference_accuracy`)
 """
 
 import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +23,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.document_losses import loss_table
 from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, use_plain_generation
 from snaketune.evaluation.generation_check import GenerationMode, choose_generation_mode
-from snaketune.evaluation.held_out import choose_forward, held_out_loss
-from snaketune.evaluation.pair_logps import PAIRS
-from snaketune.evaluation.preference_accuracy import comparable_references, held_out_preferences
+from snaketune.evaluation.held_out import choose_forward, held_out_loss, loss_table
+from snaketune.evaluation.preference_accuracy import PAIRS, comparable_references, held_out_preferences
 from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
+from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
@@ -42,9 +42,6 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
-
-if TYPE_CHECKING:
-    from snaketune.evaluation.tasks import PreparedTasks
 
 
 def score_model(
@@ -79,7 +76,8 @@ def score_model(
         tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
     )
-    with _prepared(spec, tasks, tokenizer.folder, work.state) as prepared:
+    folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
+    with prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext() as prepared:
         loaded, config = _load(stack, ref_logps, chat, compute)
         # Before the model's own attention is replaced.
         mode = choose_generation_mode(loaded, chat, compute)
@@ -90,11 +88,11 @@ def score_model(
             )
         held_out = [PackedRows(pack, "held_out") for pack in packs]
         compute, about, run = choose_forward(loaded, config, held_out, compute)
-        first_pairs = len(spec.conversations)
         references = comparable_references(ref_logps, compute)
+        of_pairs = list(zip(held_out, packs, strict=True))[len(spec.conversations) :]
         preferences = {
             name: held_out_preferences(loaded, rows, pack, compute, name, references)
-            for name, rows, pack in zip(spec.preferences, held_out[first_pairs:], packs[first_pairs:], strict=True)
+            for name, (rows, pack) in zip(spec.preferences, of_pairs, strict=True)
             if len(rows)
         }
         losses = {name: held_out_loss(loaded, rows, compute, name) for name, rows in zip(spec.conversations, held_out)}
@@ -120,8 +118,6 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
-            from snaketune.evaluation.tasks import run_tasks
-
             use_plain_generation(loaded, chat)
             results = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
             scores |= {"tasks": results.scores, "task_stderrs": results.stderrs, "task_intervals": results.intervals}
@@ -133,34 +129,18 @@ def score_model(
     write_table(work.payload / "pairs.arrow", pa.concat_tables(pairs))
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
-    generation = {
+    generation = mode.about() | {
         "strategy": "sampling" if spec.generation.temperature else "greedy",
         "max_new_tokens": spec.generation.max_new_tokens,
         "stop_ids": list(chat.stop_ids),
         "responses": cache.key,
     }
-    return Outcome(
-        counts={"prompts": len(responses)},
-        about=about | {"generation": generation | mode.about()},
-        run=run
-        | {
-            "device": str(compute.device),
-            "evaluation_seconds": round(time.monotonic() - started, 1),
-            "responses_generated": generated_count,
-        },
-    )
-
-
-def _prepared(
-    spec: EvalSpec, tasks: list[Path], tokenizer_folder: Path, scratch: Path
-) -> AbstractContextManager["PreparedTasks | None"]:
-    """Return a context that prepares the tasks and their data, or one of None if none are configured."""
-    if not spec.tasks:
-        return nullcontext()
-    from snaketune.evaluation.tasks import prepared_tasks
-
-    folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
-    return prepared_tasks(spec.tasks, folder, tokenizer_folder, scratch)
+    run |= {
+        "device": str(compute.device),
+        "evaluation_seconds": round(time.monotonic() - started, 1),
+        "responses_generated": generated_count,
+    }
+    return Outcome(counts={"prompts": len(responses)}, about=about | {"generation": generation}, run=run)
 
 
 def _load(
@@ -178,13 +158,14 @@ def _load(
 
 def _encode_prompts(chat: ChatTokenizer, prompts: list[Prompt]) -> tuple[list[Prompt], list[np.ndarray]]:
     """Return the prompts that the chat template accepts, and their tokens."""
-    encoded = []
+    accepted, encoded = [], []
     for prompt in prompts:
         try:
-            encoded.append((prompt, chat.encode_prompt(prompt.messages, prompt.tools)))
+            encoded.append(chat.encode_prompt(prompt.messages, prompt.tools))
+            accepted.append(prompt)
         except Refused as reason:
             print(f"skipped: prompt {prompt.id} of {prompt.corpus}: {reason}", flush=True)
-    return [prompt for prompt, _ in encoded], [tokens for _, tokens in encoded]
+    return accepted, encoded
 
 
 def _responses(
@@ -197,18 +178,15 @@ def _responses(
     cache: ResponseCache,
 ) -> tuple[list[Response], int]:
     """Return the judged responses to held-out prompts, and the number of those that were generated rather than cached."""
-    prompts = [
-        prompt
-        for name, corpus in zip(spec.conversations, corpora, strict=True)
-        for prompt in choose_prompts(
-            name, read_table(corpus.file("held_out.arrow")), spec.exact_match.limit, spec.samples
-        )
-    ]
+    prompts: list[Prompt] = []
+    for name, corpus in zip(spec.conversations, corpora, strict=True):
+        held_out = read_table(corpus.file("held_out.arrow"))
+        prompts += choose_prompts(name, held_out, spec.exact_match.limit, spec.samples)
     prompts, encoded = _encode_prompts(chat, prompts)
     digests = [prompt_digest(prompt) for prompt in encoded]
     new = {digest: prompt for digest, prompt in zip(digests, encoded) if digest not in cache.known}
-    if len(new) < len(set(digests)):
-        print(f"{len(set(digests)) - len(new)} of {len(set(digests))} responses are cached", flush=True)
+    if cached := len(set(digests)) - len(new):
+        print(f"{cached} of {len(set(digests))} responses are cached", flush=True)
     new_digests = list(new)
     generate(
         model,
@@ -220,6 +198,5 @@ def _responses(
         cached=mode.cached,
         on_batch=lambda batch: cache.add({new_digests[index]: text for index, text in batch.items()}),
     )
-    return [
-        judge(prompt, *cache.known[digest], spec.exact_match) for prompt, digest in zip(prompts, digests, strict=True)
-    ], len(new)
+    responses = [judge(prompt, *cache.known[digest], spec.exact_match) for prompt, digest in zip(prompts, digests)]
+    return responses, len(new)

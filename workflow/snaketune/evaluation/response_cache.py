@@ -2,16 +2,14 @@
 
     results/.work/.responses/<key>/<digest of the file>.jsonl      {"prompt": digest of its tokens, "text": ..., "tokens": ...}
 
-The cache key is a digest of everything that affects a response except the prompt, so responses are reused with other `samples`,
-`answer_pattern` or corpora, and after an evaluation was killed. A file is never changed: it is named by the digest of its
-content, written under a temporary name and renamed. So any number of jobs can add files concurrently without locks, and a file
-whose content doesn't match its name (incomplete or damaged) is removed unread.
+The key is a digest of everything that affects a response except the prompt. A file is never changed: it is named by the digest
+of its content, written under a temporary name and renamed. So any number of jobs can add files concurrently without locks, and
+a file whose content doesn't match its name is removed unread.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,20 +28,13 @@ LIBRARIES = ("torch", "transformers", "peft")
 
 
 class ResponseCache:
-    """Cached responses of one key.
-
-    Attributes:
-        key: digest of everything that affects a response except its prompt.
-        known: responses by digest of the prompt.
-    """
+    """Cached responses of one key, the digest of everything that affects a response except its prompt; by digest of the
+    prompt."""
 
     def __init__(self, work_root: Path, key_parts: dict[str, Any]):
         """Args: key_parts: parts of the key besides code and libraries, as JSON: weights, tokenizer, settings, device type."""
-        parts = {
-            "code": [code_digest(module) for module in CODE],
-            "versions": [installed_version(x) for x in LIBRARIES],
-        }
-        self.key = digest_json(key_parts | parts)[:32]
+        code, versions = [code_digest(module) for module in CODE], [installed_version(name) for name in LIBRARIES]
+        self.key = digest_json(key_parts | {"code": code, "versions": versions})[:32]
         self.folder = work_root / RESPONSES / self.key
         self.known: dict[str, GeneratedText] = {}
         # Symbolic links may lead to files of others, which must not be read or written.
@@ -77,17 +68,14 @@ def prompt_digest(prompt: np.ndarray) -> str:
     return _digest(prompt.astype("<i4").tobytes())
 
 
-def _intact(path: Path) -> Iterable[bytes]:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return ()
-    if _digest(content) == path.stem:
-        return content.splitlines()
-    print(f"{path} is damaged and is removed; its responses are generated again", flush=True)
+def _intact(path: Path) -> list[bytes]:
     with suppress(OSError):
+        content = path.read_bytes()
+        if _digest(content) == path.stem:
+            return content.splitlines()
+        print(f"{path} is damaged and is removed; its responses are generated again", flush=True)
         path.unlink()
-    return ()
+    return []
 
 
 def _digest(content: bytes) -> str:

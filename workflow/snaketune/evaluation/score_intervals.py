@@ -1,7 +1,6 @@
 """95% confidence intervals of scores that are measured on a limited number of prompts, pairs or documents.
 
-They cover the choice of the rows alone: two models that are evaluated on the same rows can differ significantly although their
-intervals overlap.
+They cover the choice of the rows alone: two models can differ significantly on the same rows although their intervals overlap.
 """
 
 import math
@@ -52,12 +51,9 @@ def mean_interval(values: Sequence[float]) -> list[float] | None:
 
 
 def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[float] | None:
-    """Return the interval of a mean over tokens; None for fewer than five documents.
+    """Return the interval of a mean over tokens from each document's sum and tokens; None for fewer than five documents.
 
     Tokens of one document aren't independent, so the variance is taken over documents.
-
-    Args:
-        sums, tokens: sum of the values, and number of tokens, of each document.
 
     >>> per_token_interval([2.0, 4.0, 6.0, 9.0, 9.0], [2, 2, 3, 4, 5]), per_token_interval([1.0], [1])
     ([1.4148, 2.3352], None)
@@ -67,10 +63,8 @@ def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[flo
 
 
 def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, float | None]:
-    """Return the mean over all tokens, and half the width of its interval (None for fewer than five documents).
-
-    The mean is a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6); the interval is by Student's t.
-    """
+    """Return the mean over all tokens, a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6), and half
+    the width of its interval by Student's t (None for fewer than five documents)."""
     size, total_tokens = len(sums), math.fsum(tokens)
     mean = math.fsum(sums) / total_tokens
     if size < MIN_VALUES:
@@ -98,8 +92,7 @@ def student(freedom: int) -> float:
 def t_interval(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
     """Return the interval of a mean of `size` values with a known standard error, by Student's t; None for fewer than five.
 
-    Args:
-        share: whether to limit the interval to [0, 1].
+    That of a share is limited to [0, 1].
 
     >>> t_interval(0.9, 0.1, 50), t_interval(0.9, 0.1, 50, share=True), t_interval(0.9, 0.1, 4)
     ([0.699, 1.101], [0.699, 1.0], None)

@@ -22,11 +22,8 @@ class Entry(Protocol):
 
 
 def refuse_code(index: dict[str, Entry], names: tuple[str, ...]) -> None:
-    """Raise SnaketuneError if one of these tasks, or a task of these groups and tags, would run such code.
-
-    Args:
-        index: lm_eval's `TaskManager.task_index`.
-    """
+    """Raise SnaketuneError if one of these tasks, or a task of these groups and tags, of lm_eval's `TaskManager.task_index`
+    would run such code."""
     for name in names:
         for task, config in sorted(task_configs(index, name)):
             if reason := _refusal(config):
@@ -63,17 +60,16 @@ def _members(index: dict[str, Entry], group: dict[str, Any]) -> Iterator[tuple[s
             yield str(name), mapping
 
 
-def _refusal(config: dict[str, Any]) -> str | None:
+def _refusal(config: dict[str, Any]) -> str:
     if config.get("unsafe_code"):
         return "runs code that the model writes (unsafe_code)"
     arguments = config.get("dataset_kwargs")
     if isinstance(arguments, dict) and arguments.get("trust_remote_code"):
         return "needs code that comes with its data set (trust_remote_code)"
-    if any(CODE_EVAL in text for text in _texts(config.get("metric_list"))) or any(
-        map(_names_code_eval, _texts(config))
-    ):
+    named = any(CODE_EVAL in text for text in _texts(config.get("metric_list")))
+    if named or any(map(_names_code_eval, _texts(config))):
         return f"runs code that the model writes ({CODE_EVAL})"
-    return None
+    return ""
 
 
 def _texts(value: Any) -> Iterator[str]:

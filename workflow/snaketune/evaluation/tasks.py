@@ -1,9 +1,10 @@
 """Tasks of lm-evaluation-harness through its library: tasks that it ships, by name, or tasks in local YAML files.
 
-Tasks are prepared before a model is loaded, so that bad names, data or chat templates are refused, and data fetched, before
-anything is computed. lm-evaluation-harness takes some 15 s to index the tasks that it ships.
+They are prepared before a model is loaded, so that bad names, data or chat templates are refused, and data fetched, before
+anything is computed.
 """
 
+import json
 import math
 import os
 import re
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from snaketune.config.evaluations import TaskSettings
 from snaketune.config.suggestions import unknown
-from snaketune.errors import SnaketuneError
-from snaketune.evaluation.harness_results import harness_results
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.score_intervals import SHARES, t_interval
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.stages.host.disk_errors import disk_error_message
@@ -27,19 +28,25 @@ if TYPE_CHECKING:
 
 # Bootstrap samples for standard errors without a formula; lm-evaluation-harness' default of 100,000 takes minutes.
 BOOTSTRAP = 1000
+# Included keys of `simple_evaluate`'s results; excluded are date, git_hash, the environment's description, and paths.
+RESULT_KEYS = (
+    "results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples",
+    "transformers_version", "lm_eval_version", "tokenizer_pad_token", "tokenizer_eos_token", "tokenizer_bos_token",
+    "eot_token_id", "max_length",
+)  # fmt: skip
+# Included keys of its `config`; the others name the model's folder, or a device.
+SETTINGS = (
+    "batch_size", "limit", "bootstrap_iters", "gen_kwargs", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed",
+    "model_num_parameters",
+)  # fmt: skip
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTasks:
-    """Tasks with their data.
-
-    Attributes:
-        tasks: lm_eval's task and group objects.
-        where: where the tasks are from, for messages.
-        folder: folder of their files.
-        data: commits of the data by Hub repository; an empty list where the commit isn't known.
-    """
+    """Tasks with their data: lm_eval's task and group objects, where they are from, the folder of their files, and the
+    commits of the data by Hub repository (an empty list where the commit isn't known)."""
 
     manager: Any
     tasks: list[Any]
@@ -52,12 +59,8 @@ class PreparedTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScores:
-    """Scores by task and metric (`METRIC,FILTER` where the task has a named filter).
-
-    Attributes:
-        stderrs, intervals: for scores with a standard error by lm-evaluation-harness.
-        harness: contents of `lm_eval.json`.
-    """
+    """Scores by task and metric (`METRIC,FILTER` where the task has a named filter); standard errors by
+    lm-evaluation-harness, and their intervals; the contents of `lm_eval.json`."""
 
     scores: dict[str, dict[str, float]]
     stderrs: dict[str, dict[str, float]]
@@ -69,17 +72,14 @@ class TaskScores:
 def prepared_tasks(
     questions: TaskSettings, folder: Path | None, tokenizer_folder: Path, scratch: Path
 ) -> Iterator[PreparedTasks]:
-    """Load tasks with their data, which are available as long as the context lasts.
-
-    Paths of data files in a local task's YAML are relative to the working directory.
+    """Load tasks with their data, which are available as long as the context lasts. SnaketuneError: there is no task of
+    that name, one runs code, its data can't be loaded, or the tokenizer has no chat template although `chat_template` is
+    true.
 
     Args:
-        folder: folder of local task files; None for tasks that lm-evaluation-harness ships, whose data `datasets` fetches and
-            caches.
+        folder: folder of local task files, whose data files are relative to the working directory; None for tasks that
+            lm-evaluation-harness ships, whose data `datasets` fetches and caches.
         scratch: an existing folder for `datasets`' cache of local data; empty again afterwards.
-    Raises:
-        SnaketuneError: there is no task of that name, one runs code, its data can't be loaded, or the tokenizer has no chat
-            template although `chat_template` is true.
     """
     from lm_eval import tasks
     from transformers import AutoTokenizer
@@ -114,16 +114,13 @@ def prepared_tasks(
 def run_tasks(
     model: "PreTrainedModel", prepared: PreparedTasks, questions: TaskSettings, batch_size: int
 ) -> TaskScores:
-    """Evaluate a model on the tasks.
-
-    Raises:
-        SnaketuneError: a task gives no numeric score.
-    """
+    """Evaluate a model on the tasks; SnaketuneError if a task gives no numeric score."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     wrapped = HFLM(pretrained=model, tokenizer=prepared.tokenizer, batch_size=batch_size, backend="causal")
-    with _in_this_process():
+    # Bootstrap standard errors are computed in this process instead of one process per core.
+    with patch.dict(os.environ, DISABLE_MULTIPROC="1"):
         results = simple_evaluate(
             model=wrapped,
             tasks=prepared.tasks,
@@ -136,14 +133,15 @@ def run_tasks(
             bootstrap_iters=BOOTSTRAP,
             log_samples=False,
         )
-    scores = {task: _numbers(measured) for task, measured in sorted(results["results"].items())}
+    measured = sorted(results["results"].items())
+    scores = {task: _numbers(values) for task, values in measured}
     # Groups need no scores: their tasks have them.
     empty = [task for task in results["configs"] if not scores.get(task)]
     if empty:
         raise SnaketuneError(
             f"eval.tasks.names: {', '.join(empty)} in {prepared.where} gives no numeric score; check its metric_list"
         )
-    stderrs = {task: _numbers(measured, "_stderr") for task, measured in sorted(results["results"].items())}
+    stderrs = {task: _numbers(values, "_stderr") for task, values in measured}
     return TaskScores(
         scores=scores,
         stderrs=stderrs,
@@ -165,19 +163,18 @@ def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[st
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
         if disk_error_message(error):
             raise
-        first_line = (str(error).strip().splitlines() or [""])[0]
         raise SnaketuneError(
-            f"eval.tasks.names: {', '.join(names)} of {where} can't be loaded ({type(error).__name__}: {first_line}). Data "
-            "from the Hub are fetched once, which needs a network, and then read from the cache of `datasets`"
+            f"eval.tasks.names: {', '.join(names)} of {where} can't be loaded ({type(error).__name__}: {first_line(error)}). "
+            "Data from the Hub are fetched once, which needs a network, and then read from the cache of `datasets`"
         ) from error
 
 
 def _parts(manager: Any, loaded: dict[str, dict[str, Any]], name: str) -> list[Any]:
     """Return the task or group of a name, or the tasks of a tag."""
-    entry = manager.task_index[name]
     if name in loaded["groups"]:
         return [loaded["groups"][name]]
-    return [loaded["tasks"][task] for task in ((name,) if name in loaded["tasks"] else sorted(entry.tags))]
+    names = (name,) if name in loaded["tasks"] else sorted(manager.task_index[name].tags)
+    return [loaded["tasks"][task] for task in names]
 
 
 def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
@@ -197,24 +194,19 @@ def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
 
 def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
     """Return lm-eval's values of `METRIC,FILTER`, or of `METRIC_stderr,FILTER` with `ending="_stderr"`, rounded."""
-    values = {}
+    values, digits = {}, 6 if ending else 4
     for key, value in sorted(measured.items()):
         metric, comma, by = key.partition(",")
-        is_stderr = metric.endswith("_stderr")
-        if comma and isinstance(value, int | float) and math.isfinite(value) and is_stderr == (ending == "_stderr"):
-            values[f"{metric.removesuffix('_stderr')},{by}".removesuffix(",none")] = round(
-                float(value), 4 + 2 * is_stderr
-            )
+        wanted = comma and metric.endswith("_stderr") == bool(ending)
+        if wanted and isinstance(value, int | float) and math.isfinite(value):
+            values[f"{metric.removesuffix(ending)},{by}".removesuffix(",none")] = round(float(value), digits)
     return values
 
 
 def _intervals(scores: dict[str, float], stderrs: dict[str, float], size: int) -> dict[str, list[float]]:
     """Return the intervals of the metrics that have one."""
-    known = {
-        metric: t_interval(scores[metric], stderr, size, share=metric.startswith(SHARES))
-        for metric, stderr in stderrs.items()
-        if metric in scores
-    }
+    shares = {metric: metric.startswith(SHARES) for metric in stderrs if metric in scores}
+    known = {metric: t_interval(scores[metric], stderrs[metric], size, share) for metric, share in shares.items()}
     return {metric: interval for metric, interval in known.items() if interval}
 
 
@@ -230,42 +222,46 @@ def _size(results: dict[str, Any], name: str) -> int:
     return sum(_size(results, part) for part in results["group_subtasks"].get(name, ()))
 
 
-@contextmanager
-def _in_this_process() -> Iterator[None]:
-    """Make lm_eval compute bootstrap standard errors in this process instead of one process per core."""
-    name = "DISABLE_MULTIPROC"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+def harness_results(results: dict[str, Any], folders: list[Path], **extra: Any) -> dict[str, Any]:
+    """Return the contents of `lm_eval.json`: results of `simple_evaluate` with `extra` entries in lm-evaluation-harness'
+    own format.
+
+    Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores
+    give equal files: paths below `folders` become relative, others are reduced to the file name. Seeds and versions are
+    included.
+    """
+    document = {key: results[key] for key in RESULT_KEYS if key in results}
+    document["config"] = {"model": "hf"} | {key: results["config"].get(key) for key in SETTINGS}
+    # NaN and infinities aren't valid JSON.
+    plain = json.loads(json.dumps(document | extra, default=str), parse_constant=lambda name: None)
+    return _portable(plain, [f"{folder}/" for folder in folders])
+
+
+def _portable(value: Any, folders: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {_portable(key, folders): _portable(inner, folders) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_portable(inner, folders) for inner in value]
+    if not isinstance(value, str):
+        return value
+    for folder in folders:
+        value = value.replace(folder, "")
+    is_path = value.startswith("/") and len(value) < 1000 and "\n" not in value and Path(value).exists()
+    return Path(value).name if is_path else ADDRESS.sub("", value)
 
 
 @contextmanager
 def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
-    """Use a temporary cache of `datasets` for local data, since the shared one identifies files by path and time, or, if
-    compressed, by path alone.
-
-    Cached Hub data (`OWNER___NAME`, by commit) remain available, also without a network.
-
-    Args:
-        scratch: folder for the temporary cache; None to use the shared one.
-    """
+    """Use a temporary cache of `datasets` in `scratch` for local data, since the shared one identifies files by path and
+    time, or, if compressed, by path alone; the shared one for None. Cached Hub data (`OWNER___NAME`, by commit) remain
+    available, also without a network."""
     if scratch is None:
         yield
         return
     from datasets import config
 
-    shared = config.HF_DATASETS_CACHE
     with TemporaryDirectory(dir=scratch, prefix="datasets-") as own:
-        for hub in Path(shared).glob("*___*"):
+        for hub in Path(config.HF_DATASETS_CACHE).glob("*___*"):
             (Path(own) / hub.name).symlink_to(hub.resolve())
-        config.HF_DATASETS_CACHE = Path(own)
-        try:
+        with patch.object(config, "HF_DATASETS_CACHE", Path(own)):
             yield
-        finally:
-            config.HF_DATASETS_CACHE = shared

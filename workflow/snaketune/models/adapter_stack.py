@@ -1,14 +1,10 @@
 """Loading of a model from results: a complete model, or a chain of adapters on their base layers.
 
-    results[0]      adapters alone (`lora.merge: false`), or a complete model
-    results[1]      the base layer of results[0]: adapters alone, or a complete model; and so on
-    base            the base model where no result is complete: a folder, a Hub repository, or a new model
-
-The loaded weights equal, bit by bit, those of runs that merged their adapters.
+The loaded weights equal, bit by bit, those of runs that merged their adapters (`lora.merge: false` saves them alone).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -53,13 +49,8 @@ def check_trained_on(result: Artifact, base_layers: Sequence[Artifact]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterStack:
-    """A model and its base layers.
-
-    Attributes:
-        results: from the top down; all but the last hold adapters alone.
-        base: the base model; None where the last result is complete.
-        tokenizer: folder of the tokenizer that all of them share.
-    """
+    """A model and its base layers: results from the top down, of which all but the last hold adapters alone; the base
+    model, None where the last result is complete; and the folder of the tokenizer that all of them share."""
 
     results: tuple[Artifact, ...] = ()
     base: Pretrained | Scratch | None = None
@@ -95,38 +86,25 @@ class AdapterStack:
         return scratch_config(self.base, ChatTokenizer.load(self.tokenizer))
 
     def load(self, weights_dtype: torch.dtype, quantization: Quantization | None = None) -> PreTrainedModel:
-        """Load the model, with an embedding for every token of its tokenizer.
-
-        Raises:
-            SnaketuneError: as `load_folder`, or adapters don't fit their base layers.
-        """
+        """Load the model, with an embedding for every token of its tokenizer. SnaketuneError: as `load_folder`, or adapters
+        don't fit."""
+        how = {"weights_dtype": weights_dtype, "quantization": quantization}
         if not self.results:
-            chat = ChatTokenizer.load(self.tokenizer)
-            return load_base(self.base, chat, weights_dtype=weights_dtype, quantization=quantization)
-        if is_adapter_only(self.results[0]):
-            # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
-            # merged weights.
-            with torch.random.fork_rng([]):
-                merged = self._merged()
-            return reload_model(merged, weights_dtype=weights_dtype, quantization=quantization)
-        return load_folder(
-            self.results[0].folder,
-            weights_dtype=weights_dtype,
-            quantization=quantization,
-            trust_remote_code=self.trust_remote_code,
-        )
+            return load_base(self.base, ChatTokenizer.load(self.tokenizer), **how)
+        if not is_adapter_only(self.results[0]):
+            return load_folder(self.results[0].folder, trust_remote_code=self.trust_remote_code, **how)
+        # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
+        # merged weights.
+        with torch.random.fork_rng([]):
+            merged = self._merged()
+        return reload_model(merged, **how)
 
     def _merged(self) -> PreTrainedModel:
         """Return the top result as its run would have merged it."""
         from snaketune.models.adapters import cast_parameters, load_adapter, merge
 
         top, saved = self.results[0], stored_dtype(self.config())
-        base = AdapterStack(
-            results=self.results[1:],
-            base=self.base,
-            tokenizer=self.tokenizer,
-            trust_remote_code=self.trust_remote_code,
-        ).load(getattr(torch, top.manifest["base_dtype"]))
+        base = replace(self, results=self.results[1:]).load(getattr(torch, top.manifest["base_dtype"]))
         model = merge(load_adapter(base, top.folder / ADAPTER), saved)
         cast_parameters(model, saved)
         return model

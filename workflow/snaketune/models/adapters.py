@@ -1,14 +1,12 @@
 """peft adapters: add them to a model, save, load and merge them.
 
-    low-rank matrices    on the layers that `target_modules` names
-    modules_to_save      full copies of modules, trained in float32 instead of the frozen originals
-
-Saved adapters load with peft alone: `PeftModel.from_pretrained(base, folder)`. Merging adds in float32 and rounds once.
+Low-rank matrices are on the layers that `target_modules` names; `modules_to_save` are full copies of modules, trained in
+float32 instead of the frozen originals. Saved adapters load with peft alone. Merging adds in float32 and rounds once.
 """
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -31,11 +29,8 @@ PREFIX = "base_model.model."
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """Wrap `model` so that only adapters and `lora.modules_to_save` are trained.
-
-    Raises:
-        SnaketuneError: no module has a configured name, or an adapter or module can't be trained or merged.
-    """
+    """Wrap `model` so that only adapters and `lora.modules_to_save` are trained. SnaketuneError: no module has a configured
+    name, or an adapter or module can't be trained or merged."""
     return _adapt(
         model,
         LoraConfig(
@@ -52,10 +47,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def leave_casts_to_autocast(model: PeftModel) -> None:
-    """Turn off peft's cast of adapter inputs to float32, which autocast would cast back to 16 bits.
-
-    DoRA keeps it, since it computes norms in the data type of the inputs.
-    """
+    """Turn off peft's cast of adapter inputs to float32, which autocast would cast back to 16 bits. DoRA keeps it, since it
+    computes norms in the data type of the inputs."""
     for layer in model.modules():
         if isinstance(layer, BaseTunerLayer) and not any(getattr(layer, "use_dora", {}).values()):
             layer.cast_input_dtype_enabled = False
@@ -80,6 +73,14 @@ def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | lis
     return matches
 
 
+def _has_suffix(name: str, suffix: str) -> bool:
+    return f".{name}".endswith(f".{suffix}")
+
+
+def _last_parts(names: Iterable[str]) -> set[str]:
+    return {last for name in names if (last := name.rpartition(".")[2]) and not last.isdigit()}
+
+
 def _whole_modules(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:
     """Return the full names of the modules to be trained in full. One of two tied embeddings selects both.
 
@@ -90,14 +91,13 @@ def _whole_modules(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]
     }
     selected: set[str] = set()
     for suffix in wanted:
-        matches = {name for name in modules if f".{name}".endswith(f".{suffix}")}
+        matches = {name for name in modules if _has_suffix(name, suffix)}
         if not matches:
-            suffixes = {name.rsplit(".", 1)[-1] for name in modules if not name.rsplit(".", 1)[-1].isdigit()}
-            raise SnaketuneError(f"lora.modules_to_save: the model has no module {suffix!r}{unknown(suffix, suffixes)}")
+            known = _last_parts(modules)
+            raise SnaketuneError(f"lora.modules_to_save: the model has no module {suffix!r}{unknown(suffix, known)}")
         selected |= matches
-    if tied := _tied(model):
-        tied_names = {name for name, module in modules.items() if module in tied}
-        selected |= tied_names if selected & tied_names else set()
+    tied_names = {name for name, module in modules.items() if module in _tied(model)}
+    selected |= tied_names if selected & tied_names else set()
     for name in sorted(selected):
         if outer := next((other for other in sorted(selected) if name.startswith(f"{other}.")), None):
             raise SnaketuneError(f"lora.modules_to_save: {name} is a part of {outer}; name one of them")
@@ -125,9 +125,8 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         _check_targets(config, names)
         message = " ".join(str(error).split())
         # The middle of peft's message prints whole modules.
-        raise SnaketuneError(
-            f"lora: {message if len(message) < 300 else f'{message[:100]} … {message[-200:]}'}"
-        ) from None
+        message = message if len(message) < 300 else f"{message[:100]} … {message[-200:]}"
+        raise SnaketuneError(f"lora: {message}") from None
     _check_targets(config, names)
     if tied and any(getattr(layer, "base_layer", None) in tied for layer in adapted.modules()):
         raise SnaketuneError(
@@ -145,16 +144,12 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 
 def _check_targets(config: LoraConfig, names: list[str]) -> None:
-    """Raise SnaketuneError if a target matches no module; peft only raises if none of the targets matches.
-
-    For mixtures of experts, peft has already removed the names of former per-expert modules from the targets.
-    """
-    if isinstance(config.target_modules, str):
-        return
-    suffixes = {name.rsplit(".", 1)[-1] for name in names if name and not name.rsplit(".", 1)[-1].isdigit()}
-    for target in sorted(config.target_modules):
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            raise SnaketuneError(f"lora.target_modules: the model has no module {target!r}{unknown(target, suffixes)}")
+    """Raise SnaketuneError if a target matches no module; peft only raises if none of the targets matches. For mixtures of
+    experts, peft has already removed the names of former per-expert modules from the targets."""
+    for target in () if isinstance(config.target_modules, str) else sorted(config.target_modules):
+        if not any(_has_suffix(name, target) for name in names):
+            known = _last_parts(names)
+            raise SnaketuneError(f"lora.target_modules: the model has no module {target!r}{unknown(target, known)}")
 
 
 def _cast_to_original(wrapper: ModulesToSaveWrapper, inputs: tuple, output):
@@ -165,12 +160,9 @@ def _cast_to_original(wrapper: ModulesToSaveWrapper, inputs: tuple, output):
 
 
 def save_adapter(model: PeftModel, folder: Path, *, base: Pretrained | None, grown: bool) -> None:
-    """Write adapters in peft's format.
-
-    Args:
-        base: the base model as the config names it; None where it is a result of this workflow, which has no lasting name.
-        grown: whether the vocabulary has rows that the base lacks; embeddings are then saved too.
-    """
+    """Write adapters in peft's format. `base`: the base model as the config names it, None where it is a result of this
+    workflow, which has no lasting name; `grown`: whether the vocabulary has rows that the base lacks, so that embeddings
+    are saved too."""
     folder.mkdir(parents=True)
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     if grown:
@@ -199,11 +191,7 @@ def _embeddings(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Wrap `model` with the adapter that `save_adapter` wrote.
-
-    Raises:
-        SnaketuneError: the adapters don't fit the model.
-    """
+    """Wrap `model` with the adapter that `save_adapter` wrote. Raises SnaketuneError if the adapters don't fit the model."""
     adapted = _adapt(model, LoraConfig.from_pretrained(str(folder)))
     load_adapter_weights(adapted, folder)
     return adapted
@@ -240,10 +228,8 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def parameter_cast(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    """Return a function that casts a parameter, given its name and value, to `dtype`.
-
-    Parameters that the model keeps in float32 (some routers) and buffers aren't cast.
-    """
+    """Return a function that casts a parameter, given its name and value, to `dtype`, except parameters that the model
+    keeps in float32 (some routers)."""
     in_float32 = model._keep_in_fp32_modules_strict or ()
 
     def cast(name: str, tensor: torch.Tensor) -> torch.Tensor:

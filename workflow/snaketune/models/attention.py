@@ -9,32 +9,33 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
+from snaketune.errors import first_line
 from snaketune.models.kernels import KERNELS, AttentionOptions, Segments, Unpackable, refusal
 
 NAME = "snaketune_segments"
 # Modules of the kernels that aren't part of torch.
 KERNEL_MODULES = {"flash_attention_2": "flash_attn", "flash_attention_4": "flash_attn.cute"}
+# Arguments that layers pass to attention functions and that change nothing here.
+IGNORED_ARGUMENTS = {"position_ids", "cache_position", "use_cache", "return_dict", "is_causal"}
 
 
 def usable_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
     """Return the kernels that device, data type and installation support, fastest first; the last is always sdpa."""
     packaged = [kernel for kernel in installed_kernels(device, dtype) if not load_error(kernel)]
-    return [*packaged, *(["varlen"] if _has_varlen(device, dtype) else []), "sdpa"]
+    return [*packaged, *["varlen"] * _has_varlen(device, dtype), "sdpa"]
 
 
 def installed_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
     """Return the kernels of installed packages that suit the device, fastest first; they may still fail to load."""
     if not _has_varlen(device, dtype):
         return []
-    major, _ = torch.cuda.get_device_capability(device)
-    four = ["flash_attention_4"] if major >= 9 and is_flash_attn_4_available() else []
-    return four + (["flash_attention_2"] if is_flash_attn_2_available() else [])
+    four = torch.cuda.get_device_capability(device)[0] >= 9 and is_flash_attn_4_available()
+    return ["flash_attention_4"] * four + ["flash_attention_2"] * is_flash_attn_2_available()
 
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    in_16_bits = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and in_16_bits and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @cache
@@ -43,43 +44,8 @@ def load_error(kernel: str) -> str:
     try:
         getattr(import_module(KERNEL_MODULES[kernel]), "flash_attn_varlen_func")  # noqa: B009
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        return f"{type(error).__name__}: {first_line(error)}"
     return ""
-
-
-def use_segment_attention(model: PreTrainedModel) -> None:
-    """Make `model` attend over the `segments` argument of its forward; `models.selftest` checks the result.
-
-    A model whose attention can't be replaced keeps it: some separate documents by their positions.
-
-    Raises:
-        Unpackable: the model rejects the attention function.
-    """
-    use_attention(model, attend)
-
-
-def use_attention(model: PreTrainedModel, function: Callable[..., Any]) -> None:
-    """Make `model` call `function` for its attention; raises as `use_segment_attention`."""
-    # No mask function is registered: with one, transformers synchronizes with the device in every forward to detect documents.
-    AttentionInterface.register(NAME, function)
-    if not model._can_set_attn_implementation():
-        return
-    if model.config._attn_implementation != NAME:
-        model.own_attention = model.config._attn_implementation
-    try:
-        model.set_attn_implementation(NAME)
-    except ValueError as error:
-        raise Unpackable(str(error).splitlines()[0]) from None
-
-
-def use_own_attention(model: PreTrainedModel) -> None:
-    """Undo `use_segment_attention`: restore the attention that the model was loaded with."""
-    if model.config._attn_implementation == NAME:
-        model.set_attn_implementation(model.own_attention)
-
-
-# Arguments that layers pass to attention functions and that change nothing here.
-IGNORED_ARGUMENTS = {"position_ids", "cache_position", "use_cache", "return_dict", "is_causal"}
 
 
 def attend(
@@ -96,12 +62,10 @@ def attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers' layers call.
+    """The attention function that transformers' layers call; it returns [1, T, H, D], and None instead of attention
+    weights.
 
-    Returns:
-        [1, T, H, D], and None instead of attention weights.
-    Raises:
-        Unpackable: the layer requires something that the kernel doesn't support.
+    Raises Unpackable if the layer requires something that the kernel doesn't support.
     """
     layer = type(module).__name__
     if segments is None:
@@ -115,8 +79,30 @@ def attend(
         raise Unpackable(f"{layer} needs {', '.join(unknown)}, which no kernel here supports")
     # A window longer than every segment has no effect.
     window = sliding_window if sliding_window and segments.longest > sliding_window else None
-    kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
     options = AttentionOptions(scaling=scaling, dropout=dropout, window=window, softcap=softcap)
     if reason := refusal(segments.kernel, query_1HTD.shape[-1], options):
         raise Unpackable(f"{layer}: {reason}")
-    return kernel(query_1HTD, key_1KTD, value_1KTD, segments, options), None
+    return KERNELS[segments.kernel](query_1HTD, key_1KTD, value_1KTD, segments, options), None
+
+
+def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] = attend) -> None:
+    """Make `model` attend over the `segments` argument of its forward by `function`; Unpackable if the model rejects it.
+
+    A model whose attention can't be replaced keeps it: some separate documents by their positions.
+    """
+    # No mask function is registered: with one, transformers synchronizes with the device in every forward to detect documents.
+    AttentionInterface.register(NAME, function)
+    if not model._can_set_attn_implementation():
+        return
+    if model.config._attn_implementation != NAME:
+        model.own_attention = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:
+        raise Unpackable(first_line(error)) from None
+
+
+def use_own_attention(model: PreTrainedModel) -> None:
+    """Undo `use_segment_attention`: restore the attention that the model was loaded with."""
+    if model.config._attn_implementation == NAME:
+        model.set_attn_implementation(model.own_attention)

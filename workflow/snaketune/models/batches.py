@@ -13,22 +13,15 @@ from snaketune.packing.shards import IGNORED
 
 
 class Batch(dict):
-    """The tensors of one forward pass by name, with host-side values beside them. Moves between devices like a tensor.
-
-    Moving casts nothing: reference log-probabilities stay float32 whatever the compute data type.
-    """
+    """The tensors of one forward pass by name, with host-side values beside them. Moves between devices like a tensor, and
+    casts nothing: reference log-probabilities stay float32 whatever the compute data type."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return a copy on `device`; copies to a GPU never block.
-
-        accelerate's own `non_blocking` setting is lost in the first epoch after a resume.
-        """
-        non_blocking = non_blocking or torch.device(device).type == "cuda"
-        moved = {
-            name: value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
-            for name, value in self.items()
-        }
-        return Batch(moved)
+        """Return a copy on `device`; copies to a GPU never block (accelerate's own setting is lost in the first epoch after
+        a resume)."""
+        options = {"non_blocking": non_blocking or torch.device(device).type == "cuda"}
+        movable = {name: value for name, value in self.items() if hasattr(value, "to")}
+        return self | {name: value.to(device, **options) for name, value in movable.items()}
 
     def __or__(self, other: dict[str, Any]) -> "Batch":
         return Batch(super().__or__(other))
@@ -60,45 +53,37 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
     if kernel in ANY_SHAPE:
         rows = _without_padding(rows)
     layout = layout_of(rows)
-    labels_T = np.concatenate([row["labels"] for row in rows])
     ids_T = np.concatenate([row["input_ids"] for row in rows]).astype(np.int64)
-    labelled_T = (labels_T != IGNORED) & (layout.parents >= 0)
+    is_target_T = layout.parents >= 0
+    labelled_T = (np.concatenate([row["labels"] for row in rows]) != IGNORED) & is_target_T
     supervised_T = labelled_T
     if prompts:
-        chosen = layout.completions[::2]
         supervised_T = labelled_T.copy()
-        supervised_T[
-            layout.sequence_tokens(chosen.repeat(layout.sequence_lengths[chosen]), _columns(layout, chosen))
-        ] = True
-        supervised_T &= layout.parents >= 0
+        supervised_T[_sequences(layout, layout.completions[::2])[0]] = True
+        supervised_T &= is_target_T
     supervised_N = np.flatnonzero(supervised_T)
     sources_U, rows_N = layout.parents[supervised_N], np.arange(len(supervised_N))
     if layout.prefixed:
         sources_U, rows_N = np.unique(sources_U, return_inverse=True)
-    batch = Batch(
-        {
-            "input_ids": torch.from_numpy(ids_T)[None],
-            "segments": segments_for(kernel, layout, longest, any_prefixes="completions" in rows[0]),
-            "sources": torch.from_numpy(sources_U),
-            "source_rows": torch.from_numpy(rows_N),
-            "targets": torch.from_numpy(ids_T[supervised_N]),
-            "target_documents": torch.from_numpy(layout.document_of[supervised_N]),
-        }
-    )
-    if "completions" not in rows[0]:
-        return batch
-    index_T = np.full(layout.tokens, -1)
-    index_T[supervised_N] = np.arange(len(supervised_N))
-    members, completions = _members(layout, layout.completions, np.where(labelled_T, index_T, -1))
-    of_pairs = {
-        "members": members,
-        "member_completions": completions,
-        "completion_tokens": np.bincount(completions, minlength=len(layout.completions)),
+    arrays = {
+        "sources": sources_U,
+        "source_rows": rows_N,
+        "targets": ids_T[supervised_N],
+        "target_documents": layout.document_of[supervised_N],
     }
-    if prompts:
-        members, pairs = _members(layout, layout.completions[::2], index_T)
-        of_pairs |= {"sequence_members": members, "sequence_pairs": pairs}
-    return batch | {name: torch.from_numpy(array) for name, array in of_pairs.items()}
+    of_preferences = "completions" in rows[0]
+    if of_preferences:
+        index_T = np.full(layout.tokens, -1)
+        index_T[supervised_N] = np.arange(len(supervised_N))
+        members, completions = _members(layout, layout.completions, np.where(labelled_T, index_T, -1))
+        counts = np.bincount(completions, minlength=len(layout.completions))
+        arrays |= {"members": members, "member_completions": completions, "completion_tokens": counts}
+        if prompts:
+            members, pairs = _members(layout, layout.completions[::2], index_T)
+            arrays |= {"sequence_members": members, "sequence_pairs": pairs}
+    segments = segments_for(kernel, layout, longest, any_prefixes=of_preferences)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Batch({"input_ids": torch.from_numpy(ids_T)[None], "segments": segments} | tensors)
 
 
 def _without_padding(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -108,15 +93,16 @@ def _without_padding(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {name: row[name][:tokens] for name in TOKENS} for row, tokens in zip(rows, used) if tokens]
 
 
+def _sequences(layout: SegmentLayout, segments_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of the full sequences of segments, concatenated, and the index of each token's sequence."""
+    lengths_C = layout.sequence_lengths[segments_C]
+    columns_Q = np.arange(lengths_C.sum()) - np.repeat(np.cumsum(lengths_C) - lengths_C, lengths_C)
+    sequence_Q = np.repeat(np.arange(len(segments_C)), lengths_C)
+    return layout.sequence_tokens(segments_C[sequence_Q], columns_Q), sequence_Q
+
+
 def _members(layout: SegmentLayout, segments_C: np.ndarray, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of tokens (`index_T`, -1: none) in the full sequences of `segments_C`, and the sequence of each."""
-    completion_Q = np.repeat(np.arange(len(segments_C)), layout.sequence_lengths[segments_C])
-    member_Q = index_T[layout.sequence_tokens(segments_C[completion_Q], _columns(layout, segments_C))]
-    is_member_Q = member_Q >= 0
-    return member_Q[is_member_Q], completion_Q[is_member_Q]
-
-
-def _columns(layout: SegmentLayout, segments_C: np.ndarray) -> np.ndarray:
-    """Return 0, 1, 2, ... for the full sequence of each segment, concatenated."""
-    lengths_C = layout.sequence_lengths[segments_C]
-    return np.arange(lengths_C.sum()) - np.repeat(np.cumsum(lengths_C) - lengths_C, lengths_C)
+    tokens_Q, sequence_Q = _sequences(layout, segments_C)
+    member_Q = index_T[tokens_Q]
+    return member_Q[member_Q >= 0], sequence_Q[member_Q >= 0]

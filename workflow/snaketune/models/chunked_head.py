@@ -1,17 +1,14 @@
 """The output head and its loss, computed in chunks, so that the logits [N, V] of all tokens never exist in memory together.
 
-    plain linear head,   gradients are computed together with the losses, chunk by chunk: 6NVH FLOPs as without chunks, memory
-    summed loss          for the logits of one chunk
-    plain linear head,   exponentials of the logits are saved for the backward pass, which consists of matmuls; beyond
-    loss per token       SAVED_LOGITS they are recomputed: 8NVH FLOPs
+    plain linear head,   gradients are computed together with the losses: 6NVH FLOPs as without chunks, and memory for the
+    summed loss          logits of one chunk
+    plain linear head,   exponentials of the logits are saved for the backward pass; beyond SAVED_LOGITS they are recomputed:
+    loss per token       8NVH FLOPs
     any other head       the model's own code (bias, scaling, soft-capping, adapters) runs on the hidden states of a chunk; with
                          more than SAVED_LOGITS logits it runs again in the backward pass: 8NVH FLOPs
 
-The model's forward receives the positions and targets of the supervised tokens, so the head runs inside any wrapper: adapters,
-autocast, DDP, FSDP.
-
-Shapes: N supervised tokens, U positions that predict them (with shared prefixes one may predict several), C of these in a
-chunk, H hidden size, V vocabulary.
+The head runs inside the model's forward, so inside any wrapper: adapters, autocast, DDP, FSDP. Shapes: N supervised tokens, U
+positions that predict them (with shared prefixes one may predict several), C of these in a chunk, H hidden size, V vocabulary.
 """
 
 import copy
@@ -34,14 +31,9 @@ from snaketune.models.fused_cross_entropy import SummedLosses, TokenLosses, targ
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised:
-    """Request for losses instead of logits, an argument of the model's forward.
-
-    Attributes:
-        sources_U: positions that predict supervised tokens, each once.
-        rows_N: index into `sources_U` for each token; None where each source predicts one token, in order.
-        targets_N: token ids.
-        summed: whether to return the sum, or one loss per token.
-    """
+    """Request for losses instead of logits, an argument of the model's forward: the positions that predict supervised
+    tokens, each once; the index of each token's source (None where each source predicts one token, in order); token ids;
+    and whether to return the sum, or one loss per token."""
 
     sources_U: torch.Tensor
     rows_N: torch.Tensor | None
@@ -53,15 +45,13 @@ class _DecoderOutputs(Exception):
     """The decoder's outputs, raised to stop the forward before the head."""
 
 
-def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torch.Tensor) -> bool:
-    """Give `model`'s forward the argument `supervised`, if its head can be run apart from its decoder.
+class _DecoderNotCalled(Exception):
+    """The model's forward doesn't call the module that `get_decoder` returns."""
 
-    Args:
-        inputs: arguments of a forward that checks this.
-        positions_N: positions whose logits are compared.
-    Returns:
-        Whether it can; if not, the model is unchanged.
-    """
+
+def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torch.Tensor) -> bool:
+    """Give `model`'s forward the argument `supervised`, and return True; False, without a change, if its head can't be run
+    apart from its decoder. This is checked on a forward with `inputs`, by the logits of `positions_N`."""
     if hasattr(model, "original_forward"):
         return True
     with torch.no_grad():
@@ -76,8 +66,10 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torc
             return False
         model.head_is_linear = _is_plain_linear(model, outputs, hidden_CH, inputs)
     model.original_forward = model.forward
-    # A bound method, so that a deep copy of the model binds it to the copy.
-    model.forward = MethodType(_with_signature_of(type(model).forward), model)
+    # With the signature of the model's own forward, from which generation reads the arguments to pass (positions). A bound
+    # method, so that a deep copy of the model binds it to the copy.
+    forward = wraps(type(model).forward)(lambda *arguments, **inputs: _forward(*arguments, **inputs))
+    model.forward = MethodType(forward, model)
     return True
 
 
@@ -94,15 +86,6 @@ def unsharded_root(model: PreTrainedModel) -> Iterator[None]:
             model.reshard()
 
 
-def _with_signature_of(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `_forward` with the signature of `forward`, from which generation reads the arguments to pass (positions)."""
-    return wraps(forward)(lambda *arguments, **inputs: _forward(*arguments, **inputs))
-
-
-class _DecoderNotCalled(Exception):
-    """The model's forward doesn't call the module that `get_decoder` returns."""
-
-
 def _forward(
     model: PreTrainedModel, *arguments: Any, supervised: Supervised | None = None, **inputs: Any
 ) -> torch.Tensor | Any:
@@ -112,23 +95,22 @@ def _forward(
         return model.original_forward(*arguments, **inputs)
     outputs = _run_decoder(model, model.original_forward, inputs)
     hidden_UH = outputs[0][0].index_select(0, supervised.sources_U)
-    head = _active_head(model.get_output_embeddings())
+    rows_N, targets_N = supervised.rows_N, supervised.targets_N
+    head = model.get_output_embeddings()
+    if (copies := getattr(head, "modules_to_save", None)) is not None:
+        head = copies["default"]
     # The type is checked again, since adapters may have wrapped the head since `chunk_head`.
     plain_linear = model.head_is_linear and type(head) is torch.nn.Linear
     passes = fused_cross_entropy.fused_passes() if getattr(model, "fused_head", False) else fused_cross_entropy.EAGER
-    if plain_linear and supervised.summed and supervised.rows_N is None:
-        return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N, passes)
+    if plain_linear and supervised.summed and rows_N is None:
+        return SummedLosses.apply(hidden_UH, head.weight, targets_N, passes)
     # Not under ZeRO 3, which gathers weights for module calls only and releases them before the backward pass.
     if plain_linear and not hasattr(head.weight, "ds_id"):
-        rows_N = supervised.rows_N
-        if rows_N is None:
-            rows_N = torch.arange(len(hidden_UH), device=hidden_UH.device)
-        losses_N = TokenLosses.apply(
-            hidden_UH, head.weight, rows_N, supervised.targets_N, torch.is_grad_enabled(), passes
-        )
+        rows_N = torch.arange(len(hidden_UH), device=hidden_UH.device) if rows_N is None else rows_N
+        losses_N = TokenLosses.apply(hidden_UH, head.weight, rows_N, targets_N, torch.is_grad_enabled(), passes)
     else:
         losses_N = _token_losses(
-            lambda hidden_CH: _run_head(model, model.original_forward, outputs, hidden_CH, inputs),
+            lambda hidden_CH: _run_head(model, model.original_forward, outputs, hidden_CH, inputs).float(),
             hidden_UH,
             supervised,
             model.config.get_text_config().vocab_size,
@@ -136,10 +118,13 @@ def _forward(
     return losses_N.sum() if supervised.summed else losses_N
 
 
-def _active_head(head: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that computes the head: the trained copy, if the head is one of peft's `modules_to_save`."""
-    copies = getattr(head, "modules_to_save", None)
-    return head if copies is None else copies["default"]
+def _decoder(model: PreTrainedModel) -> torch.nn.Module:
+    decoder = model.get_decoder()
+    # Llama 4's `get_decoder` returns the model itself.
+    decoder = getattr(model, "model", model) if decoder is model else decoder
+    if decoder is model:
+        raise _DecoderNotCalled
+    return decoder
 
 
 def _run_decoder(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
@@ -156,15 +141,6 @@ def _run_decoder(model: PreTrainedModel, forward: Callable[..., Any], inputs: di
     finally:
         hook.remove()
     raise _DecoderNotCalled
-
-
-def _decoder(model: PreTrainedModel) -> torch.nn.Module:
-    decoder = model.get_decoder()
-    # Llama 4's `get_decoder` returns the model itself.
-    decoder = getattr(model, "model", model) if decoder is model else decoder
-    if decoder is model:
-        raise _DecoderNotCalled
-    return decoder
 
 
 def _run_head(
@@ -201,34 +177,32 @@ def _is_plain_linear(model: PreTrainedModel, outputs: Any, hidden_CH: torch.Tens
 
 def _is_close(one_CV: torch.Tensor, other_CV: torch.Tensor) -> bool:
     """Whether logits are equal up to the rounding of matmuls of different shapes."""
-    if one_CV.shape != other_CV.shape:
-        return False
-    rounding = {torch.float32: 1e-4}.get(other_CV.dtype, 5e-3)
-    return bool((one_CV - other_CV).abs().max() <= rounding * other_CV.abs().max())
+    rounding = 1e-4 if other_CV.dtype == torch.float32 else 5e-3
+    return one_CV.shape == other_CV.shape and bool((one_CV - other_CV).abs().max() <= rounding * other_CV.abs().max())
 
 
 def _token_losses(
     logits_of: Callable[[torch.Tensor], torch.Tensor], hidden_UH: torch.Tensor, supervised: Supervised, vocabulary: int
 ) -> torch.Tensor:
-    def losses(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows_N, targets_N = supervised.rows_N, supervised.targets_N
+
+    def normalizers_and_targets(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-normalizers of a chunk's positions, [C], and each token's target logit, [N], 0 in other chunks."""
-        logits_CV = logits_of(hidden_CH).float()
-        return logits_CV.logsumexp(1), target_logits(logits_CV, begin, supervised.rows_N, supervised.targets_N)
+        logits_CV = logits_of(hidden_CH)
+        return logits_CV.logsumexp(1), target_logits(logits_CV, begin, rows_N, targets_N)
 
-    def plain(hidden_CH: torch.Tensor, begin: int) -> torch.Tensor:
+    def losses(hidden_CH: torch.Tensor, begin: int) -> torch.Tensor:
         """Return the losses [C] where each position predicts one token, in order."""
-        targets_C = supervised.targets_N[begin : begin + len(hidden_CH)]
-        return F.cross_entropy(logits_of(hidden_CH).float(), targets_C, reduction="none")
+        return F.cross_entropy(logits_of(hidden_CH), targets_N[begin : begin + len(hidden_CH)], reduction="none")
 
-    one_each = supervised.rows_N is None
+    of_chunk = losses if rows_N is None else normalizers_and_targets
     rows = max(fused_cross_entropy.SAVED_LOGITS // vocabulary, fused_cross_entropy.MIN_CHUNK_ROWS)
-    results = [
-        checkpoint(plain if one_each else losses, hidden_CH, number * rows, use_reentrant=False)
-        if len(hidden_UH) > rows
-        else (plain if one_each else losses)(hidden_CH, 0)
-        for number, hidden_CH in enumerate(hidden_UH.split(rows))
-    ]
-    if one_each:
+    if len(hidden_UH) <= rows:
+        results = [of_chunk(hidden_UH, 0)]
+    else:
+        chunks = enumerate(hidden_UH.split(rows))
+        results = [checkpoint(of_chunk, hidden_CH, n * rows, use_reentrant=False) for n, hidden_CH in chunks]
+    if rows_N is None:
         return torch.cat(results)
     normalizers, of_targets = zip(*results)
-    return torch.cat(normalizers).index_select(0, supervised.rows_N) - torch.stack(of_targets).sum(0)
+    return torch.cat(normalizers).index_select(0, rows_N) - torch.stack(of_targets).sum(0)

@@ -1,10 +1,9 @@
 """Compilation of a model's layers with `torch.compile`: when it pays, and without recompilation after the first step.
 
-Each layer is compiled by itself; layers share their code, so one compilation serves them all, and modules and weights retain
-their names. Attention kernels whose shapes vary from batch to batch run uncompiled, behind graph breaks. Everything else has
-static shapes, or, where padding is removed, is compiled for any number of tokens; the numbers of segments and of their keys,
-which varlen kernels take, are marked as dynamic. Under gradient checkpointing the children of a layer are compiled: a graph
-break inside the checkpoint would silently run the whole layer uncompiled.
+Each layer is compiled by itself; they share their code, so one compilation serves them all. Attention kernels whose shapes vary
+from batch to batch run uncompiled, behind graph breaks. Everything else has static shapes, or, where padding is removed, is
+compiled for any number of tokens. Under gradient checkpointing the children of a layer are compiled: a graph break inside the
+checkpoint would silently run the whole layer uncompiled.
 """
 
 import os
@@ -16,8 +15,8 @@ from typing import Any, Literal
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from snaketune.errors import SnaketuneError
-from snaketune.models.attention import attend, use_attention
+from snaketune.errors import SnaketuneError, first_line
+from snaketune.models.attention import attend, use_segment_attention
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED
@@ -38,30 +37,23 @@ class CompileChoice:
 
 
 def choose_compilation(setting: Literal["auto"] | bool, flops: float, device: torch.device) -> CompileChoice:
-    """Resolve `training.compile` for a run of `flops` FLOPs.
-
-    Raises:
-        SnaketuneError: `training.compile` is true and torch can't compile on this machine.
-    """
+    """Resolve `training.compile` for a run of `flops` FLOPs; SnaketuneError if it is true and torch can't compile on this
+    machine."""
+    enough = MIN_FLOPS.get(device.type)
     if setting is False:
-        return CompileChoice(compiled=False, reason="training.compile is false")
-    if setting == "auto":
-        enough = MIN_FLOPS.get(device.type)
-        if enough is None:
-            return CompileChoice(compiled=False, reason=f"auto: never on {device.type}")
-        if flops < enough:
-            return CompileChoice(
-                compiled=False,
-                reason=f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})",
-            )
-    error = _compile_error(device)
-    if error and setting is True:
-        raise SnaketuneError(f"training.compile: torch can't compile here ({error}); expected `auto` or `false`")
-    if error:
-        return CompileChoice(compiled=False, reason=f"auto: torch can't compile here ({error})")
-    return CompileChoice(
-        compiled=True, reason="training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs"
-    )
+        refusal = "training.compile is false"
+    elif setting == "auto" and enough is None:
+        refusal = f"auto: never on {device.type}"
+    elif setting == "auto" and flops < enough:
+        refusal = f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})"
+    elif error := _compile_error(device):
+        if setting is True:
+            raise SnaketuneError(f"training.compile: torch can't compile here ({error}); expected `auto` or `false`")
+        refusal = f"auto: torch can't compile here ({error})"
+    else:
+        reason = "training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs"
+        return CompileChoice(compiled=True, reason=reason)
+    return CompileChoice(compiled=False, reason=refusal)
 
 
 def _compile_error(device: torch.device) -> str:
@@ -71,15 +63,13 @@ def _compile_error(device: torch.device) -> str:
     try:
         torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return first_line(error)
     return ""
 
 
 def _cache_error() -> str:
-    """Return why torch's cache of compiled code isn't safe to load; empty if it is.
-
-    Other users who can write to it, by default a folder in /tmp, could run code in this process.
-    """
+    """Return why torch's cache of compiled code isn't safe to load; empty if it is. Other users who can write to it, by
+    default a folder in /tmp, could run code in this process."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
@@ -98,14 +88,8 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: bool) -> None:
-    """Compile the layers of `model` in place; compilation happens when they first run.
-
-    Args:
-        checkpointing: whether gradient checkpointing will be enabled later.
-
-    Raises:
-        SnaketuneError: the model has no modules that transformers marks as layers.
-    """
+    """Compile the layers of `model` in place, when they first run; for `checkpointing`, which is enabled later, their
+    children. SnaketuneError: the model has no modules that transformers marks as layers."""
     layers = layers_of(model)
     if not layers:
         raise SnaketuneError("training.compile: this model has no layers that can be compiled; expected `false`")
@@ -115,7 +99,7 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
     # Dropout draws the same random numbers as without compilation, so that losses can be compared.
     torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
-        use_attention(model, torch.compiler.disable(attend))
+        use_segment_attention(model, torch.compiler.disable(attend))
     else:
         inner_model(model).register_forward_pre_hook(_mark_dynamic, with_kwargs=True)
     # On a CPU, eager passes work in its caches and save exponentials for the backward pass; fused ones would recompute logits.

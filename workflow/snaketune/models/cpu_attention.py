@@ -97,15 +97,14 @@ def attend_by_blocks(
 class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query_1HTD, key_1KTD, value_1KTD, blocks, scaling):
-        _, heads, tokens, size = query_1HTD.shape
-        out_1THD = query_1HTD.new_empty(1, tokens, heads, size)
+        _, heads, tokens, _ = query_1HTD.shape
+        out_1THD = query_1HTD.new_empty(1, tokens, heads, value_1KTD.shape[-1])
         out_1HTD = out_1THD.transpose(1, 2)
         sums_1HT = query_1HTD.new_empty(1, tokens, heads, dtype=torch.float32).transpose(1, 2)
         for block in blocks:
-            query, key, value = _slices(block, query_1HTD, key_1KTD, value_1KTD)
-            block_1HQD, block_1HQ = _flash(query, key, value, 0.0, block.causal, scale=scaling)
-            total_1HQD = out_1HTD[:, :, block.start : block.stop]
-            total_1HQ = sums_1HT[:, :, block.start : block.stop]
+            parts = _slices(block, query_1HTD, key_1KTD, value_1KTD)
+            block_1HQD, block_1HQ = _flash(*parts, 0.0, block.causal, scale=scaling)
+            total_1HQD, total_1HQ = (total[:, :, block.start : block.stop] for total in (out_1HTD, sums_1HT))
             if block.causal:
                 total_1HQD.copy_(block_1HQD)
                 total_1HQ.copy_(block_1HQ)
@@ -124,17 +123,9 @@ class _BlockAttention(torch.autograd.Function):
         gradients = [torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2) for tensor in tensors]
         grad_1HTD, out_1HTD = grad_1THD.transpose(1, 2), out_1THD.transpose(1, 2)
         for block in ctx.blocks:
-            queries = slice(block.start, block.stop)
-            block_gradients = _flash_backward(
-                grad_1HTD[:, :, queries],
-                *_slices(block, *tensors),
-                out_1HTD[:, :, queries],
-                sums_1HT[:, :, queries],
-                0.0,
-                block.causal,
-                scale=ctx.scaling,
-            )
-            for total, part in zip(_slices(block, *gradients), block_gradients, strict=True):
+            grad, out, sums = (one[:, :, block.start : block.stop] for one in (grad_1HTD, out_1HTD, sums_1HT))
+            parts = _flash_backward(grad, *_slices(block, *tensors), out, sums, 0.0, block.causal, scale=ctx.scaling)
+            for total, part in zip(_slices(block, *gradients), parts, strict=True):
                 # Every token is a query and a key of exactly one causal block, and causal blocks are first.
                 total.copy_(part) if block.causal else total.add_(part)
         return *gradients, None, None

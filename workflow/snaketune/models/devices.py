@@ -12,15 +12,21 @@ import torch
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
 
+# FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
+# takes longer than a small matmul.
+MIN_FLOPS_FOR_THREADS = 5e7
+# mallopt(3): M_MMAP_THRESHOLD, smaller blocks aren't mmapped; M_TRIM_THRESHOLD, the heap's top isn't returned; M_ARENA_MAX, one
+# arena, since others return their heaps.
+MALLOC_OPTIONS = {-3: 32 * 2**20, -1: 2**31 - 1, -8: 1}
+# Part of torch's error message for operations without a deterministic kernel.
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
+# Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic.
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device, data type and attention kernel of a process.
-
-    Attributes:
-        dtype: data type of matmuls.
-        kernel: attention kernel, one of `models.kernels.KERNELS`; or `models.logprobs.SEPARATE`.
-    """
+    """Device, data type of matmuls, and attention kernel (of `models.kernels.KERNELS`, or `models.logprobs.SEPARATE`)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -35,58 +41,50 @@ class Compute:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def weights_dtype(self, *, frozen: bool) -> torch.dtype:
-        """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights).
-
-        The reference model follows the same rule as the policy, so that both start from the same log-probabilities.
-        """
+        """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights). The
+        reference model follows the same rule as the policy, so that both start from the same log-probabilities."""
         return self.dtype if frozen else torch.float32
 
 
-# FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
-# takes longer than a small matmul.
-MIN_FLOPS_FOR_THREADS = 5e7
+def resolve_compute(precision: str) -> Compute:
+    """Return the device (CUDA, else MPS, else CPU), the data type for `training.precision`, and the fastest usable kernel.
+    SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it."""
+    on_gpu = torch.cuda.is_available()
+    has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bfloat16" and on_gpu and not has_bf16:
+        major, minor = torch.cuda.get_device_capability()
+        raise SnaketuneError(
+            f"training.precision: bfloat16 needs a GPU of compute capability 8.0 or higher, and {torch.cuda.get_device_name()} "
+            f"has {major}.{minor}; expected `float32`, or `auto`, which is float32 there"
+        )
+    in_bf16 = precision == "bfloat16" or (precision == "auto" and has_bf16)
+    dtype = torch.bfloat16 if in_bf16 else torch.float32
+    if on_gpu:
+        device = torch.device("cuda", torch.cuda.current_device())
+    else:
+        device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    return Compute(device=device, dtype=dtype, kernel=usable_kernels(device, dtype)[0])
 
 
 def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:
-    """On a CPU, compute with one thread if the model's matmuls are too small to gain from several.
-
-    Args:
-        tokens: tokens per forward pass.
-    """
+    """On a CPU, compute with one thread if matmuls of `tokens` tokens are too small to gain from several."""
     if compute.device.type == "cpu" and 2 * tokens * hidden_size**2 < MIN_FLOPS_FOR_THREADS:
         torch.set_num_threads(1)
 
 
-# mallopt(3): M_MMAP_THRESHOLD, smaller blocks aren't mmapped; M_TRIM_THRESHOLD, the heap's top isn't returned; M_ARENA_MAX, one
-# arena, since others return their heaps.
-MALLOC_OPTIONS = {-3: 32 * 2**20, -1: 2**31 - 1, -8: 1}
-
-
 def keep_freed_memory() -> None:
-    """Make glibc retain freed memory: getting it back from the system costs a page fault per 4 KB of the next tensor.
-
-    Other C libraries aren't changed.
-    """
+    """Make glibc retain freed memory: getting it back from the system costs a page fault per 4 KB of the next tensor."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for name, value in MALLOC_OPTIONS.items() if mallopt else ():
         mallopt(name, value)
 
 
-# Part of torch's error message for operations without a deterministic kernel.
-NOT_DETERMINISTIC = "does not have a deterministic implementation"
-# Values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS is deterministic.
-DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
-
-
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Use deterministic algorithms in torch while the context lasts, if enabled; see torch's notes on reproducibility.
+    """Use deterministic algorithms in torch while the context lasts, if enabled; SnaketuneError: an operation has none.
 
-    Attention kernels read torch's switch. cuBLAS' workspace is read from the environment once, at the process's first matmul:
-    enter this context before it. The environment variable stays set.
-
-    Raises:
-        SnaketuneError: an operation has no deterministic kernel.
+    Attention kernels read torch's switch. cuBLAS' workspace is read from the environment once, at the process's first
+    matmul: enter this context before it. The environment variable stays set.
     """
     if not enabled:
         yield
@@ -107,32 +105,3 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before)
         torch.utils.deterministic.fill_uninitialized_memory = filled
-
-
-def resolve_compute(precision: str) -> Compute:
-    """Return the device (CUDA, else MPS, else CPU), the data type for `training.precision`, and the fastest usable kernel.
-
-    Raises:
-        SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it.
-    """
-    device, dtype = _device(), _dtype(precision)
-    return Compute(device=device, dtype=dtype, kernel=usable_kernels(device, dtype)[0])
-
-
-def _device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def _dtype(precision: str) -> torch.dtype:
-    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bfloat16" and torch.cuda.is_available() and not has_bf16:
-        major, minor = torch.cuda.get_device_capability()
-        raise SnaketuneError(
-            f"training.precision: bfloat16 needs a GPU of compute capability 8.0 or higher, and {torch.cuda.get_device_name()} "
-            f"has {major}.{minor}; expected `float32`, or `auto`, which is float32 there"
-        )
-    if precision == "bfloat16" or (precision == "auto" and has_bf16):
-        return torch.bfloat16
-    return torch.float32

@@ -1,19 +1,10 @@
 """Count of the floating-point operations of a training, from the model and the visible (query, key) pairs.
 
-Matmuls: in the forward pass a token costs 2 FLOPs per parameter that multiplies it. In the backward pass a trained
-parameter costs 4 (gradients of its input and of itself), a frozen one 2 (of its input alone, for the adapters below it). That
-is 6 per trained parameter, adapters included, and 4 per frozen one.
-
-N counts the parameters that multiply a token: an input embedding is a look-up and doesn't count, a tied one counts once, as the
-head; of the experts, those that a token is routed to count. The common 6N takes all parameters and omits attention.
-
-Attention: a (query, key) pair costs 2 FLOPs per element of the head for their dot product and 2 for the weighted value, in
-every head of every attention layer; twice that in the backward pass, since queries, keys and values need gradients even if the
-weights that made them are frozen. Pairs that aren't visible (other documents, beyond a window, padding) don't count.
-
-As usual, operations other than matmuls, recomputation by gradient checkpointing, and the loss are omitted. The head counts for
-every token, as in other counts; where only positions that predict supervised tokens are projected, `computed` subtracts the
-rest.
+Matmuls: 6 per token and trained parameter that multiplies it, adapters included (2 forward, 4 backward), and 4 per frozen one.
+An input embedding is a look-up and doesn't count, a tied one counts once, as the head; of the experts, those that a token is
+routed to count. Attention: 4 per visible pair and element of a head, in every head of every attention layer; twice that in the
+backward pass. As usual, other operations, recomputation by gradient checkpointing, and the loss are omitted. The head counts
+for every token; where only positions that predict supervised tokens are projected, `computed` subtracts the rest.
 """
 
 import re
@@ -25,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.models.load_model import parameter_numel
+from snaketune.models.load_model import parameter_count, parameter_numel
 
 # Config keys for the number of experts per layer, and for the number that a token is routed to.
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -37,14 +28,8 @@ ATTENTION_LAYER_TYPES = {"", "full_attention", "sliding_attention", "chunked_att
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """A kind of attention layer.
-
-    Attributes:
-        heads: number of query heads.
-        sizes: head sizes of queries and of values.
-        window: size of the sliding window in tokens; None for none.
-        chunk: size of the chunks within which queries attend (chunked attention); None for none.
-    """
+    """A kind of attention layer: number of query heads, head sizes of queries and of values, and in tokens the size of the
+    sliding window, or of the chunks within which queries attend."""
 
     heads: int
     sizes: tuple[int, int]
@@ -57,13 +42,10 @@ class Attention:
         return 2 * self.heads * sum(self.sizes)
 
     def pairs(self, prefixes_D: np.ndarray, lengths_D: np.ndarray) -> int:
-        """Count the visible (query, key) pairs of documents.
+        """Count the visible (query, key) pairs of documents of `lengths_D` tokens after shared prefixes of `prefixes_D` tokens.
 
         Eight tokens have 36 pairs; five tokens after a prefix of three have 6 fewer; in a window of four, five of the eight
         see four keys.
-
-        Args:
-            prefixes_D, lengths_D: tokens of each document's prefix, and of the document without it.
 
         >>> kinds = [Attention(heads=14, sizes=(64, 64), **seen) for seen in ({}, {"window": 4}, {"chunk": 4})]
         >>> [kind.pairs(np.array([0]), np.array([8])) for kind in kinds]
@@ -90,25 +72,16 @@ def _triangle(side):
 
 @dataclass(frozen=True, kw_only=True)
 class FlopCount:
-    """FLOPs of the forward and backward passes.
+    """FLOPs of the forward and backward passes, from the parameters that a token is multiplied with; the head's per token are
+    included. `parameters` are all, as in the common 6N; `experts` those per token, and per layer.
 
-    Attributes:
-        trained, frozen: parameters that a token is multiplied with.
-        head_per_token: FLOPs per token of the output head, included in the counts.
-        parameters: all parameters, as in the common 6N.
-        experts: experts per token, and experts per layer; None without experts.
-        layers: the kinds of attention layers, and the number of each.
-
-    Example: a batch of documents of 300 and 700 tokens in full training of Qwen2.5-0.5B. Its embeddings are tied, so all 494M
-    parameters count; 24 layers of 14 heads of 64:
+    Documents of 300 and 700 tokens in full training of Qwen2.5-0.5B, and the matmuls of these alone. 24 layers of 14 heads of
+    64 see (300 x 301 + 700 x 701) / 2 = 290,500 pairs, x 4 x 14 x 64 x 24 x 3 = 0.0750e12:
 
     >>> full = FlopCount(trained=494_032_768, frozen=0, head_per_token=6 * 136_134_656, parameters=494_032_768,
     ...                  experts=None, layers=((Attention(heads=14, sizes=(64, 64)), 24),))
     >>> full.batch(np.array([0, 0]), np.array([300, 700])) / 1e12, 6 * 494_032_768 * 1000 / 1e12
     (3.039159552, 2.964196608)
-
-    The second figure is the matmuls alone. Attention: (300 x 301 + 700 x 701) / 2 = 290,500 pairs, x 4 x 14 x 64 x 24 layers
-    x 3 = 0.0750e12. One document of 1000 tokens would take 0.1292e12.
     """
 
     trained: int
@@ -125,7 +98,7 @@ class FlopCount:
         return self.per_token * int(lengths_D.sum()) + 3 * attention
 
     def computed(self, flops: int, tokens: int, projected: int) -> int:
-        """Return a batch's `flops` less those of the tokens that aren't projected by the head."""
+        """Return a batch's `flops` less those of the tokens that the head doesn't project."""
         return flops - self.head_per_token * (tokens - projected)
 
     @property
@@ -175,16 +148,21 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     """Count the FLOPs of a model that is ready for training: adapters added, other parameters frozen."""
     inner = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     config = inner.config.get_text_config()
-    experts = _experts(config)
+    count, chosen = (_first_number(config, names) for names in (EXPERTS, EXPERTS_PER_TOKEN))
+    experts = (chosen, count) if count and chosen else None
     counts = {True: 0.0, False: 0.0}
     for name, parameter in _multiplied(model):
-        share = experts[0] / experts[1] if experts and _is_expert(name, parameter, experts[1]) else 1
-        counts[parameter.requires_grad] += parameter_numel(parameter) * share
+        is_expert = experts and ((parameter.dim() == 3 and len(parameter) == count) or EXPERT.search(name))
+        counts[parameter.requires_grad] += parameter_numel(parameter) * (chosen / count if is_expert else 1)
+    head = inner.get_output_embeddings()
     return FlopCount(
         trained=round(counts[True]),
         frozen=round(counts[False]),
-        head_per_token=_head(inner),
-        parameters=sum(map(parameter_numel, model.parameters())),
+        head_per_token=sum(
+            (6 if parameter.requires_grad else 4) * parameter_numel(parameter)
+            for parameter in (head.parameters() if head is not None else ())
+        ),
+        parameters=parameter_count(model),
         experts=experts,
         layers=_layers(config),
     )
@@ -194,30 +172,14 @@ def _multiplied(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
     """Yield the names and parameters that tokens are multiplied with, each once; embeddings are look-ups."""
     seen = set()
     for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, torch.nn.Embedding):
-            continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in seen:
+            if not isinstance(module, torch.nn.Embedding) and parameter not in seen:
                 seen.add(parameter)
                 yield f"{path}.{name}", parameter
 
 
-def _head(model: PreTrainedModel) -> int:
-    head = model.get_output_embeddings()
-    return sum((6 if p.requires_grad else 4) * parameter_numel(p) for p in head.parameters()) if head is not None else 0
-
-
-def _experts(config: PretrainedConfig) -> tuple[int, int] | None:
-    count, chosen = (_first_number(config, names) for names in (EXPERTS, EXPERTS_PER_TOKEN))
-    return (chosen, count) if count and chosen else None
-
-
 def _first_number(config: PretrainedConfig, names: tuple[str, ...]) -> int | None:
     return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
-
-
-def _is_expert(name: str, parameter: torch.nn.Parameter, count: int) -> bool:
-    return (parameter.dim() == 3 and len(parameter) == count) or bool(EXPERT.search(name))
 
 
 def _layers(config: PretrainedConfig) -> tuple[tuple[Attention, int], ...]:

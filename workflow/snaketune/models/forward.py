@@ -1,53 +1,54 @@
-"""Forward passes over packed rows, allowed only after the model's self-test, and logits at selected positions."""
+"""Forward passes: of packed rows, allowed only after the model's self-test; logits at selected positions; without dropout."""
 
 import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from snaketune.models.chunked_head import Supervised
 from snaketune.models.kernels import Segments
 
+# Names of probabilities in modules and configs: dropout, attn_pdrop, layerdrop, and the noise on inputs of experts and routers.
+# phimoe's `router_jitter_noise` is excluded: it is a threshold, used in evaluation too.
+RANDOM = re.compile(r"(?!router_jitter_noise).*(dropout|pdrop|layerdrop|jitter_noise|moe_jitter_eps).*")
+
 
 def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool) -> torch.Tensor:
-    """Return negative log-probabilities of the supervised tokens of a packed batch, float32[N], or their sum.
-
-    Raises:
-        RuntimeError: the model hasn't passed `models.selftest.self_test` with the batch's kernel.
-    """
+    """Return negative log-probabilities of the supervised tokens of a packed batch, float32[N], or their sum. RuntimeError:
+    the model hasn't passed `models.selftest.self_test` with the batch's kernel."""
     segments: Segments = batch["segments"]
-    inner = inner_model(model)
-    if (segments.kernel, segments.layout.prefixed) not in getattr(inner, "allowed_packed", ()):
-        what = "shared prompts" if segments.layout.prefixed else "documents"
+    prefixed, inner = segments.layout.prefixed, inner_model(model)
+    if (segments.kernel, prefixed) not in getattr(inner, "allowed_packed", ()):
+        what = "shared prompts" if prefixed else "documents"
         raise RuntimeError(
             f"packed forward of {what} by kernel {segments.kernel} before its self-test; call self_test first"
         )
+    inputs, sources, targets = packed_inputs(batch), batch["sources"], batch["targets"]
     if hasattr(inner, "original_forward"):
-        rows_N = batch["source_rows"] if segments.layout.prefixed else None
-        supervised = Supervised(sources_U=batch["sources"], rows_N=rows_N, targets_N=batch["targets"], summed=summed)
-        return model(**packed_inputs(batch), supervised=supervised)
-    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0].index_select(0, batch["source_rows"])
-    return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="sum" if summed else "none")
+        rows_N = batch["source_rows"] if prefixed else None
+        supervised = Supervised(sources_U=sources, rows_N=rows_N, targets_N=targets, summed=summed)
+        return model(**inputs, supervised=supervised)
+    logits_NV = logits_at(model, inputs, sources)[0].index_select(0, batch["source_rows"])
+    return F.cross_entropy(logits_NV.float(), targets, reduction="sum" if summed else "none")
 
 
 def allow_packed(model: PreTrainedModel, kernel: str, prefixes: bool) -> None:
     """Record that `model` passed its self-test with `kernel`, with or without shared prefixes; called by the self-test only."""
-    allowed = {(kernel, False), (kernel, prefixes)}
-    model.allowed_packed = getattr(model, "allowed_packed", set()) | allowed
+    model.allowed_packed = getattr(model, "allowed_packed", set()) | {(kernel, False), (kernel, prefixes)}
 
 
 def packed_inputs(batch: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a causal language model's forward for a packed batch."""
     segments: Segments = batch["segments"]
-    return {
-        "input_ids": batch["input_ids"],
-        "position_ids": segments.positions_T[None],
-        "segments": segments,
-        "use_cache": False,
-    }
+    positions_1T = segments.positions_T[None]
+    return {"input_ids": batch["input_ids"], "position_ids": positions_1T, "segments": segments, "use_cache": False}
 
 
 def logits_at(model: torch.nn.Module, inputs: dict[str, Any], positions_N: torch.Tensor) -> torch.Tensor:
@@ -57,11 +58,40 @@ def logits_at(model: torch.nn.Module, inputs: dict[str, Any], positions_N: torch
     return model(**inputs).logits[:, positions_N]
 
 
+@cache
+def _has_logits_to_keep(model_class: type) -> bool:
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters
+
+
 def inner_model(model: torch.nn.Module) -> torch.nn.Module:
     """Return transformers' model inside wrappers of adapters and distributed training."""
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
 
 
-@cache
-def _has_logits_to_keep(model_class: type) -> bool:
-    return "logits_to_keep" in inspect.signature(model_class.forward).parameters
+@contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Make `model` compute in training mode as in evaluation mode while the context lasts; its settings are restored.
+
+    DPO compares log-probabilities of the policy with the reference's; dropout would make them differ before anything is
+    learned (TRL's DPOTrainer has `disable_dropout`). Modules that are added inside (adapters) retain their dropout.
+    """
+    owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", None))}
+    probabilities = [
+        (owner, name, value)
+        for owner in owners.values()
+        if owner is not None
+        for name, value in vars(owner).items()
+        if _is_probability(owner, name, value)
+    ]
+    for owner, name, _ in probabilities:
+        setattr(owner, name, 0.0)
+    try:
+        yield
+    finally:
+        for owner, name, value in probabilities:
+            setattr(owner, name, value)
+
+
+def _is_probability(owner: Any, name: str, value: Any) -> bool:
+    matches = RANDOM.fullmatch(name) or (isinstance(owner, _DropoutNd) and name == "p")
+    return bool(matches) and isinstance(value, float) and value > 0

@@ -1,23 +1,19 @@
 """Fused linear cross-entropy: losses of plain linear heads, forward and backward at the speed of matmuls.
 
 Computing gradients in the forward pass, where the loss is a sum, is the method of Liger's fused linear cross entropy (Hsu et
-al., 2024) and of torch's `linear_cross_entropy`. Shapes as in `models.chunked_head`.
-
-Between the matmuls there are passes over the logits of a chunk, [C, V] (`Passes`). Eager passes work in place, in float32, in a
-CPU's caches. Where the model's layers are compiled on a GPU, the passes are compiled too: they read a 16-bit logit twice and
-write it once, 6 bytes where eager passes move some 50. At a vocabulary of 32,000 eager passes take longer than all matmuls of a
-model of 23M parameters.
+al., 2024) and of torch's `linear_cross_entropy`. Shapes as in `models.chunked_head`. Between the matmuls there are passes over
+the logits of a chunk, [C, V]: eager ones in place, in float32, in a CPU's caches; compiled ones where the model's layers are
+compiled on a GPU, which read a 16-bit logit twice and write it once, 6 bytes where eager passes move some 50.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
-# Logits per chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB including the temporaries of eager passes. Fused
-# passes have no temporaries, so the same memory holds more rows; used where the head is trained, since each chunk then adds a
-# gradient [V, H].
+# Logits per chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB including the temporaries of eager passes, which
+# fused ones lack; used where the head is trained, since each chunk then adds a gradient [V, H].
 CHUNK_LOGITS = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
 # Maximum number of logits (or their exponentials) saved for the backward pass.
 SAVED_LOGITS = 2**25
@@ -32,22 +28,18 @@ def target_logits(logits_CV: torch.Tensor, begin: int, rows_N: torch.Tensor, tar
     return torch.where(inside_N, logits_CV[offset_N.clamp(0, len(logits_CV) - 1), targets_N].float(), 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The passes over the logits of a chunk. They may overwrite the logits.
+class Passes(NamedTuple):
+    """The passes over the logits of a chunk. They may overwrite the logits."""
 
-    Attributes:
-        loss_and_gradient: (logits_CV, target_C1) to losses, float32[C, 1], and the gradients of their sum, [C, V].
-        statistics: (logits_CV) to highest_C1 and sum_C1, float32: the sum of exp(logits - highest).
-        exponentials: (logits_CV, highest_C1, target_C1, off_C1) to exp(logits - highest), less `off` at the target.
-    """
-
+    # (logits_CV, target_C1) to losses, float32[C, 1], and the gradients of their sum, [C, V].
     loss_and_gradient: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    # (logits_CV) to highest_C1 and sum_C1, float32: the sum of exp(logits - highest).
     statistics: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    # (logits_CV, highest_C1, target_C1, off_C1) to exp(logits - highest), less `off` at the target.
     exponentials: Callable[..., torch.Tensor]
 
 
-def _loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _loss_and_gradient(logits_CV, target_C1) -> tuple[torch.Tensor, torch.Tensor]:
     work_CV = logits_CV.float()
     target_logits_C1 = work_CV.gather(1, target_C1)
     highest_C1, sums_C1 = _statistics(work_CV)
@@ -62,17 +54,15 @@ def _statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return highest_C1, work_CV.sub_(highest_C1).exp_().sum(1, keepdim=True)
 
 
-def _exponentials(
-    logits_CV: torch.Tensor, highest_C1: torch.Tensor, target_C1: torch.Tensor, off_C1: torch.Tensor
-) -> torch.Tensor:
+def _exponentials(logits_CV, highest_C1, target_C1, off_C1) -> torch.Tensor:
     work_CV = logits_CV.float().sub_(highest_C1).exp_()
     return work_CV.scatter_add_(1, target_C1, -off_C1).to(logits_CV.dtype)
 
 
-EAGER = Passes(loss_and_gradient=_loss_and_gradient, statistics=_statistics, exponentials=_exponentials)
+EAGER = Passes(_loss_and_gradient, _statistics, _exponentials)
 
 
-def _fused_loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _fused_loss_and_gradient(logits_CV, target_C1) -> tuple[torch.Tensor, torch.Tensor]:
     normalizer_C1, ones_C1 = _fused_statistics(logits_CV)
     loss_C1 = normalizer_C1 - logits_CV.gather(1, target_C1).float()
     return loss_C1, _fused_exponentials(logits_CV, normalizer_C1, target_C1, ones_C1)
@@ -84,9 +74,7 @@ def _fused_statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return normalizer_C1, torch.ones_like(normalizer_C1)
 
 
-def _fused_exponentials(
-    logits_CV: torch.Tensor, highest_C1: torch.Tensor, target_C1: torch.Tensor, off_C1: torch.Tensor
-) -> torch.Tensor:
+def _fused_exponentials(logits_CV, highest_C1, target_C1, off_C1) -> torch.Tensor:
     tokens_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
     exponentials_CV = (logits_CV.float() - highest_C1).exp() - torch.where(tokens_V == target_C1, off_C1, 0.0)
     return logits_CV.copy_(exponentials_CV)
@@ -95,11 +83,7 @@ def _fused_exponentials(
 @cache
 def fused_passes() -> Passes:
     """Return the passes compiled for any number of rows."""
-    return Passes(
-        loss_and_gradient=_compiled(_fused_loss_and_gradient),
-        statistics=_compiled(_fused_statistics),
-        exponentials=_compiled(_fused_exponentials),
-    )
+    return Passes(*map(_compiled, (_fused_loss_and_gradient, _fused_statistics, _fused_exponentials)))
 
 
 def _compiled(function: Callable) -> Callable:
@@ -125,14 +109,9 @@ class TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_UH, weight_VH, rows_N, targets_N, needs_backward, passes):
-        """
-        Args:
-            rows_N: index of the hidden state that predicts each token.
-            needs_backward: whether there will be a backward pass.
-        """
+        """Args: rows_N: index of the hidden state that predicts each token."""
         ctx.passes = passes
-        device = hidden_UH.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UH.dtype
+        dtype = _matmul_dtype(hidden_UH)
         cast_UH, cast_VH = hidden_UH.to(dtype), weight_VH.to(dtype)
         target_logits_N = torch.zeros(len(targets_N), dtype=torch.float32, device=hidden_UH.device)
         highest_U1, sums_U1 = (target_logits_N.new_empty(len(cast_UH), 1) for _ in range(2))
@@ -145,7 +124,7 @@ class TokenLosses(torch.autograd.Function):
         saves = needs_backward and passes is EAGER
         ctx.exponentials, saved_rows = [], max(SAVED_LOGITS // len(weight_VH), ctx.rows) if saves else 0
         spare_CV = None
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(hidden_UH.device.type, enabled=False):
             for begin in range(0, len(cast_UH), ctx.rows):
                 hidden_CH, chunk = cast_UH[begin : begin + ctx.rows], slice(begin, begin + ctx.rows)
                 if spare_CV is None:
@@ -196,6 +175,11 @@ class TokenLosses(torch.autograd.Function):
         return grad_UH, grad_VH, None, None, None, None
 
 
+def _matmul_dtype(tensor: torch.Tensor) -> torch.dtype:
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
 def _rows_per_chunk(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> int:
     kind = "fused" if trained and passes is not EAGER else weight_VH.device.type
     return max(CHUNK_LOGITS.get(kind, CHUNK_LOGITS["other"]) // len(weight_VH), MIN_CHUNK_ROWS)
@@ -220,8 +204,7 @@ class SummedLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, targets_N, passes):
         """Return the sum, a float32 scalar; matmuls in autocast's data type, everything else in float32."""
-        device = hidden_NH.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
+        dtype = _matmul_dtype(hidden_NH)
         hidden_needs_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         rows = _rows_per_chunk(weight_VH, passes, trained=weight_needs_grad)
         cast_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
@@ -229,7 +212,7 @@ class SummedLosses(torch.autograd.Function):
         grad_NH = torch.empty_like(cast_NH) if hidden_needs_grad else None
         grad_VH = torch.zeros_like(weight_VH) if weight_needs_grad else None
         buffer_CV = cast_NH.new_empty(min(rows, len(cast_NH)), len(weight_VH))
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(hidden_NH.device.type, enabled=False):
             for begin in range(0, len(cast_NH), rows):
                 hidden_CH, target_C1 = cast_NH[begin : begin + rows], targets_N[begin : begin + rows, None]
                 logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])

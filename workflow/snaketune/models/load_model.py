@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
 
 from snaketune.config.training_runs import Pretrained, Quantization, Scratch
-from snaketune.errors import SnaketuneError
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.tokenization.chat import ChatTokenizer
 
 OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
@@ -29,7 +29,9 @@ def load_base(
 ) -> PreTrainedModel:
     """Load an SFT run's base model, with an embedding for every token of its tokenizer."""
     if isinstance(base, Scratch):
-        model = _from_scratch(base, chat).to(weights_dtype)
+        config = scratch_config(base, chat)
+        torch.manual_seed(base.seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(weights_dtype)
     else:
         _check_tokenizer(base, chat)
         model = load_folder(
@@ -52,26 +54,19 @@ def load_folder(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model from a local folder or the Hub.
-
-    Raises:
-        SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in other folders.
-    """
+    """Load a causal language model from a local folder or the Hub. SnaketuneError: there is no such model, it has no
+    safetensors, weights are missing, or weights are in other folders."""
     _check_own_weights(path, revision)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
-            output_loading_info=True,
-            # Reported by name below.
-            ignore_mismatched_sizes=True,
             revision=revision or "main",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             **_load_arguments(weights_dtype, quantization),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+        raise _unloadable(path, error) from None
     _check_loaded(str(path), loaded)
     return _prepared(model, quantization)
 
@@ -80,29 +75,36 @@ def reload_model(
     model: PreTrainedModel, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
     """Return the model that `load_folder` would load from the folder that `model` is saved to."""
-    loaded, report = type(model).from_pretrained(
-        None,
-        config=model.config,
-        state_dict=model.state_dict(),
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        **_load_arguments(weights_dtype, quantization),
-    )
+    arguments = _load_arguments(weights_dtype, quantization)
+    loaded, report = type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **arguments)
     _check_loaded("in memory", report)
     loaded.generation_config = model.generation_config
     return _prepared(loaded, quantization)
 
 
+def _unloadable(path: Path | str, error: Exception) -> SnaketuneError:
+    return SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line(error)}")
+
+
 def _load_arguments(weights_dtype: torch.dtype, quantization: Quantization | None) -> dict[str, Any]:
     """Return arguments of `from_pretrained`."""
+    # Mismatched sizes are reported by name, in `_check_loaded`.
+    arguments = {"dtype": weights_dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if quantization is None:
-        return {"dtype": weights_dtype}
-    device = _device_for_4_bits()
-    return {
-        "dtype": weights_dtype,
-        "quantization_config": _bitsandbytes(quantization, weights_dtype),
-        "device_map": {"": device},
-    }
+        return arguments
+    from transformers import BitsAndBytesConfig
+
+    in_4_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.type,
+        bnb_4bit_use_double_quant=quantization.double,
+        bnb_4bit_compute_dtype=weights_dtype,
+    )
+    return arguments | {"quantization_config": in_4_bits, "device_map": {"": _device_for_4_bits()}}
+
+
+def _device_for_4_bits() -> int | str:
+    return torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
 
 
 def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreTrainedModel:
@@ -120,10 +122,8 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
 
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
-    """Raise SnaketuneError if the run's tokenizer gives tokens of the base other ids.
-
-    It may have new tokens, lack added tokens of the base, and rename reserved ones.
-    """
+    """Raise SnaketuneError if the run's tokenizer gives tokens of the base other ids; it may have new tokens, lack added
+    tokens of the base, and rename reserved ones."""
     if (own := own_tokenizer(base)) is None:
         return
     known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
@@ -142,11 +142,7 @@ def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
 
 
 def own_tokenizer(base: Pretrained) -> Tokenizer | None:
-    """Return a model's own tokenizer; None if it has no tokenizer.json.
-
-    Raises:
-        SnaketuneError: there is no such model.
-    """
+    """Return a model's own tokenizer; None if it has no tokenizer.json. Raises SnaketuneError if there is no such model."""
     # Raises for a model that can't be reached; a missing tokenizer file alone is no error.
     read_config(base)
     file = _file_of(base.path, base.revision, "tokenizer.json")
@@ -165,8 +161,7 @@ def _file_of(path: Path | str, revision: str | None, name: str) -> str | None:
             _raise_exceptions_for_gated_repo=False,
         )
     except (OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+        raise _unloadable(path, error) from None
 
 
 def _check_own_weights(path: Path | str, revision: str | None) -> None:
@@ -208,15 +203,14 @@ def _check_loaded(path: str, loaded: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
-    """Extend the embeddings to `tokens` tokens. The new rows depend on the shapes alone.
-
-    So a base that is loaded again, for evaluation or to merge adapters, has the same rows on any device and in any data type.
-    """
+    """Extend the embeddings to `tokens` tokens. The new rows depend on the shapes alone, so a base that is loaded again,
+    for evaluation or to merge adapters, has the same rows on any device and in any data type."""
     known = model.get_input_embeddings().weight.shape[0]
     if known >= tokens:
         return
     model.resize_token_embeddings(tokens, mean_resizing=False)
     generator = torch.Generator().manual_seed(0)
+    scale = getattr(model.config.get_text_config(), "initializer_range", 0.02)
     initialized = set()
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         # Tied weights are initialized once.
@@ -224,7 +218,6 @@ def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
             continue
         initialized.add(layer.weight.data_ptr())
         new = layer.weight[known:]
-        scale = getattr(model.config.get_text_config(), "initializer_range", 0.02)
         new.copy_(torch.empty(new.shape).normal_(std=scale, generator=generator))
         if getattr(layer, "bias", None) is not None:
             layer.bias[known:].zero_()
@@ -244,15 +237,12 @@ def read_folder_config(
     try:
         return AutoConfig.from_pretrained(str(path), revision=revision or "main", trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+        raise _unloadable(path, error) from None
 
 
 def stored_dtype(config: PretrainedConfig | None) -> torch.dtype | None:
     """Return the data type of a model's stored weights by its config; None if unknown, or for a model from scratch."""
-    if config is None:
-        return None
-    return config.dtype or config.get_text_config().dtype
+    return config and (config.dtype or config.get_text_config().dtype)
 
 
 def scratch_config(shape: Scratch, chat: ChatTokenizer) -> PretrainedConfig:
@@ -276,27 +266,6 @@ def scratch_config(shape: Scratch, chat: ChatTokenizer) -> PretrainedConfig:
     if hasattr(config, "sliding_window"):
         config.sliding_window = None
     return config
-
-
-def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
-    config = scratch_config(shape, chat)
-    torch.manual_seed(shape.seed)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def _device_for_4_bits() -> int | str:
-    return torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-
-
-def _bitsandbytes(quantization: Quantization, compute: torch.dtype):
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=quantization.type,
-        bnb_4bit_use_double_quant=quantization.double,
-        bnb_4bit_compute_dtype=compute,
-    )
 
 
 def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:

@@ -1,8 +1,6 @@
-"""Log-probabilities of supervised tokens, and their sums by completion.
+"""Log-probabilities of supervised tokens, and their sums by completion, over batches whose size is found automatically.
 
-Shapes: N supervised tokens, C completions, M (token, completion) pairs, V vocabulary, P preference pairs. Only the positions
-that predict a supervised token are projected to the vocabulary, in chunks (`models.chunked_head`), so the head computes N x V
-logits instead of T x V and holds fewer in memory.
+Shapes: N supervised tokens, C completions, P preference pairs.
 """
 
 import time
@@ -12,17 +10,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.auto_batch import AutoBatch
 from snaketune.models.batches import Batch, collate
-from snaketune.models.device_memory import is_out_of_memory, reset_peak_memory
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
 from snaketune.models.kernels import Segments
+from snaketune.models.machine import is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
 
 # Value of `Compute.kernel` for running every sequence alone instead of packed rows.
 SEPARATE = "separate"
+# Tokens of the first batches, by device: enough to keep a GPU busy.
+FORWARD_TOKENS = {"cuda": 32768}
+FORWARD_TOKENS_ELSEWHERE = 8192
+# Minimum relative gain in throughput for a doubled batch size to be retained.
+GAIN = 0.02
+# Timed passes of each size; the first of them allocates memory and isn't counted.
+PASSES = 3
 
 
 def token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
@@ -42,23 +46,17 @@ def separate_token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torc
     source_N = batch["sources"][batch["source_rows"]]
     for document, (positions_L, _) in enumerate(segments.layout.sequences()):
         own_N = batch["target_documents"] == document
-        if not own_N.any():
-            continue
-        inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(positions_L)], "use_cache": False}
-        # Positions count from the start of a sequence, so they are its column indices.
-        logits_1NV = logits_at(model, inputs, segments.positions_T[source_N[own_N]])
-        losses_N[own_N] = F.cross_entropy(logits_1NV[0].float(), batch["targets"][own_N], reduction="none")
+        if own_N.any():
+            inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(positions_L)], "use_cache": False}
+            # Positions count from the start of a sequence, so they are its column indices.
+            logits_1NV = logits_at(model, inputs, segments.positions_T[source_N[own_N]])
+            losses_N[own_N] = F.cross_entropy(logits_1NV[0].float(), batch["targets"][own_N], reduction="none")
     return losses_N
 
 
 def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return summed log-probabilities and token counts of the completions of packed pairs.
-
-    Args:
-        losses_N: negative log-probabilities of the batch's supervised tokens.
-    Returns:
-        Sums, float32[C], and counts, int64[C], in the order of rows and their `completions`: chosen, rejected, chosen, ...
-    """
+    """Return summed log-probabilities, float32[C], and token counts, int64[C], of the completions of packed pairs, in the
+    order of rows and their `completions`: chosen, rejected, chosen, ..."""
     counts_C = batch["completion_tokens"]
     member_losses_M = losses_N.index_select(0, batch["members"])
     return losses_N.new_zeros(len(counts_C)).index_add(0, batch["member_completions"], -member_losses_M), counts_C
@@ -70,14 +68,19 @@ def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.
     return sums_C.reshape(-1, 2), counts_C.reshape(-1, 2)
 
 
-def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
-    """Run all rows through `model` in order, and show progress; batches are halved when memory runs out.
+def all_pair_logprobs(
+    model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return summed log-probabilities, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in row order."""
+    pairs = [pair_logprobs(losses_N, batch) for batch, losses_N in losses_by_batch(model, rows, compute, what)]
+    sums, counts = zip(*pairs)
+    return torch.cat([one.double().cpu() for one in sums]), torch.cat([one.cpu() for one in counts])
 
-    Args:
-        compute: with the kernel SEPARATE, one sequence at a time.
-        what: name of the computation in messages.
-    Yields:
-        Each batch, and its losses, float32[N].
+
+def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
+    """Run all rows through `model` in order, and show progress; yield each batch and its losses, float32[N].
+
+    With the kernel SEPARATE, one sequence at a time. Batches are halved when memory runs out. `what` names it in messages.
     """
     done = ((batch, losses_N) for _, batch, losses_N in losses_of_rows(model, rows, range(len(rows)), compute, what))
     batch_rows = AutoBatch(rows.row_length, compute.device).rows
@@ -119,13 +122,41 @@ def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Comput
         return batch, (separate_token_losses if separate else token_losses)(model, batch)
 
 
-def all_pair_logprobs(
-    model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return summed log-probabilities, float64[P, 2], and token counts, int64[P, 2], of all packed pairs, in row order."""
-    sums, counts = [], []
-    for batch, losses_N in losses_by_batch(model, rows, compute, what):
-        sums_P2, counts_P2 = pair_logprobs(losses_N, batch)
-        sums.append(sums_P2.double().cpu())
-        counts.append(counts_P2.cpu())
-    return torch.cat(sums), torch.cat(counts)
+class AutoBatch:
+    """Batch size in rows (`rows`) of forward passes without gradients, adjusted to throughput and memory.
+
+    On a GPU, each batch size is timed for a few passes and doubled as long as throughput grows; when memory runs out, it is
+    halved. On a CPU, larger batches gain nothing (they outgrow its caches), so the size is constant, which makes an interrupted
+    pass sum exactly as an uninterrupted one.
+    """
+
+    def __init__(self, row_length: int, device: torch.device, grows: bool | None = None):
+        """Args: grows: whether to try larger batches; default: on a GPU only."""
+        self.rows = max(1, FORWARD_TOKENS.get(device.type, FORWARD_TOKENS_ELSEWHERE) // row_length)
+        self.grows = device.type == "cuda" if grows is None else grows
+        self.rate = 0.0
+        self._passes: list[tuple[int, float]] = []
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record a forward pass over a full batch, and adjust `rows`.
+
+        >>> search = AutoBatch(1024, torch.device("cpu"), grows=True)
+        >>> for rows, seconds in ((8, 4.0), (8, 2.0), (8, 2.0), *[(16, 3.0)] * 3, *[(32, 6.0)] * 3):
+        ...     assert search.rows == rows
+        ...     search.record(rows * 1024, seconds)
+        >>> search.rows, search.grows
+        (16, False)
+        """
+        self._passes.append((tokens, seconds))
+        if not self.grows or len(self._passes) < PASSES:
+            return
+        counted_tokens, counted_seconds = map(sum, zip(*self._passes[1:]))
+        rate = counted_tokens / max(counted_seconds, 1e-9)
+        self.grows = rate > (1 + GAIN) * self.rate
+        self.rows = self.rows * 2 if self.grows else self.rows // 2
+        self.rate, self._passes = rate, []
+
+    def halve(self) -> None:
+        """Halve the batch size after an out-of-memory error, and stop growing."""
+        self.rows //= 2
+        self.grows = False

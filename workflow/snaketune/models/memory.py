@@ -5,23 +5,18 @@
              last layer        accumulated gradients + saved activations + what remains of the head + one layer
              first layer       gradients + one layer, and the same again for the gradients of its activations
 
-weights       trained: 4 bytes (float32 masters); frozen: the size of the compute data type; under QLoRA, linear layers take
-              4.13 bits with double quantization and 4.5 without (Dettmers et al., 2023), everything else 4 bytes
+weights       trained: 4 bytes; frozen: the size of the compute data type; under QLoRA, linear layers take 4.13 bits with double
+              quantization and 4.5 without (Dettmers et al., 2023), everything else 4 bytes
 gradients     4 bytes per trained parameter; accumulated: all of them where a step has several micro-batches, else none. DDP's
               buckets take the same again
 states        `config.optimizers.OPTIMIZERS`, 4 bytes or 1 byte each; bitsandbytes keeps embeddings and tensors of fewer than
               4096 elements in 32 bits; Adafactor stores rows + columns per matrix (Shazeer and Stern, 2018)
-activations   traced from the model's code (`models.memory_trace`). The rule of thumb is 34 bytes per token and hidden size in
-              every layer (Korthikanti et al., 2022). With gradient checkpointing: the inputs of the layers, and one layer
+activations   traced (`models.memory_trace`). With gradient checkpointing: the inputs of the layers, and one layer
 head          `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
-FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states. On a
-CPU a process takes a quarter more than its tensors (ALLOCATOR_OVERHEAD).
-
-Example: a Llama of 22.9M parameters (hidden 384, 6 layers, vocabulary 32,000) on an H100 with AdamW, bfloat16 matmuls and two
-micro-batches of 16 rows of 1024 tokens per step. Weights, gradients and states take 4, 4 and 8 bytes x 22.9M. A step adds the
-activations of 16,384 tokens in 6 layers, 2.17 GB; the gradients of the previous micro-batch, 0.09 GB; 2^26 logits per chunk of
-8 bytes in the head, 0.54 GB; and 0.16 GB of hidden states and casts:
+FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states.
+Measured accuracy: `docs/LOG.md`; compiled layers save fewer activations than estimated. A Llama of 22.9M parameters on an H100
+with AdamW and two micro-batches of 16 x 1024 tokens per step:
 
 >>> from transformers import AutoConfig
 >>> from snaketune.models.memory_trace import trace_model
@@ -35,8 +30,6 @@ activations of 16,384 tokens in 6 layers, 2.17 GB; the gradients of the previous
 (22.9, 2.17, 3.24)
 >>> print(estimated)
 weights 0.09 GB, gradients 0.09 GB, optimizer states 0.18 GB
-
-Measured accuracy: `docs/LOG.md`. Compiled layers save fewer activations than estimated.
 """
 
 from dataclasses import dataclass
@@ -66,21 +59,14 @@ FOUR_BITS = {False: 0.5 + 4 / 64, True: 0.5 + 1 / 64 + 4 / (64 * 256)}
 EIGHT_BITS = 1 + 4 / 256
 MIN_8_BIT_NUMEL = 4096
 # Process memory per byte of tensors, by device: malloc keeps freed memory in fragments that the next tensor may not fit into.
-# Measured, see docs/LOG.md.
 ALLOCATOR_OVERHEAD = {"cpu": 1.25}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Memory of one process, in bytes.
-
-    Attributes:
-        already_used: memory in use before anything is loaded.
-        paged: optimizer states that may move to host memory.
-        step: what a step adds to weights and states at its peak, gradients included; None where the forward pass couldn't be
-            traced.
-        overhead: bytes of the process per byte of its tensors.
-    """
+    """Memory of one process, in bytes: in use before anything is loaded; `paged`: optimizer states that may move to host
+    memory; `step`: what a step adds to weights and states at its peak, gradients included (None where the forward pass
+    couldn't be traced); `overhead`: bytes of the process per byte of its tensors."""
 
     already_used: int
     weights: int
@@ -88,7 +74,6 @@ class Estimate:
     states: int
     paged: int
     step: int | None
-
     overhead: float = 1.0
 
     @property
@@ -124,34 +109,43 @@ def estimate(
     sharing: Sharing = "ddp",
     already_used: int = 0,
 ) -> Estimate:
-    """Estimate the memory of one training process.
+    """Estimate the memory of one training process, in bytes.
 
     Args:
-        optimizer: one of `config.optimizers.OPTIMIZERS`.
         batch: the micro-batch that the model was traced with.
-        checkpointing: whether layers are recomputed in the backward pass.
         summed: whether the loss is a sum over tokens, as in SFT, or one value per token, as in DPO.
         accumulation: micro-batches per step on one process.
         already_used: bytes that the process uses before anything is loaded.
     """
     shards = {name: processes if name in SHARED[sharing] else 1 for name in ("weights", "gradients", "states")}
-    weights = sum(_weight_bytes(weight, compute, quantization) for weight in model.weights)
+    trained = [weight for weight in model.weights if weight.trained]
     gradients = FLOAT32 * model.trained // shards["gradients"]
-    states = (
-        round(sum(_state_bytes(weight, optimizer) for weight in model.weights if weight.trained)) // shards["states"]
-    )
-    gathered = model.largest_layer * 2 * compute.dtype.itemsize if shards["weights"] > 1 else 0
-    buckets = gradients if processes > 1 and sharing == "ddp" else 0
-    # Autocast's casts are saved for the backward pass with replicated weights, and not with gathered ones.
-    dropped = _cast_bytes(model, compute) if shards["weights"] > 1 else 0
-    step = _step_bytes(model, compute, batch, checkpointing, summed, gradients, accumulation > 1, dropped)
+    states = round(sum(_state_bytes(weight, optimizer) for weight in trained)) // shards["states"]
+    step, saved = None, model.activations
+    if saved and model.head and batch:
+        accumulated = gradients if accumulation > 1 else 0
+        forward, gathered = saved.checkpointed if checkpointing else saved.total, 0
+        if shards["weights"] > 1:
+            gathered = model.largest_layer * 2 * compute.dtype.itemsize
+            if not checkpointing and compute.dtype != torch.float32:
+                # Autocast's casts are saved for the backward pass with replicated weights, and not with gathered ones.
+                forward -= compute.dtype.itemsize * sum(weight.numel for weight in trained if weight.linear)
+        buckets = gradients if processes > 1 and sharing == "ddp" else 0
+        in_head, after_head = _head_bytes(model.head, compute, batch.rows * batch.row_length, saved.hidden, summed)
+        step = gathered + buckets
+        step += max(
+            accumulated + forward + in_head,
+            accumulated + forward + after_head + (2 * saved.layer if checkpointing else saved.layer),
+            gradients + 2 * saved.layer,
+        )
     return Estimate(
         already_used=already_used,
-        weights=round(weights) // shards["weights"],
+        weights=round(sum(_weight_bytes(weight, compute, quantization) for weight in model.weights))
+        // shards["weights"],
         gradients=gradients,
         states=states,
         paged=states if OPTIMIZERS[optimizer].paged and compute.device.type == "cuda" else 0,
-        step=None if step is None else step + gathered + buckets,
+        step=step,
         overhead=ALLOCATOR_OVERHEAD.get(compute.device.type, 1.0),
     )
 
@@ -171,8 +165,7 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
     >>> [_state_bytes(matrix, name) for name in ("adamw_torch", "adamw_8bit", "adafactor", "sgd")]
     [65536, 16640.0, 768, 0]
     """
-    kind = OPTIMIZERS[optimizer]
-    numel = weight.numel
+    kind, numel = OPTIMIZERS[optimizer], weight.numel
     if kind.factored and len(weight.shape) > 1:
         *_, rows, columns = weight.shape
         numel = numel // (rows * columns) * (rows + columns)
@@ -180,47 +173,9 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
     return kind.states * (EIGHT_BITS if in_8_bits else FLOAT32) * numel
 
 
-def _cast_bytes(model: TracedModel, compute: Compute) -> int:
-    """Return the bytes of autocast's copies of float32 masters that are saved for the backward pass."""
-    if compute.dtype == torch.float32:
-        return 0
-    return compute.dtype.itemsize * sum(w.numel for w in model.weights if w.trained and w.linear)
-
-
-def _step_bytes(
-    model: TracedModel,
-    compute: Compute,
-    batch: MicroBatch | None,
-    checkpointing: bool,
-    summed: bool,
-    gradients: int,
-    accumulates: bool,
-    dropped: int,
-) -> int | None:
-    """Return the peak of a step in bytes, without weights and optimizer states; None if unknown.
-
-    Args:
-        gradients: bytes of all gradients.
-        accumulates: whether the gradients of earlier micro-batches are in memory.
-        dropped: bytes that are saved with replicated weights and not with sharded ones.
-    """
-    if model.activations is None or model.head is None or batch is None:
-        return None
-    saved, accumulated = model.activations, gradients if accumulates else 0
-    forward = saved.checkpointed if checkpointing else saved.total - dropped
-    in_head, after_head = _head_bytes(model.head, compute, batch.rows * batch.row_length, saved.hidden, summed)
-    return max(
-        accumulated + forward + in_head,
-        accumulated + forward + after_head + (2 * saved.layer if checkpointing else saved.layer),
-        gradients + 2 * saved.layer,
-    )
-
-
 def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, summed: bool) -> tuple[int, int]:
-    """Return the head's bytes at its peak, and those that remain until the decoder's backward pass.
-
-    Every token is taken to be supervised.
-    """
+    """Return the head's bytes at its peak, and those that remain until the decoder's backward pass, if every token is
+    supervised."""
     size, float32 = compute.dtype.itemsize, compute.dtype == torch.float32
     hidden = tokens * hidden_bytes
     if not head.plain_linear:

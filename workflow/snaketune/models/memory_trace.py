@@ -1,42 +1,37 @@
 """Trace of a model without its weights: its tensors, and the activations that its forward pass saves for the backward pass.
 
-It needs the config alone and takes a second or two. transformers builds the model on the meta device, adapters are added as in
-training, and a micro-batch runs through the decoder in `FakeTensorMode` while autograd's saved tensors are counted. So the
-figures follow the model's own code, for any family.
-
-Shapes: B rows of L tokens, T = B x L.
+It needs the config alone and takes a second or two: a micro-batch runs through the decoder in `FakeTensorMode`, with adapters
+as in training, while autograd's saved tensors are counted. So the figures follow the model's own code, for any family.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.training_runs import Lora
-from snaketune.models.attention import attend, use_attention
+from snaketune.models.attention import attend, use_segment_attention
 from snaketune.models.compiling import layers_of
+from snaketune.models.cpu_attention import attend_by_blocks
 from snaketune.models.devices import Compute
 from snaketune.models.flops import FlopCount, count_flops
-from snaketune.models.kernels import segments_for
+from snaketune.models.load_model import parameter_count
+from snaketune.models.packing_support import forward_inputs, is_known, unloaded_model
 from snaketune.packing.segments import layout
+
+FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """A parameter.
-
-    Attributes:
-        trained: whether it is trained; else it is frozen.
-        linear: whether it is the matrix of a linear layer other than the head; 4-bit quantization covers these.
-        embedding: whether it is an input embedding.
-    """
+    """A parameter; `linear`: whether it is the matrix of a linear layer other than the head, which 4-bit quantization
+    covers."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -45,17 +40,12 @@ class Weight:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return torch.Size(self.shape).numel()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Head:
-    """The output head, a matrix of `vocabulary` x `hidden`.
-
-    Attributes:
-        plain_linear: whether it is a linear layer without bias. The forward may still scale or cap its logits.
-    """
+    """The output head. `plain_linear`: a linear layer without bias; the forward may still scale or cap its logits."""
 
     vocabulary: int
     hidden: int
@@ -65,14 +55,9 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedActivations:
-    """Bytes that a micro-batch's forward pass saves for its backward pass, without the head.
-
-    Attributes:
-        total: without gradient checkpointing; includes autocast's copies of weights.
-        checkpointed: with gradient checkpointing: the inputs of the layers, and what is saved outside them.
-        layer: the largest of the layers' shares of `total`.
-        hidden: bytes of one token's hidden state.
-    """
+    """Bytes that a micro-batch's forward pass saves for its backward pass, without the head: without gradient
+    checkpointing, autocast's copies of weights included; with it (the inputs of the layers, and what is saved outside
+    them); the largest of the layers' shares of `total`; and one token's hidden state."""
 
     total: int
     checkpointed: int
@@ -82,14 +67,9 @@ class SavedActivations:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
-    """Properties of a model that are known before its weights are read.
-
-    Attributes:
-        weights: all parameters, tied ones once.
-        head: None where transformers doesn't know the output head.
-        largest_layer: number of parameters of the largest layer.
-        activations: None where the forward pass depends on values and can't be traced, or no batch was given.
-    """
+    """Properties of a model that are known before its weights are read: all parameters, adapters included, tied ones once;
+    the head, None where transformers doesn't know it; parameters of the largest layer; activations, None where the
+    forward pass depends on values and can't be traced, or no batch was given."""
 
     weights: tuple[Weight, ...]
     head: Head | None
@@ -99,12 +79,10 @@ class TracedModel:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, adapters included; without adapters equal to `load_model.parameter_count`."""
         return sum(weight.numel for weight in self.weights)
 
     @property
     def trained(self) -> int:
-        """Number of trained parameters."""
         return sum(weight.numel for weight in self.weights if weight.trained)
 
 
@@ -125,97 +103,81 @@ def trace_model(
     batch: MicroBatch | None = None,
     dropout: bool = True,
 ) -> TracedModel | None:
-    """Trace the model that a training would load.
+    """Trace the model that a training would load, and its activations with `batch`, the model's own dropout on or off.
 
-    Args:
-        batch: micro-batch to trace activations with; None where its shape isn't known.
-        dropout: whether the model's own dropout is on in training.
-    Returns:
-        None where transformers can't build the model: its code is remote, or its config is inconsistent.
-    Raises:
-        SnaketuneError: the adapters don't fit the model.
+    Returns None where transformers can't build the model: its code is remote, or its config is inconsistent.
+    SnaketuneError: the adapters don't fit the model.
     """
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not is_known(config):
         return None
     with warnings.catch_warnings():
         # Repeated when the real model is built.
         warnings.simplefilter("ignore")
-        return _traced_model(config, compute, lora, batch, dropout)
+        try:
+            model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
+        except Exception:
+            return None
+        adapted, head = _adapted(model, lora), model.get_output_embeddings()
+        return TracedModel(
+            weights=tuple(_weights(adapted, head)),
+            head=_head(head),
+            flops=count_flops(adapted),
+            largest_layer=max((parameter_count(layer) for layer in layers_of(model)), default=0),
+            activations=batch and _activations(config, compute, lora, batch, dropout),
+        )
 
 
-def _traced_model(
-    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: MicroBatch | None, dropout: bool
-) -> TracedModel | None:
-    try:
-        model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
-    except Exception:
-        # The families' own code raises errors of any type.
-        return None
-    adapted = _adapted(model, lora) if lora else model
-    traced = TracedModel(
-        weights=tuple(_weights(adapted)),
-        head=_head(model),
-        flops=count_flops(adapted),
-        largest_layer=max((sum(map(torch.Tensor.numel, layer.parameters())) for layer in layers_of(model)), default=0),
-        activations=None,
-    )
-    return replace(traced, activations=_activations(config, compute, lora, batch, dropout)) if batch else traced
+def _meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        return unloaded_model(config, dtype)
 
 
-def _adapted(model: PreTrainedModel, lora: Lora) -> torch.nn.Module:
+def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
+    if not lora:
+        return model
     # Imported here, since it imports peft.
     from snaketune.models.adapters import add_lora
 
     return add_lora(model, lora)
 
 
-def _meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
-
-
-def _weights(model: torch.nn.Module) -> Iterator[Weight]:
-    head = _inner(model).get_output_embeddings()
+def _weights(model: torch.nn.Module, head: torch.nn.Module | None) -> Iterator[Weight]:
     seen = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if parameter in seen:
-                continue
-            seen.add(parameter)
-            yield Weight(
-                shape=tuple(parameter.shape),
-                trained=parameter.requires_grad,
-                linear=isinstance(module, torch.nn.Linear) and parameter.dim() == 2 and module is not head,
-                embedding=isinstance(module, torch.nn.Embedding),
-            )
+            if parameter not in seen:
+                seen.add(parameter)
+                yield Weight(
+                    shape=tuple(parameter.shape),
+                    trained=parameter.requires_grad,
+                    linear=isinstance(module, torch.nn.Linear) and parameter.dim() == 2 and module is not head,
+                    embedding=isinstance(module, torch.nn.Embedding),
+                )
 
 
-def _inner(model: torch.nn.Module) -> PreTrainedModel:
-    return next(module for module in model.modules() if isinstance(module, PreTrainedModel))
-
-
-def _head(model: PreTrainedModel) -> Head | None:
-    head = model.get_output_embeddings()
+def _head(head: torch.nn.Module | None) -> Head | None:
     weight = getattr(head, "weight", None)
     if weight is None or weight.dim() != 2:
         return None
-    return Head(
-        vocabulary=weight.shape[0],
-        hidden=weight.shape[1],
-        trained=weight.requires_grad,
-        plain_linear=type(head) is torch.nn.Linear and head.bias is None,
-    )
+    plain_linear = type(head) is torch.nn.Linear and head.bias is None
+    return Head(*weight.shape, trained=weight.requires_grad, plain_linear=plain_linear)
 
 
 def _activations(
     config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: MicroBatch, dropout: bool
 ) -> SavedActivations | None:
     """Trace the whole model, else its text part; in the compute data type, else in bfloat16 with the sizes doubled."""
-    half = Compute(device=compute.device, dtype=torch.bfloat16, kernel=compute.kernel)
+    half = replace(compute, dtype=torch.bfloat16)
     for part in (config, config.get_text_config()):
         for attempt, frozen in ((compute, lora is not None), (half, True)):
             try:
-                saved = _trace(part, attempt, attempt.weights_dtype(frozen=frozen), lora, batch, dropout)
+                model = _meta_model(part, attempt.weights_dtype(frozen=frozen))
+                if lora:
+                    _adapted(model, lora)
+                    model.enable_input_require_grads()
+                # The log holds tracebacks of errors that are caught here.
+                with patch.object(FAKE_TENSOR_LOG, "disabled", True), FakeTensorMode(allow_non_fake_inputs=True):
+                    saved = _trace(model, attempt, batch, dropout)
             except Exception:
                 # Code that depends on values, and operations for one data type only, raise errors of any type.
                 continue
@@ -241,94 +203,44 @@ class _SavedTensors:
         return tensor
 
 
-def _trace(
-    config: PretrainedConfig, compute: Compute, dtype: torch.dtype, lora: Lora | None, batch: MicroBatch, dropout: bool
-) -> SavedActivations:
+def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout: bool) -> SavedActivations:
     documents = [*[batch.longest] * (batch.row_length // batch.longest), batch.row_length % batch.longest]
     lengths = [[length for length in documents if length]] * batch.rows
     rows = layout(lengths, [[0] * len(row) for row in lengths], row_lengths=[batch.row_length] * batch.rows)
 
-    model = _meta_model(config, dtype)
-    use_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
+    use_segment_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
     decoder = model.get_decoder()
-    if lora:
-        _adapted(model, lora)
-        model.enable_input_require_grads()
-    model.train(dropout)
-    with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        _on_fake_cpu(model, mode)
-        saved, layer_inputs, layer_sizes = _SavedTensors(model), [], []
+    # On the CPU, whatever the device; autocast doesn't apply to meta tensors.
+    model.to_empty(device="cpu").train(dropout)
+    saved, layer_inputs, layer_sizes = _SavedTensors(model), [], []
 
-        def enter(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            hidden = arguments[0] if arguments else named["hidden_states"]
-            layer_inputs.append(hidden.untyped_storage().nbytes())
-            layer_sizes.append(-saved.total)
+    def enter(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hidden = arguments[0] if arguments else named["hidden_states"]
+        layer_inputs.append(hidden.untyped_storage().nbytes())
+        layer_sizes.append(-saved.total)
 
-        def leave(*_: Any) -> None:
-            layer_sizes[-1] += saved.total
+    def leave(*_: Any) -> None:
+        layer_sizes[-1] += saved.total
 
-        for layer in layers_of(decoder):
-            layer.register_forward_pre_hook(enter, with_kwargs=True)
-            layer.register_forward_hook(leave)
-        cast = torch.autocast("cpu", dtype=compute.dtype, enabled=compute.dtype != torch.float32)
-        with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor), cast:
-            hidden = decoder(
-                input_ids=torch.zeros(1, rows.tokens, dtype=torch.int64),
-                position_ids=torch.from_numpy(rows.positions)[None],
-                segments=segments_for("sdpa", rows),
-                use_cache=False,
-            )[0]
-        outside = saved.total - sum(layer_sizes)
-        return SavedActivations(
-            total=saved.total,
-            checkpointed=outside + sum(layer_inputs) if layer_sizes else saved.total,
-            layer=max(layer_sizes, default=0),
-            hidden=hidden.shape[-1] * hidden.element_size(),
-        )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence FakeTensor's log, which holds tracebacks of errors that are caught here."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-def _on_fake_cpu(model: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Replace meta tensors by fake CPU ones, to which autocast applies; tied ones stay tied."""
-    moved: dict[torch.Tensor, torch.Tensor] = {}
-    for module in model.modules():
-        for own in (module._parameters, module._buffers):
-            for name, tensor in own.items():
-                if tensor is None:
-                    continue
-                if tensor not in moved:
-                    fake = mode.fake_tensor_converter.from_meta_and_device(mode, tensor.detach(), torch.device("cpu"))
-                    is_parameter = isinstance(tensor, torch.nn.Parameter)
-                    moved[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-                own[name] = moved[tensor]
-
-
-class _Flash(torch.autograd.Function):
-    """Stand-in for flash kernels that saves what they save: inputs, output, and one float32 per query and head."""
-
-    @staticmethod
-    def forward(ctx, query_THD, key_TKD, value_TKD):
-        tokens, heads, _ = query_THD.shape
-        out_THD = value_TKD.new_empty(tokens, heads, value_TKD.shape[-1])
-        sums_HT = query_THD.new_empty(heads, tokens, dtype=torch.float32)
-        ctx.save_for_backward(query_THD, key_TKD, value_TKD, out_THD, sums_HT)
-        return out_THD
+    for layer in layers_of(decoder):
+        layer.register_forward_pre_hook(enter, with_kwargs=True)
+        layer.register_forward_hook(leave)
+    cast = torch.autocast("cpu", dtype=compute.dtype, enabled=compute.dtype != torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor), cast:
+        hidden = decoder(**forward_inputs(rows))[0]
+    outside = saved.total - sum(layer_sizes)
+    return SavedActivations(
+        total=saved.total,
+        checkpointed=outside + sum(layer_inputs) if layer_sizes else saved.total,
+        layer=max(layer_sizes, default=0),
+        hidden=hidden.shape[-1] * hidden.element_size(),
+    )
 
 
 def _flash_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
-    """Replace `attention.attend` on a GPU: queries, keys and values contiguous by token, in the values' data type."""
-    inputs = (tensor[0].transpose(0, 1).to(value.dtype).contiguous() for tensor in (query, key, value))
-    return _Flash.apply(*inputs)[None], None
+    """Replace `attention.attend` on a GPU. Flash kernels save what blocks on a CPU save: their inputs (contiguous by token, in
+    the values' data type), their output, and a sum per query and head."""
+    inputs = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value))
+    return attend_by_blocks(*inputs, (), None), None

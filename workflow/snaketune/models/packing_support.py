@@ -1,7 +1,6 @@
-"""Check, by a model's config alone, whether the model supports packed rows: each document computed as if it were alone.
+"""Check, by a model's config alone and before weights are loaded, whether it computes each packed document as if it were alone.
 
-It runs before weights are loaded, so that a refusal costs seconds. Models that pass are still subject to the self-test
-(`models.selftest`), which runs the model itself.
+Models that pass are still subject to the self-test (`models.selftest`), which runs the model itself.
 """
 
 import copy
@@ -12,10 +11,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from snaketune.models.attention import Unpackable, attend, usable_kernels, use_attention
+from snaketune.errors import first_line
+from snaketune.models.attention import Unpackable, attend, usable_kernels, use_segment_attention
 from snaketune.models.devices import Compute
-from snaketune.models.kernels import SOFTCAP_KERNELS, AttentionOptions, refusal, segments_for
-from snaketune.packing.segments import layout
+from snaketune.models.kernels import AttentionOptions, refusal, segments_for
+from snaketune.packing.segments import SegmentLayout, layout
 
 ALTERNATIVES = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
 # Types of rotary embeddings whose factors depend on the longest position in the batch.
@@ -23,55 +23,78 @@ BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
 
 
-def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
-    """Raise Unpackable if the model can't compute packed rows correctly.
+def is_known(config: PretrainedConfig | None) -> bool:
+    """Whether the model is one of transformers' own, so that it can be built from its config."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is not None
 
-    Args:
-        longest: tokens of the longest segment with its prefix.
-        prefixes: whether segments share prompts, as pairs do.
-        kernel: attention kernel, one of `models.kernels.KERNELS`.
-    Raises:
-        Unpackable: with the model's name, the reason, and the alternatives.
-    """
-    text = config.get_text_config()
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    dry_run = _dry_run(config) if known else DryRun()
-    if reason := _config_reason(text, known, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel):
+
+def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model without values, within a FakeTensorMode; raises errors of any type, as the families' own code does."""
+    return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+
+
+def forward_inputs(rows: SegmentLayout) -> dict[str, Any]:
+    """Return the arguments of an unloaded model's forward pass over `rows`."""
+    return {
+        "input_ids": torch.zeros(1, rows.tokens, dtype=torch.int64),
+        "position_ids": torch.from_numpy(rows.positions)[None],
+        "segments": segments_for("sdpa", rows),
+        "use_cache": False,
+    }
+
+
+def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
+    """Raise Unpackable, with the reason and the alternatives, if the model can't compute packed rows correctly: rows whose
+    longest segment with its prefix has `longest` tokens, and that share prompts, as pairs do, if `prefixes`."""
+    dry_run = _dry_run(config) if is_known(config) else DryRun()
+    if reason := _config_reason(config, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel):
         raise Unpackable(f"{config.model_type} doesn't support packed rows: {reason}. {ALTERNATIVES}")
-    if reason := _too_long(text, longest, dry_run.windows):
+    if reason := _too_long(config.get_text_config(), longest, dry_run.windows):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
-def _config_reason(
-    text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str
-) -> str:
-    if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP_KERNELS:
-        return refusal(kernel, 0, AttentionOptions(softcap=softcap))
-    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
-    if unknown:
+def _config_reason(config: PretrainedConfig, prefixes: bool, kernel: str) -> str:
+    text = config.get_text_config()
+    softcap = getattr(text, "attn_logit_softcapping", None)
+    if reason := refusal(kernel, 0, AttentionOptions(softcap=softcap)):
+        return reason
+    if unknown := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
         return f"its layers ({', '.join(unknown)}) ignore document boundaries"
-    if model_class is None:
+    if not is_known(config):
         return ""
+    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if model_class._is_stateful:
         return "its layers carry a state from one document to the next"
     if not model_class._can_set_attn_implementation():
         # Positions alone can separate documents, but can't make another segment's prompt visible.
         return "its own attention code can't be replaced, and doesn't support shared prompts" if prefixes else ""
-    only_capped = getattr(text, "attn_logit_softcapping", None) and model_class._supports_flash_attn
-    if not model_class._supports_sdpa and not only_capped:
+    if not model_class._supports_sdpa and not (softcap and model_class._supports_flash_attn):
         return "its attention does more than scaled_dot_product_attention (attention sinks, for instance)"
+    return ""
+
+
+def _too_long(text: PretrainedConfig, longest: int, reported: set[int]) -> str:
+    # A window that a layer passes to its attention is applied by the kernel.
+    unknown = min(windows_of(text) - reported, default=None)
+    if unknown and longest > unknown:
+        return (
+            f"a sequence of {longest} tokens is longer than the window of {unknown} that some layers have and don't pass to "
+            f"their attention; lower packing.length to {unknown}"
+        )
+    original = batch_dependent_rope(text)
+    if original and longest > original:
+        return (
+            f"a sequence of {longest} tokens is longer than the {original} that its rotary embeddings were made for, and "
+            "beyond that, the length of one sequence changes the results of all others in its batch; lower packing.length to "
+            f"{original}"
+        )
     return ""
 
 
 @dataclass
 class DryRun:
-    """Attention options of a model's layers, recorded in a dry run.
-
-    Attributes:
-        error: why the model can't run over segments; empty if it can, or if that is unknown.
-        windows: window sizes that layers pass to their attention.
-        needs: head sizes and attention options, the arguments of `kernels.refusal`.
-    """
+    """Attention options of a model's layers: why it can't run over segments (empty if it can, or if that is unknown); the
+    window sizes that layers pass to their attention; and head sizes and options, the arguments of `kernels.refusal`."""
 
     error: str = ""
     windows: set[int] = field(default_factory=set)
@@ -87,14 +110,11 @@ _DRY_RUNS: dict[tuple[type, str, bool], DryRun] = {}
 
 
 def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
-    """Run two documents through a model of this config without weights, and record the options of its attention.
-
-    The tensors are fake: they have shapes and no values. Errors that may be due to missing values are ignored.
-    """
+    """Run two documents through a model without values, and record the options of its attention. Errors that may be due to
+    missing values are ignored."""
     key = (type(config), config.to_json_string(), training)
     if key in _DRY_RUNS:
         return _DRY_RUNS[key]
-    rows = layout([[3, 2]], [[0, 0]], row_lengths=[6])
     dry_run = _DRY_RUNS[key] = DryRun()
 
     def record(module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, **others):
@@ -105,65 +125,34 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16).train(training)
+            model = unloaded_model(config, torch.bfloat16).train(training)
         except Exception:
             return dry_run
         try:
-            use_attention(model, record)
-            model(
-                input_ids=torch.zeros(1, 6, dtype=torch.int64),
-                position_ids=torch.from_numpy(rows.positions)[None],
-                segments=segments_for("sdpa", rows),
-                use_cache=False,
-            )
+            use_segment_attention(model, record)
+            model(**forward_inputs(layout([[3, 2]], [[0, 0]], row_lengths=[6])))
         except (Unpackable, TypeError, AttributeError) as error:
-            dry_run.error = (str(error).splitlines() or [type(error).__name__])[0]
+            dry_run.error = first_line(error)
         except Exception:
             pass
     return dry_run
 
 
 def with_supported_kernel(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
-    """Return `compute` with the fastest kernel that supports this model's attention: its head sizes, and dropout of attention
-    weights.
+    """Return `compute` with the fastest kernel that supports this model's attention: its head sizes, and dropout of
+    attention weights, if its dropout will be on. Prints why a faster kernel isn't used.
 
-    Prints why a faster kernel isn't used. Properties that the config doesn't show are left to the self-test.
-
-    Args:
-        config: None where the model isn't one of transformers' own.
-        dropout: whether the model's dropout will be on.
+    Properties that the config doesn't show are left to the self-test; None if the model isn't one of transformers' own.
     """
     kernels = usable_kernels(compute.device, compute.dtype)
-    if compute.kernel not in kernels[:-1] or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is None:
+    if compute.kernel not in kernels[:-1] or not is_known(config):
         return compute
     dry_run = _dry_run(config, training=dropout)
-    for kernel in kernels[kernels.index(compute.kernel) :]:
-        if not dry_run.refused_by(kernel):
-            break
-    else:
-        return compute
+    slower = kernels[kernels.index(compute.kernel) :]
+    kernel = next((kernel for kernel in slower if not dry_run.refused_by(kernel)), compute.kernel)
     if kernel != compute.kernel:
         print(f"attention: {dry_run.refused_by(compute.kernel)}; using kernel {kernel}", flush=True)
     return replace(compute, kernel=kernel)
-
-
-def _too_long(text: PretrainedConfig, longest: int, reported: set[int]) -> str:
-    windows = windows_of(text)
-    # A window that a layer passes to its attention is applied by the kernel.
-    unknown = min((window for window in windows if window not in reported), default=None)
-    if unknown and longest > unknown:
-        return (
-            f"a sequence of {longest} tokens is longer than the window of {unknown} that some layers have and don't pass to "
-            f"their attention; lower packing.length to {unknown}"
-        )
-    original = batch_dependent_rope(text)
-    if original and longest > original:
-        return (
-            f"a sequence of {longest} tokens is longer than the {original} that its rotary embeddings were made for, and "
-            "beyond that, the length of one sequence changes the results of all others in its batch; lower packing.length to "
-            f"{original}"
-        )
-    return ""
 
 
 def windows_of(text: PretrainedConfig) -> set[int]:
@@ -181,14 +170,10 @@ def batch_dependent_rope(text: PretrainedConfig) -> int | None:
     """Return the length beyond which rotary factors depend on the batch; None if they never do."""
     parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    ropes = [rope for rope in [parameters, *nested] if rope.get("rope_type") in BATCH_DEPENDENT_ROPE]
-    if not ropes:
-        return None
-    return min(
-        int(
-            rope.get("original_max_position_embeddings")
-            or getattr(text, "original_max_position_embeddings", None)
-            or text.max_position_embeddings
-        )
-        for rope in ropes
-    )
+    own = getattr(text, "original_max_position_embeddings", None)
+    lengths = [
+        rope.get("original_max_position_embeddings") or own or text.max_position_embeddings
+        for rope in (parameters, *nested)
+        if rope.get("rope_type") in BATCH_DEPENDENT_ROPE
+    ]
+    return min(map(int, lengths), default=None)

@@ -1,21 +1,15 @@
-"""Self-test of packed forwards: packed logits must equal the logits of each document alone.
+"""Self-test of packed forwards, once per model and kernel, before the first of them: packed logits must equal separate ones.
 
-It runs once per model and kernel, before the first packed forward; `token_losses` refuses a model that hasn't passed. Synthetic
-rows of random tokens cover every situation (documents of different lengths in one row, pairs, trees of completions of one
-prompt, padding, several rows in a batch); real rows add the longest sequence and the most segments. Two checks:
+Synthetic rows of random tokens cover every situation (documents of different lengths in one row, pairs, trees of completions of
+one prompt, padding, several rows in a batch); real rows add the longest sequence and the most segments. Two checks:
 
     equality      each token's logits against a forward of its document alone, by the model's own attention
     no leak       changed tokens in one document, in the padding, or in another row of the batch don't change the logits of
                   other documents; before a training also in training mode, with the same random numbers
 
 Differences are relative to the scale: the largest deviation of logits from their mean over the tokens, since an offset that all
-tokens share carries no information.
-
-In 16 bits, single tokens of a pretrained model may differ by as much as the scale although the kernel is right: whether an
-early token becomes an attention sink can depend on rounding. SmolLM2-135M's own attention in bfloat16 differs from float32 by
-1.0 of the scale in one of 86 synthetic tokens and by 0.03 in nine of ten; a kernel with too many or too few visible tokens, by
-0.4 in half of them (docs/LOG.md). So in 16 bits nine tokens of ten have to agree. Leaks are held to rounding in all tokens,
-since both sides run the same computation.
+tokens share carries no information. In 16 bits, single tokens may differ by as much as the scale although the kernel is right
+(whether an early token becomes an attention sink can depend on rounding), so nine tokens of ten have to agree (docs/LOG.md).
 """
 
 import math
@@ -27,6 +21,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from snaketune.errors import first_line
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.chunked_head import chunk_head, unsharded_root
@@ -55,53 +50,49 @@ PAIRS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """A passed self-test.
-
-    Attributes:
-        compute: device, data type and kernel that were tested.
-        share: largest difference relative to the scale, of the tokens that count.
-    """
+    """A passed self-test: what was tested, and the largest difference relative to the scale, of the tokens that count."""
 
     compute: Compute
     share: float
 
     def about(self) -> dict[str, Any]:
         """Return the result for the manifest, without the measured difference, which varies in the last bits."""
-        within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}"
-        if REQUIRED_SHARE[self.compute.dtype] < 1:
-            within += f" in {REQUIRED_SHARE[self.compute.dtype]:.0%} of the tokens"
+        required = REQUIRED_SHARE[self.compute.dtype]
+        of_tokens = f" in {required:.0%} of the tokens" if required < 1 else ""
+        within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}{of_tokens}"
         return self.compute.about() | {"self_test": within}
 
 
 def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     """Check that packed forwards of `model` with the kernel are right, and allow them. Segment attention stays switched on.
 
-    Args:
-        packs: the rows that will be run; empty to test every situation.
-        training: whether the model will be trained.
-    Raises:
-        Unpackable: packed forwards are wrong, or fail.
+    Tests the rows of `packs`, every situation if there are none; before a training also in training mode. Raises Unpackable
+    if packed forwards are wrong, or fail.
     """
-    name, was_training = model.config.model_type, model.training
-    kernel, dtype = compute.kernel, compute.dtype
+    was_training, kernel, dtype = model.training, compute.kernel, compute.dtype
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
     shares = []
+
+    def check(share: float, tolerance: float, what: str) -> None:
+        shares.append(share)
+        # Negated, so that NaN fails too.
+        if not share <= tolerance:
+            raise Unpackable(
+                f"{what} by {share:.1e} of the logits (kernel {kernel}; up to {tolerance:.0e} is rounding)"
+            )
+
     try:
+        model.eval()
         for rows, what in _rows_to_test(model.config, packs, prefixes):
-            model.eval()
-            shares.append(share := _difference_from_separate(model, rows, compute))
-            _check(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones", kernel)
+            share = _difference_from_separate(model, rows, compute)
+            check(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones")
         for rows in synthetic_rows(model.config, prefixes):
             for mode in (False, True) if training else (False,):
                 model.train(mode)
-                share = _leak(model, rows, compute)
-                shares.append(share)
-                where = " in training mode" if mode else ""
-                _check(
-                    share, LEAK_TOLERANCE[dtype], f"tokens of one document change the logits of another{where}", kernel
-                )
+                what = "tokens of one document change the logits of another" + " in training mode" * mode
+                check(_leak(model, rows, compute), LEAK_TOLERANCE[dtype], what)
     except Unpackable as error:
-        raise Unpackable(f"{name} doesn't support packed rows: {error}. {ALTERNATIVES}") from error
+        raise Unpackable(f"{model.config.model_type} doesn't support packed rows: {error}. {ALTERNATIVES}") from error
     finally:
         model.train(was_training)
     use_segment_attention(model)
@@ -134,33 +125,24 @@ def synthetic_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[s
     half = max(min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=2**20) // 2, 2)
     allowed = ordinary_ids(config)
     generator = np.random.default_rng(0)
-    batches = []
-    for shapes in (DOCUMENTS, PAIRS) if prefixes else (DOCUMENTS,):
-        rows = []
-        for lengths, prefix_lengths, prefix_segments, padding in shapes:
-            limited = np.minimum(lengths, half).astype(np.int32)
-            ids = generator.choice(allowed, int(limited.sum()) + padding).astype(np.int32)
-            rows.append(
-                {
-                    "input_ids": ids,
-                    "labels": np.full(len(ids), IGNORED, np.int32),
-                    "segment_lengths": limited,
-                    "prefix_lengths": np.minimum(prefix_lengths, half).astype(np.int32),
-                    "prefix_segments": np.array(prefix_segments, np.int32),
-                }
-            )
-        batches.append(rows)
-    return batches
+
+    def row(lengths: list[int], prefix_lengths: list[int], prefix_segments: list[int], padding: int) -> dict[str, Any]:
+        limited = np.minimum(lengths, half).astype(np.int32)
+        ids = generator.choice(allowed, int(limited.sum()) + padding).astype(np.int32)
+        return {
+            "input_ids": ids,
+            "labels": np.full(len(ids), IGNORED, np.int32),
+            "segment_lengths": limited,
+            "prefix_lengths": np.minimum(prefix_lengths, half).astype(np.int32),
+            "prefix_segments": np.array(prefix_segments, np.int32),
+        }
+
+    return [[row(*shape) for shape in shapes] for shapes in ((DOCUMENTS, PAIRS) if prefixes else (DOCUMENTS,))]
 
 
 def ordinary_ids(config: PretrainedConfig) -> np.ndarray:
     """Return all token ids without those that have a meaning in the model's code (padding, images)."""
-    special = _special_ids(config)
-    return np.array([token for token in range(config.get_text_config().vocab_size) if token not in special])
-
-
-def _special_ids(config: PretrainedConfig) -> set[int]:
-    ids: set[int] = set()
+    special: set[int] = set()
     pending = [config.to_dict()]
     while pending:
         for key, value in pending.pop().items():
@@ -168,28 +150,18 @@ def _special_ids(config: PretrainedConfig) -> set[int]:
                 pending.append(value)
             elif str(key).endswith(("_token_id", "_token_index", "_token_ids")):
                 values = value if isinstance(value, list | tuple) else [value]
-                ids |= {token for token in values if isinstance(token, int)}
-    return ids
+                special |= {token for token in values if isinstance(token, int)}
+    return np.array([token for token in range(config.get_text_config().vocab_size) if token not in special])
 
 
 def _rows_to_test(
     config: PretrainedConfig, packs: Sequence[PackedRows], prefixes: bool
 ) -> Iterator[tuple[list[dict[str, Any]], str]]:
-    documents, *pairs = synthetic_rows(config, prefixes)
-    yield documents, "synthetic documents"
-    for rows in pairs:
-        yield rows, "synthetic pairs with a shared prompt"
-    packs = [rows for rows in packs if len(rows)]
-    if packs:
+    yield from zip(synthetic_rows(config, prefixes), ("synthetic documents", "synthetic pairs with a shared prompt"))
+    if packs := [rows for rows in packs if len(rows)]:
         longest = max(packs, key=lambda rows: rows.longest[0])
         yield [longest[longest.longest[1]]], "the row with the longest sequence"
         yield [longest[longest.fullest]], "the row with the most sequences"
-
-
-def _check(share: float, tolerance: float, what: str, kernel: str) -> None:
-    # Negated, so that NaN fails too.
-    if not share <= tolerance:
-        raise Unpackable(f"{what} by {share:.1e} of the logits (kernel {kernel}; up to {tolerance:.0e} is rounding)")
 
 
 @torch.no_grad()
@@ -210,10 +182,9 @@ def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]]
             at += len(positions_L) - prefix
             if own:
                 inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(positions_L)], "use_cache": False}
+                columns = torch.arange(own.start, own.stop, device=compute.device)
                 with compute.autocast():
-                    separate.append(
-                        logits_at(model, inputs, torch.arange(own.start, own.stop, device=compute.device))[0]
-                    )
+                    separate.append(logits_at(model, inputs, columns)[0])
         use_segment_attention(model)
         separate_NV = torch.cat(separate)
         differences.append(largest_differences(packed_NV, separate_NV))
@@ -254,11 +225,10 @@ def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], positions_N: t
     except (Unpackable, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        # Compiled kernels and extensions raise errors of any type.
         if NOT_DETERMINISTIC in str(error):
             raise
-        # Compiled kernels and extensions raise errors of any type.
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line})") from error
+        raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line(error)})") from error
 
 
 def largest_differences(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class ScoredModel:
 
     @cached_property
     def pairs(self) -> pa.Table | None:
-        """Log-probabilities of the held-out pairs (columns: `evaluation.pair_logps.PAIRS`); None for older results."""
+        """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`); None for older results."""
         return self._table("pairs.arrow")
 
     @cached_property

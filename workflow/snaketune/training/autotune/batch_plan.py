@@ -1,23 +1,23 @@
 """The batch plan: how a device computes an optimizer step, in micro-batches of how many rows, with or without gradient
 checkpointing.
 
-The user sets `batch_rows`, the rows of an optimizer step, which shape the weights. The batch plan changes only the last bits of
-sums and which inputs dropout zeroes, so it isn't part of a fingerprint. It is chosen before the processes start: the plan of an
-earlier attempt of the same job, else the config's values, else the fastest that `calibrate` measured. If memory runs out
-anyway, the next smaller plan is stored, and the next attempt uses it.
+It changes only the last bits of sums and which inputs dropout zeroes, so it isn't part of a fingerprint. It is chosen before
+the processes start: the plan of an earlier attempt of the same job, else the config's values, else the fastest that `calibrate`
+measured. If memory runs out anyway, the next smaller plan is stored, and the next attempt uses it.
 
     state/batch_plan.json       the requested values and the plan in use
     state/out_of_memory.json    written by a process that ran out of memory: the step and the error
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
-from snaketune.errors import SnaketuneError
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.stages.host.gpus import gpu_model, visible_gpus
 from snaketune.stages.job import result_at
 
@@ -27,6 +27,8 @@ CURVE = "curve.json"
 DEFAULT_MICRO_BATCH_ROWS = 8
 # In percent. A configured plan that is slower than the best one by more is reported.
 REPORTED_SLOWDOWN = 10
+# Trials whose throughput differs by a smaller share count as equal.
+SPEED_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +47,19 @@ class BatchPlan:
         return operation.model_copy(update=asdict(self))
 
     @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "BatchPlan":
+        """The plan of a trial, or of a stored one; `auto` recomputes nothing."""
+        recomputes = values["gradient_checkpointing"] is True
+        return cls(micro_batch_rows=values["micro_batch_rows"], gradient_checkpointing=recomputes)
+
+    @classmethod
     def from_operation(cls, operation: Execution) -> "BatchPlan":
-        """The plan that `apply_to` put into an operation."""
-        return cls(
-            micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=operation.gradient_checkpointing is True
-        )
+        """The plan that `apply_to` put into an operation, or that a config sets."""
+        return cls.of(_requested(operation))
+
+
+def _requested(operation: Execution) -> dict[str, Any]:
+    return operation.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
 
 
 def divisors(batch_rows: int, processes: int) -> list[int]:
@@ -61,34 +71,57 @@ def divisors(batch_rows: int, processes: int) -> list[int]:
     Raises:
         SnaketuneError: `batch_rows` isn't a multiple of `processes`.
     """
-    if batch_rows % processes:
+    own, rest = divmod(batch_rows, processes)
+    if rest:
         raise SnaketuneError(
             f"training.batch_rows: {batch_rows} rows can't be shared by {processes} processes; expected a multiple of "
             f"{processes}"
         )
-    own = batch_rows // processes
     return [rows for rows in range(1, own + 1) if own % rows == 0]
 
 
 def choose_plan(operation: Execution, batch_rows: int, processes: int, state: Path) -> BatchPlan:
-    """Choose the batch plan of this attempt, and store it in `state` for the next one.
-
-    Raises:
-        SnaketuneError: the rows of a step can't be divided into such micro-batches.
-    """
-    possible, requested = divisors(batch_rows, processes), _requested(operation)
-    previous = _read(state / FILE)
-    curve = read_curve(operation)
-    if previous and previous["requested"] == requested and previous["micro_batch_rows"] in possible:
-        chosen = BatchPlan(**{name: previous[name] for name in requested})
+    """Choose the batch plan of this attempt, and store it in `state` for the next one. SnaketuneError: the rows of a step
+    can't be divided into such micro-batches."""
+    possible, rows = divisors(batch_rows, processes), operation.micro_batch_rows
+    previous, curve = _read(state / FILE), read_curve(operation)
+    if previous and previous["requested"] == _requested(operation) and previous["micro_batch_rows"] in possible:
+        chosen = BatchPlan.of(previous)
     else:
-        chosen = _configured_plan(operation, possible, processes, batch_rows) or _fastest_measured(
-            operation, possible, curve
-        )
+        if rows == "auto":
+            chosen = _fastest_measured(operation, possible, curve)
+        elif rows in possible:
+            chosen = BatchPlan.from_operation(operation)
+        else:
+            raise SnaketuneError(
+                f"training.micro_batch_rows: {batch_rows} rows of a step can't be divided into micro-batches of {rows} on "
+                f"{processes} processes; expected {', '.join(map(str, possible))} or `auto`"
+            )
         save_plan(state, operation, chosen)
     if curve and (note := slowdown_note(chosen, curve)):
         print(note, flush=True)
     return chosen
+
+
+def _fastest_measured(operation: Execution, possible: list[int], curve: dict[str, Any] | None) -> BatchPlan:
+    requested = operation.gradient_checkpointing
+    trials = [
+        one
+        for one in (curve["trials"] if curve else ())
+        if one["fits"] and one["micro_batch_rows"] in possible and requested in ("auto", one["gradient_checkpointing"])
+    ]
+    if trials:
+        return BatchPlan.of(best_of(trials))
+    rows = max(rows for rows in possible if rows <= DEFAULT_MICRO_BATCH_ROWS)
+    print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
+    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=requested is True)
+
+
+def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
+    fastest = max(one["tokens_per_second"] for one in trials)
+    fast = [one for one in trials if one["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
+    return min(fast, key=lambda one: (one["peak_bytes"], one["micro_batch_rows"]))
 
 
 def save_plan(state: Path, operation: Execution, plan: BatchPlan) -> None:
@@ -111,8 +144,8 @@ def smaller_plan(plan: BatchPlan, operation: Execution, batch_rows: int, process
 
 
 def record_out_of_memory(state: Path, step: int | None, error: BaseException) -> None:
-    """Record that this process ran out of memory, for its launcher. Args: step: None before the first step."""
-    write_json(state / OUT_OF_MEMORY, {"step": step, "why": str(error).strip().partition("\n")[0]})
+    """Record for its launcher that this process ran out of memory in a step; None before the first one."""
+    write_json(state / OUT_OF_MEMORY, {"step": step, "why": first_line(error)})
 
 
 def out_of_memory_error(
@@ -150,42 +183,12 @@ def read_curve(operation: Execution) -> dict[str, Any] | None:
         return None
     try:
         curve = json.loads(result_at(manifest).file(CURVE).read_text(encoding="utf-8"))
-        if curve.keys() >= {"device", "trials", "best"}:
-            return _if_same_device(curve, operation)
-        why = f"{CURVE} lacks {', '.join(sorted({'device', 'trials', 'best'} - curve.keys()))}"
+        if missing := sorted({"device", "trials", "best"} - curve.keys()):
+            raise ValueError(f"{CURVE} lacks {', '.join(missing)}")
     except (SnaketuneError, OSError, ValueError, AttributeError) as error:
-        why = str(error)
-    # The curve affects speed only, so a training runs without it.
-    print(f"note: the calibration can't be read ({why}) and is ignored", flush=True)
-    return None
-
-
-def matching_trial(plan: BatchPlan, curve: dict[str, Any]) -> dict[str, Any] | None:
-    """The trial of a plan, if it was measured and fitted in memory."""
-    return next((one for one in curve["trials"] if one["fits"] and asdict(plan).items() <= one.items()), None)
-
-
-def slowdown_percent(plan: BatchPlan, curve: dict[str, Any]) -> float | None:
-    """Percentage by which the throughput of a plan is lower than that of the best one; None if it wasn't measured."""
-    trial, best = matching_trial(plan, curve), curve["best"]
-    if trial is None or best is None:
+        # The curve affects speed only, so a training runs without it.
+        print(f"note: the calibration can't be read ({error}) and is ignored", flush=True)
         return None
-    return round(100 * (1 - trial["tokens_per_second"] / best["tokens_per_second"]), 1)
-
-
-def slowdown_note(plan: BatchPlan, curve: dict[str, Any]) -> str:
-    """A log line if the plan is slower than the best one by more than REPORTED_SLOWDOWN; else empty."""
-    slowdown = slowdown_percent(plan, curve)
-    if slowdown is None or slowdown <= REPORTED_SLOWDOWN:
-        return ""
-    best = BatchPlan(**{name: curve["best"][name] for name in asdict(plan)})
-    return (
-        f"note: throughput with {plan} is {slowdown:.0f}% lower than with {best} on {curve['device']}; "
-        "`training.micro_batch_rows: auto` chooses the latter"
-    )
-
-
-def _if_same_device(curve: dict[str, Any], operation: Execution) -> dict[str, Any] | None:
     here = (gpu_model(),) if operation.gpus and visible_gpus() else ("cpu", "mps")
     if curve["device"] in here or here == ("",):
         return curve
@@ -197,49 +200,23 @@ def _if_same_device(curve: dict[str, Any], operation: Execution) -> dict[str, An
     return None
 
 
-def _requested(operation: Execution) -> dict[str, Any]:
-    return {
-        "micro_batch_rows": operation.micro_batch_rows,
-        "gradient_checkpointing": operation.gradient_checkpointing,
-    }
-
-
-def _configured_plan(operation: Execution, possible: list[int], processes: int, batch_rows: int) -> BatchPlan | None:
-    rows = operation.micro_batch_rows
-    if rows == "auto":
+def slowdown_percent(plan: BatchPlan, curve: dict[str, Any]) -> float | None:
+    """Percentage by which the throughput of a plan is lower than that of the best one; None if it wasn't measured."""
+    trial = next((one for one in curve["trials"] if one["fits"] and BatchPlan.of(one) == plan), None)
+    if trial is None or curve["best"] is None:
         return None
-    if rows not in possible:
-        raise SnaketuneError(
-            f"training.micro_batch_rows: {batch_rows} rows of a step can't be divided into micro-batches of {rows} on "
-            f"{processes} processes; expected {', '.join(map(str, possible))} or `auto`"
-        )
-    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=operation.gradient_checkpointing is True)
+    return round(100 * (1 - trial["tokens_per_second"] / curve["best"]["tokens_per_second"]), 1)
 
 
-def _fastest_measured(operation: Execution, possible: list[int], curve: dict[str, Any] | None) -> BatchPlan:
-    requested = operation.gradient_checkpointing
-    trials = [
-        one
-        for one in (curve["trials"] if curve else ())
-        if one["fits"] and one["micro_batch_rows"] in possible and requested in ("auto", one["gradient_checkpointing"])
-    ]
-    if not trials:
-        rows = max(rows for rows in possible if rows <= DEFAULT_MICRO_BATCH_ROWS)
-        print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
-        return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=requested is True)
-    best = best_of(trials)
-    return BatchPlan(micro_batch_rows=best["micro_batch_rows"], gradient_checkpointing=best["gradient_checkpointing"])
-
-
-# Trials whose throughput differs by a smaller share count as equal.
-SPEED_TOLERANCE = 0.02
-
-
-def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
-    fastest = max(one["tokens_per_second"] for one in trials)
-    fast = [one for one in trials if one["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
-    return min(fast, key=lambda one: (one["peak_bytes"], one["micro_batch_rows"]))
+def slowdown_note(plan: BatchPlan, curve: dict[str, Any]) -> str:
+    """A log line if the plan is slower than the best one by more than REPORTED_SLOWDOWN; else empty."""
+    slowdown = slowdown_percent(plan, curve)
+    if slowdown is None or slowdown <= REPORTED_SLOWDOWN:
+        return ""
+    return (
+        f"note: throughput with {plan} is {slowdown:.0f}% lower than with {BatchPlan.of(curve['best'])} on {curve['device']}; "
+        "`training.micro_batch_rows: auto` chooses the latter"
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

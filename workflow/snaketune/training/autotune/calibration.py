@@ -1,16 +1,9 @@
 """Measure the throughput of batch plans on this device: the work of the `calibrate` stage, in launched processes.
 
 Trials are short trainings on real rows. They begin with one row per micro-batch and increase it until memory runs out or
-throughput stops growing. If memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
-stay the same, so the choice doesn't change what is learned.
-
-    rows per micro-batch     1      2      4      8      16             1      2 …
-    gradient checkpointing   off                         out of memory  on
-    tokens/s                 3.1k   5.4k   7.9k   8.8k                  2.4k   …
-
-    curve.json: device, memory_bytes, batch_rows, processes, trials, best
-
-Measured times vary, so the curve isn't reproducible; it isn't part of any training's fingerprint.
+throughput stops growing; if memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
+stay the same, so the choice doesn't change what is learned. Measured times vary, so `curve.json` isn't reproducible; it isn't
+part of any training's fingerprint.
 """
 
 from dataclasses import asdict, replace
@@ -21,9 +14,9 @@ from accelerate.utils import gather_object
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import host_memory_limit, is_out_of_memory, reset_peak_memory
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.load_model import load_base, read_config, scratch_config
+from snaketune.models.machine import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -53,18 +46,10 @@ GB = 1e9
 
 
 def measure_curve(
-    spec: CalibrateSpec,
-    work: WorkFolder,
-    *,
-    operation: Execution,
-    pack: Artifact,
-    tokenizer: Artifact,
+    spec: CalibrateSpec, work: WorkFolder, *, operation: Execution, pack: Artifact, tokenizer: Artifact
 ) -> Outcome:
-    """Write `curve.json` to `work.payload`.
-
-    Raises:
-        SnaketuneError: no batch plan fits in memory, or the training can't run on this machine.
-    """
+    """Write `curve.json` to `work.payload`; SnaketuneError if no batch plan fits in memory, or the training can't run on
+    this machine."""
     tokenizer.files()
     run = TrainingRun.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
@@ -75,9 +60,8 @@ def measure_curve(
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
     refuse_unfit_machine(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
-    possible = [
-        n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
-    ]
+    batch_rows = run.spec.training.batch_rows
+    possible = [n for n in divisors(batch_rows, spec.processes) if n == 1 or n * spec.processes <= items]
     runner = TrialRunner(spec, run, rows, trainer_class, chat)
     trials = []
     for trial in search(possible, spec.gradient_checkpointing, runner.measure):
@@ -87,13 +71,15 @@ def measure_curve(
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
         raise SnaketuneError(
-            f"not even {_plan_of(trials[-1])} fit in memory: {trials[-1]['why']}; lower "
+            f"not even {BatchPlan.of(trials[-1])} fit in memory: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
         )
+    device = run.compute.device
+    on_gpu = device.type == "cuda"
     curve = {
-        "device": runner.device,
-        "memory_bytes": runner.memory,
-        "batch_rows": run.spec.training.batch_rows,
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if on_gpu else runner.host_memory,
+        "batch_rows": batch_rows,
         "processes": spec.processes,
         "trials": trials,
         "best": best_of(fitting),
@@ -114,12 +100,7 @@ class TrialRunner:
         self.store = Trials(run.work.state)
         # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()
-        device = run.compute.device
-        if device.type == "cuda":
-            self.device = torch.cuda.get_device_name(device)
-            self.memory = torch.cuda.get_device_properties(device).total_memory
-        else:
-            self.device, self.memory = device.type, host_memory_limit()
+        self.host_memory = None if run.compute.device.type == "cuda" else host_memory_limit()
 
     def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
         """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
@@ -131,18 +112,26 @@ class TrialRunner:
         return trial
 
     def _try(self, plan: BatchPlan, before: list[Trial]) -> Trial:
-        trial = asdict(plan) | {"accumulation": self._accumulation(plan), "fits": False}
+        accumulation = self.run.spec.training.batch_rows // (plan.micro_batch_rows * self.spec.processes)
+        trial = asdict(plan) | {"accumulation": accumulation, "fits": False}
         # Hosts may differ in memory, but all processes must decide alike.
         if why := next(filter(None, gather_object([self._host_memory_shortage(plan, before)])), ""):
             return trial | {"why": why}
         reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
+        run = replace(self.run, operation=plan.apply_to(self.run.operation))
+        base = self.spec.base
+
+        def load(weights_dtype, quantization):
+            return load_base(base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
+
         try:
-            timing = self._time(plan)
+            with ready_trainer(self.trainer_class, self.rows, run, load, read_config(base)) as ready:
+                timing = Timing.across_processes(gather_object([time_steps(ready.trainer)]))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            trial["why"] = str(error).strip().partition("\n")[0]
+            trial["why"] = first_line(error)
             if self.spec.processes > 1:
                 # The other processes wait in the middle of a step, so all are restarted and continue after this trial.
                 self.store.add(plan, trial)
@@ -150,37 +139,17 @@ class TrialRunner:
                 raise
             (self.run.work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
             return trial
-        tokens, seconds = timing.tokens * trial["accumulation"], timing.step_s(trial["accumulation"])
-        return (
-            trial
-            | {"fits": True, "why": ""}
-            | {"tokens_per_second": round(tokens / seconds, 1)}
-            | {"micro_batch_s": timing.micro_batch_s, "optimizer_s": timing.optimizer_s}
-            | {"peak_bytes": timing.peak_bytes, "reserved_bytes": timing.reserved_bytes}
-        )
-
-    def _accumulation(self, plan: BatchPlan) -> int:
-        return self.run.spec.training.batch_rows // (plan.micro_batch_rows * self.spec.processes)
-
-    def _time(self, plan: BatchPlan) -> Timing:
-        run = replace(self.run, operation=plan.apply_to(self.run.operation))
-
-        def load(weights_dtype, quantization):
-            return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
-
-        with ready_trainer(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as ready:
-            return Timing.across_processes(gather_object([time_steps(ready.trainer)]))
+        facts = asdict(timing)
+        tokens_per_second = round(facts.pop("tokens") * accumulation / timing.step_s(accumulation), 1)
+        return trial | {"fits": True, "why": "", "tokens_per_second": tokens_per_second} | facts
 
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
-        """The reason not to try a plan on a CPU or MPS; empty to try it.
-
-        A host that runs out of memory swaps or kills the process instead of raising an error, so the peak is extrapolated from
-        the last two trials.
-        """
+        """The reason not to try a plan on a CPU or MPS, by its peak as extrapolated from the last two trials; empty to try
+        it. A host that runs out of memory swaps or kills the process instead of raising an error."""
         fitted = [one for one in before if one["fits"]]
-        limit = None if self.run.compute.device.type == "cuda" else host_memory_limit()
-        if limit is None or len(fitted) < 2:
+        if self.run.compute.device.type == "cuda" or len(fitted) < 2:
             return ""
+        limit = host_memory_limit()
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])
         needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (plan.micro_batch_rows - rows_1)
         return f"would need {needed / GB:.1f} GB, and the limit is {limit / GB:.1f} GB" if needed > limit else ""
@@ -198,21 +167,15 @@ def _rows(
 
 
 def _line(trial: Trial) -> str:
-    what = _plan_of(trial)
+    what = BatchPlan.of(trial)
     if not trial["fits"]:
         return f"{what}: {trial['why']}"
     return f"{what} x {trial['accumulation']}: {trial['tokens_per_second']:,.0f} tokens/s, {trial['peak_bytes'] / GB:.2f} GB"
 
 
-def _plan_of(trial: Trial) -> BatchPlan:
-    return BatchPlan(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
-
-
 def _log_best(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
-    print(
-        f"best: {_plan_of(curve['best'])}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}",
-        flush=True,
-    )
+    best, device = curve["best"], curve["device"]
+    print(f"best: {BatchPlan.of(best)}, {best['tokens_per_second']:,.0f} tokens/s on {device}", flush=True)
     if operation.micro_batch_rows != "auto":
         # The config sets the rows, so `choose_plan` doesn't use the curve.
         recomputed = spec.gradient_checkpointing is True

@@ -13,11 +13,11 @@ from transformers import PretrainedConfig
 
 from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.models.device_speed import Peak, peak_of
 from snaketune.models.devices import Compute
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
 from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
-from snaketune.models.peak_flops import Peak, peak_of
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import Finding
 from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
@@ -30,17 +30,14 @@ MAX_CPU_SECONDS = 2 * DAY
 SHARE_OF_PEAK = 0.5
 # A lower bound of any core's FLOP/s: the peak isn't measured for trainings that are short even at this rate.
 MIN_FLOPS_PER_SECOND = 1e10
+REINSTALL = "pip install --force-reinstall --no-deps --pre flash-attn-4"
+REINSTALL_2 = "pip install --force-reinstall --no-build-isolation --no-deps flash-attn"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """Result of `check_machine`.
-
-    Attributes:
-        planned: shapes and FLOPs of the model; None if its config isn't enough to build it without weights.
-        estimate: estimated memory; None if `planned` is.
-        findings: problems, certain or possible.
-    """
+    """Result of `check_machine`: the machine, shapes and FLOPs of the model and its estimated memory (None if its config
+    isn't enough to build it without weights), and findings."""
 
     machine: Machine
     planned: TracedModel | None
@@ -77,24 +74,18 @@ def check_machine(
     summed: bool = True,
     processes: int | None = None,
 ) -> MachineCheck:
-    """Check the memory, libraries, devices and expected duration of a training.
+    """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
+    of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    Args:
-        operation: with `auto` resolved to numbers.
-        config: the model's config; None if unknown, then memory and duration aren't checked.
-        rows: the training's dataset; if it isn't packed, the tokens of a batch and the duration are unknown.
-        dropout, summed: see `models.memory_trace.trace_model` and `models.memory.estimate`.
-        processes: number of training processes; default: those of this launch (WORLD_SIZE).
-    Raises:
-        SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout` and `summed` see `models.memory_trace.trace_model` and `models.memory.estimate`; `processes` are by
+    default those of this launch (WORLD_SIZE). SnaketuneError: `lora` names modules that the model doesn't have.
     """
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
-    micro_batch = operation.micro_batch_rows
+    micro_batch, on_cpu = operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
     batch = MicroBatch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None
     planned = config and trace_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
     machine = inspect_machine(compute)
-    on_cpu = compute.device.type == "cpu"
     estimated = planned and estimate(
         planned,
         compute,
@@ -108,7 +99,7 @@ def check_machine(
         sharing=sharing_mode(operation),
         already_used=resident_memory() if on_cpu else 0,
     )
-    findings = _training_findings(spec, operation, compute, machine)
+    findings = _device_findings(spec, operation, compute, machine)
     if estimated:
         here = operation.processes_per_node if on_cpu and processes > 1 else 1
         findings += memory_findings(estimated, machine, spec, processes, here)
@@ -121,58 +112,13 @@ def check_machine(
 
 def sharing_mode(operation: Execution) -> Sharing:
     """Return how the processes of a training share the model, in the terms of `models.memory.estimate`."""
-    if operation.launch == "deepspeed":
-        return "zero3" if operation.zero_stage == 3 else "zero2"
-    return "fsdp" if operation.launch == "fsdp" else "ddp"
+    modes = {"deepspeed": "zero3" if operation.zero_stage == 3 else "zero2", "fsdp": "fsdp"}
+    return modes.get(operation.launch, "ddp")
 
 
 def library_findings(spec: Any, compute: Compute, machine: Machine) -> list[Finding]:
     """Findings about installed libraries that don't work on this machine, for any stage that runs a model."""
-    return kernel_findings(machine, compute) + bitsandbytes_findings(spec, compute)
-
-
-def _training_findings(
-    spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
-) -> list[Finding]:
-    findings = library_findings(spec, compute, machine)
-    if machine.used_by_others:
-        findings.append(shared_gpu_finding(machine))
-    if compute.device.type != "cuda":
-        findings += gpu_findings(spec, operation)
-        if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
-            findings.append(unusable_gpus_finding(len(gpus)))
-        if spec.quantization and compute.device.type != "cpu":
-            findings.append(
-                Finding(
-                    key="quantization",
-                    problem=f"4-bit weights can't be trained on {compute.device.type}",
-                    do="remove it, or run on a machine with a CUDA device",
-                )
-            )
-    return findings
-
-
-def shared_gpu_finding(machine: Machine) -> Finding:
-    """Finding that other processes use the same GPU."""
-    return Finding(
-        key="operation.gpus",
-        problem=f"other processes use {machine.used_by_others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.gpu}",
-        do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
-        "CUDA_VISIBLE_DEVICES selects another GPU",
-        certain=False,
-    )
-
-
-def unusable_gpus_finding(count: int) -> Finding:
-    """Finding that the driver lists GPUs that torch can't use."""
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
-    return Finding(
-        key="operation.gpus",
-        problem=f"this job sees {count} GPU{'s' if count > 1 else ''}, and torch {torch.__version__}, built for {built}, can't "
-        "use them",
-        do="install a torch that matches the driver (`nvidia-smi` shows its CUDA version), set gpus: 0, or allow it by "
-        + ALLOW,
-    )
+    return kernel_findings(machine, compute) + _bitsandbytes_findings(spec, compute)
 
 
 def kernel_findings(machine: Machine, compute: Compute) -> list[Finding]:
@@ -182,25 +128,18 @@ def kernel_findings(machine: Machine, compute: Compute) -> list[Finding]:
             key="flash-attn",
             problem=f"{kernel} is installed but fails to load ({why})",
             do=f"attention uses {compute.kernel} instead. To use it, reinstall it for torch {torch.__version__}: "
-            + (
-                "pip install --force-reinstall --no-build-isolation --no-deps flash-attn"
-                if kernel == "flash_attention_2"
-                else "pip install --force-reinstall --no-deps --pre flash-attn-4"
-            ),
+            + (REINSTALL_2 if kernel == "flash_attention_2" else REINSTALL),
             certain=False,
         )
         for kernel, why in machine.broken_kernels
     ]
 
 
-def bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
+def _bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
     """Finding that bitsandbytes, which quantization or the optimizer needs, doesn't work on this device."""
     training = getattr(spec, "training", None)
-    optimizer = training.optimizer if training and OPTIMIZERS[training.optimizer].package == "bitsandbytes" else ""
-    if not (spec.quantization or optimizer):
-        return []
-    trouble = bitsandbytes_error(compute.device)
-    if not trouble:
+    needed = spec.quantization or (training and OPTIMIZERS[training.optimizer].package == "bitsandbytes")
+    if not needed or not (trouble := bitsandbytes_error(compute.device)):
         return []
     instead = "remove quantization" if spec.quantization else "use optimizer adamw_torch_fused"
     return [
@@ -213,26 +152,56 @@ def bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
     ]
 
 
-def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
-    """Finding that the training doesn't fit in the memory of the GPU or the host (certain), or may not fit (possible).
+def _device_findings(
+    spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
+) -> list[Finding]:
+    findings = library_findings(spec, compute, machine)
+    if machine.used_by_others:
+        findings.append(
+            Finding(
+                key="operation.gpus",
+                problem=f"other processes use {machine.used_by_others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of "
+                f"{machine.gpu}",
+                do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
+                "CUDA_VISIBLE_DEVICES selects another GPU",
+                certain=False,
+            )
+        )
+    if compute.device.type == "cuda":
+        return findings
+    findings += gpu_findings(spec, operation)
+    if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
+        findings.append(
+            Finding(
+                key="operation.gpus",
+                problem=f"this job sees {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, and torch {torch.__version__}, built "
+                f"for {built}, can't use them",
+                do="install a torch that matches the driver (`nvidia-smi` shows its CUDA version), set gpus: 0, or allow it by "
+                + ALLOW,
+            )
+        )
+    if spec.quantization and compute.device.type != "cpu":
+        problem = f"4-bit weights can't be trained on {compute.device.type}"
+        do = "remove it, or run on a machine with a CUDA device"
+        findings.append(Finding(key="quantization", problem=problem, do=do))
+    return findings
 
-    Args:
-        processes: number of training processes.
-        here: number of these that share this memory.
-    """
-    least, whole = here * estimated.minimum, machine.memory
-    where = machine.gpu or "this machine"
+
+def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
+    """Finding that the training doesn't fit in the memory of the GPU or the host (certain), or may not fit (possible),
+    which `here` of its processes share."""
+    least, whole, expected = here * estimated.minimum, machine.memory, estimated.expected
     if least > whole:
         return [
             Finding(
                 key="training",
                 problem=f"needs {least / 1e9:.1f} GB without any activations ({estimated}"
                 + (f", in each of {here} processes" if here > 1 else "")
-                + f"), and {where} has {whole / 1e9:.1f} GB",
+                + f"), and {machine.gpu or 'this machine'} has {whole / 1e9:.1f} GB",
                 do=_memory_advice(spec, machine, processes),
             )
         ]
-    expected = estimated.expected
     if expected is None or here * expected <= machine.free:
         return []
     return [
@@ -249,12 +218,13 @@ def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes:
 def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
     if not machine.gpu:
         return f"run it on a machine with a GPU or with more memory, or train {'a smaller model' if spec.lora else 'by `lora`'}"
-    ways = ["`quantization`" if spec.lora else "`lora`, alone or with `quantization`"] * (not spec.quantization)
+    ways = []
+    if not spec.quantization:
+        ways.append("`quantization`" if spec.lora else "`lora`, alone or with `quantization`")
     if not spec.lora and not OPTIMIZERS[spec.training.optimizer].for_gpus:
         ways.append("optimizer paged_adamw_8bit")
-    return (
-        f"use {', '.join([*ways, f'operation.launch: fsdp on more GPUs than {processes}'])}, or a card with more memory"
-    )
+    ways.append(f"operation.launch: fsdp on more GPUs than {processes}")
+    return f"use {', '.join(ways)}, or a card with more memory"
 
 
 def duration_findings(flops: float, processes: int, peak: Peak) -> list[Finding]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,31 +18,21 @@ GAIN = 0.02
 
 
 def search(possible: list[int], checkpointing: Literal["auto"] | bool, measure: Measure) -> Iterator[Trial]:
-    """Run trials and yield each one.
-
-    Args:
-        possible: rows per micro-batch, ascending.
-        checkpointing: whether activations are recomputed; `auto` tries both if memory limits the throughput.
-    """
-    stored: list[Trial] = []
-    if checkpointing is not True:
-        for trial in _increase_rows(possible, partial(_try, measure, False)):
-            stored.append(trial)
-            yield trial
-    if checkpointing is True or (checkpointing == "auto" and _is_memory_bound(stored)):
-        yield from _increase_rows(possible, partial(_try, measure, True))
-
-
-def _try(measure: Measure, checkpointing: bool, rows: int, before: list[Trial]) -> Trial:
-    return measure(BatchPlan(micro_batch_rows=rows, gradient_checkpointing=checkpointing), before)
-
-
-def _increase_rows(possible: list[int], measure: Callable[[int, list[Trial]], Trial]) -> Iterator[Trial]:
-    """Double the rows per trial; after one that didn't fit, search between it and the last one that did."""
+    """Run trials and yield each one, for these rows per micro-batch, ascending; `auto` tries both without and with
+    checkpointing if memory limits the throughput."""
     trials: list[Trial] = []
+    if checkpointing is not True:
+        yield from _increase_rows(possible, False, measure, trials)
+    if checkpointing is True or (checkpointing == "auto" and _is_memory_bound(trials)):
+        yield from _increase_rows(possible, True, measure, [])
+
+
+def _increase_rows(possible: list[int], recomputes: bool, measure: Measure, trials: list[Trial]) -> Iterator[Trial]:
+    """Double the rows per trial, added to `trials`; after one that didn't fit, search between it and the last one that did."""
     rows, too_many, idle = possible[0], None, 0
     while rows is not None:
-        trial = measure(rows, list(trials))
+        plan = BatchPlan(micro_batch_rows=rows, gradient_checkpointing=recomputes)
+        trial = measure(plan, list(trials))
         trials.append(trial)
         yield trial
         fits = [one for one in trials if one["fits"]]
@@ -62,14 +51,12 @@ def _increase_rows(possible: list[int], measure: Callable[[int, list[Trial]], Tr
 
 def _is_memory_bound(trials: list[Trial]) -> bool:
     """Whether larger micro-batches might be faster if they fitted in memory."""
-    fits = [one["tokens_per_second"] for one in trials if one["fits"]]
-    if len(fits) == len(trials):
-        return False
-    return len(fits) < 2 or fits[-1] > (1 + GAIN) * max(fits[:-1])
+    speeds = [one["tokens_per_second"] for one in trials if one["fits"]]
+    return len(speeds) < len(trials) and (len(speeds) < 2 or speeds[-1] > (1 + GAIN) * max(speeds[:-1]))
 
 
 class Trials:
-    """Stored trials, one file each, so that a restarted calibration doesn't repeat them."""
+    """Stored trials by plan, one file each, so that a restarted calibration doesn't repeat them."""
 
     def __init__(self, state: Path):
         self.folder = state / "trials"
@@ -79,12 +66,10 @@ class Trials:
         return len(list(self.folder.glob("*.json")))
 
     def get(self, plan: BatchPlan) -> Trial | None:
-        """The stored trial of a plan, or None."""
         file = self._file(plan)
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
     def add(self, plan: BatchPlan, trial: Trial) -> None:
-        """Store the trial of a plan."""
         write_json(self._file(plan), trial)
 
     def _file(self, plan: BatchPlan) -> Path:

@@ -8,12 +8,13 @@ With two micro-batches, gradients and activations are in memory at the same time
 
 import time
 from dataclasses import dataclass
+from statistics import median_high
 
 import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.models.device_memory import peak_memory
+from snaketune.models.machine import peak_memory
 from snaketune.training.loop.throughput import ThroughputMeter
 from snaketune.training.loop.trainer import BaseTrainer
 
@@ -26,15 +27,9 @@ SECONDS, MIN_STEPS, MAX_STEPS = 2.0, 2, 20
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Results of a trial.
-
-    Attributes:
-        tokens: mean non-padding tokens of the full micro-batches, summed over processes.
-        micro_batch_s: median seconds of a micro-batch.
-        optimizer_s: median seconds of the optimizer step.
-        peak_bytes: peak memory, on a GPU what torch allocated, elsewhere the resident memory of the process.
-        reserved_bytes: what torch's caching allocator reserved on a GPU, fragmentation included; 0 elsewhere.
-    """
+    """Results of a trial: mean non-padding tokens of the full micro-batches, summed over processes; median seconds of a
+    micro-batch and of the optimizer step; peak memory (on a GPU what torch allocated, elsewhere the resident memory of
+    the process), and what torch's caching allocator reserved on a GPU, fragmentation included."""
 
     tokens: float
     micro_batch_s: float
@@ -49,13 +44,8 @@ class Timing:
     @classmethod
     def across_processes(cls, timings: list["Timing"]) -> "Timing":
         """Combine the timings of all processes, which wait for the slowest one."""
-        return cls(
-            tokens=sum(one.tokens for one in timings),
-            micro_batch_s=max(one.micro_batch_s for one in timings),
-            optimizer_s=max(one.optimizer_s for one in timings),
-            peak_bytes=max(one.peak_bytes for one in timings),
-            reserved_bytes=max(one.reserved_bytes for one in timings),
-        )
+        slowest = {name: max(getattr(one, name) for one in timings) for name in vars(timings[0])}
+        return cls(**slowest | {"tokens": sum(one.tokens for one in timings)})
 
 
 class Stopwatch(TrainerCallback):
@@ -82,14 +72,11 @@ class Stopwatch(TrainerCallback):
             self.started = self.last
 
     def on_substep_end(self, args, state, control, **_):
-        self.micro_batches.append((self._lap(), self._tokens()))
+        lap, before = self._lap(), self.counted
+        self.counted = int(self.meter.sums["tokens"])
+        self.micro_batches.append((lap, self.counted - before))
 
-    def on_pre_optimizer_step(self, args, state, control, **_):
-        self.micro_batches.append((self._lap(), self._tokens()))
-
-    def _tokens(self) -> int:
-        before, self.counted = self.counted, int(self.meter.sums["tokens"])
-        return self.counted - before
+    on_pre_optimizer_step = on_substep_end
 
     def on_step_end(self, args, state, control, **_):
         self.optimizers.append(self._lap())
@@ -113,15 +100,11 @@ def time_steps(trainer: BaseTrainer) -> Timing:
     trainer.train()
     # The last micro-batch of an epoch may be smaller, and therefore faster.
     most = max(tokens for _, tokens in watch.micro_batches)
-    full = [(seconds, tokens) for seconds, tokens in watch.micro_batches if tokens > FULL_SHARE * most]
+    seconds, tokens = zip(*[one for one in watch.micro_batches if one[1] > FULL_SHARE * most])
     return Timing(
-        tokens=sum(tokens for _, tokens in full) / len(full),
-        micro_batch_s=_median([seconds for seconds, _ in full]),
-        optimizer_s=_median(watch.optimizers),
+        tokens=sum(tokens) / len(tokens),
+        micro_batch_s=median_high(seconds),
+        optimizer_s=median_high(watch.optimizers),
         peak_bytes=peak_memory(device),
         reserved_bytes=torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     )
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -9,12 +9,6 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Operation
 from snaketune.stages.host.launch_command import ACCELERATE_FILE, DEEPSPEED_FILE
 
-# accelerate's distributed types. MULTI_GPU is used on the CPU too: accelerate's MULTI_CPU means processes started by mpirun,
-# and the Trainer takes gloo wherever `use_cpu` is set.
-# For fsdp accelerate only starts the processes and the trainer shards the model (training.parallel.fsdp), since accelerate's
-# own FSDP silently falls back to DDP on a CPU.
-DISTRIBUTED_TYPE = {"ddp": "MULTI_GPU", "fsdp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
-
 
 def write_launch_files(operation: Operation, state: Path, *, cpu: bool) -> None:
     """Write `accelerate.yaml`, and for DeepSpeed `deepspeed.json`, into `state`."""
@@ -25,14 +19,14 @@ def write_launch_files(operation: Operation, state: Path, *, cpu: bool) -> None:
 
 
 def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[str, Any]:
-    """Return the content of accelerate's config file.
-
-    Node rank and rendezvous address are on its command line instead. Precision is chosen by the Trainer, by what the device
-    supports.
-    """
+    """Return the content of accelerate's config file. Node rank and rendezvous address are on its command line instead;
+    precision is chosen by the Trainer, by what the device supports."""
+    # MULTI_GPU on the CPU too: accelerate's MULTI_CPU means processes started by mpirun, and the Trainer takes gloo where
+    # `use_cpu` is set. For fsdp too: accelerate only starts the processes and the trainer shards the model
+    # (training.parallel.fsdp), since accelerate's own FSDP silently falls back to DDP on a CPU.
     config = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": DISTRIBUTED_TYPE[operation.launch],
+        "distributed_type": "MULTI_GPU",
         "num_machines": operation.nodes,
         "num_processes": operation.processes,
         "use_cpu": cpu,
@@ -41,14 +35,15 @@ def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[s
         "main_process_port": 0,
         "debug": False,
     }
-    if operation.launch == "deepspeed":
-        config["deepspeed_config"] = {
-            "deepspeed_config_file": str(state / DEEPSPEED_FILE),
-            # accelerate is started on each node, rather than on the first one with ssh to the others.
-            "deepspeed_multinode_launcher": "standard",
-            "zero3_init_flag": False,
-        }
-    return config
+    if operation.launch != "deepspeed":
+        return config
+    own = {
+        "deepspeed_config_file": str(state / DEEPSPEED_FILE),
+        # accelerate is started on each node, rather than on the first one with ssh to the others.
+        "deepspeed_multinode_launcher": "standard",
+        "zero3_init_flag": False,
+    }
+    return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": own}
 
 
 def deepspeed_config(zero_stage: int) -> dict[str, Any]:
@@ -56,12 +51,8 @@ def deepspeed_config(zero_stage: int) -> dict[str, Any]:
     zero = {"stage": zero_stage, "overlap_comm": True, "contiguous_gradients": True}
     if zero_stage == 3:
         # Bucket sizes depend on the model's hidden size. Weights are gathered when they are saved.
-        zero |= {
-            "reduce_bucket_size": "auto",
-            "stage3_prefetch_bucket_size": "auto",
-            "stage3_param_persistence_threshold": "auto",
-            "stage3_gather_16bit_weights_on_model_save": True,
-        }
+        sizes = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+        zero |= dict.fromkeys(sizes, "auto") | {"stage3_gather_16bit_weights_on_model_save": True}
     return {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",

@@ -12,11 +12,7 @@ from snaketune.training.launch import processes
 
 
 def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, **job: Any) -> Outcome:
-    """Choose the batch plan and launch the stage's processes; see `processes.launch` for the other arguments.
-
-    Raises:
-        SnaketuneError: see `processes.launch`; or memory ran out. The next attempt takes a smaller batch plan, if there is one.
-    """
+    """Choose the batch plan and launch the stage's processes; arguments and errors as in `processes.launch`."""
     batch_rows, count = spec.training.batch_rows, operation.processes
     plan = choose_plan(operation, batch_rows, count, work.state)
     (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """The launcher: start a stage's worker processes, one per GPU on each node, and wait for them.
 
-Files in the work folder connect launcher and workers: `state/job.json` is the job, `state/outcome.json` the result, and
-`state/failed/` holds the errors of failed workers. `training.launch.worker` runs in the workers. Importing these modules
-doesn't import torch.
+Files in the work folder connect launcher and workers: `state/job.json` is the job, `state/outcome.json` the result; errors are
+in `training.launch.worker_endings`. `training.launch.worker` runs in the workers. Importing these modules doesn't import torch.
 """
 
 import json
@@ -29,8 +28,7 @@ from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.host.launch_command import JOB_FILE, STEP_FILE, check_installed, check_nodes, command
 from snaketune.stages.outcome import Outcome
 from snaketune.training.launch.accelerate_config import write_launch_files
-from snaketune.training.launch.requeue import clear_preemption, raise_if_preempted
-from snaketune.training.launch.worker_failures import clear_failures, first_failure
+from snaketune.training.launch.worker_endings import clear_endings, first_failure, raise_if_preempted
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
 SECONDS_BETWEEN_SIGNALS = 1.0
@@ -54,18 +52,22 @@ def launch(
 ) -> Outcome:
     """Run the stage's `build` in worker processes and return its outcome.
 
-    Args:
-        out: where the result will be published; curves are written there during training.
-        artifacts, files: inputs by role. The job records the artifacts' content, so that workers notice a change.
-    Raises:
-        SnaketuneError: the processes can't be started here, or failed; the message is that of the first one that failed.
-        Preempted: the training ended early, with a checkpoint.
+    Inputs are by role; the job records their content, so that workers notice a change. Curves are written below `out`,
+    where the result will be published. SnaketuneError: the processes can't be started here, or failed, with the message of
+    the first one that failed. Preempted: the training ended early, with a checkpoint.
     """
     gpus = visible_gpus()
-    check_launch(operation, gpus)
-    outcome_file = work.state / "outcome.json"
+    if gpus and operation.gpus > len(gpus):
+        raise SnaketuneError(
+            f"operation.gpus: the job asks for {operation.gpus} GPUs on each node, this node shows it {len(gpus)}; lower "
+            "gpus, or give the job more"
+        )
+    check_nodes(operation)
+    check_installed(operation)
+    outcome_file, step = work.state / "outcome.json", work.state / STEP_FILE
     outcome_file.unlink(missing_ok=True)
-    clear_failures(work.state)
+    step.unlink(missing_ok=True)
+    clear_endings(work.state)
     job = {
         "stage": stage,
         "spec": spec.model_dump(mode="json"),
@@ -75,19 +77,15 @@ def launch(
         "out": str(out),
         # Lists, since JSON objects are written with sorted keys, and the order of an adapter stack matters.
         "artifacts": {
-            role: [[str(artifact.manifest_path), artifact.content] for artifact in inputs]
-            for role, inputs in artifacts.items()
+            role: [[str(one.manifest_path), one.content] for one in some] for role, some in artifacts.items()
         },
-        "files": {role: [str(path) for path in paths] for role, paths in files.items()},
+        "files": {role: list(map(str, paths)) for role, paths in files.items()},
     }
     write_json(work.state / JOB_FILE, job)
     if operation.launch != "single":
         write_launch_files(operation, work.state, cpu=not gpus)
-    clear_preemption(work.state)
-    step = work.state / STEP_FILE if operation.nodes > 1 else None
-    if step:
-        step.unlink(missing_ok=True)
-    status = run_processes(command(operation, work.state, sys.executable), environment(operation), step)
+    started = command(operation, work.state, sys.executable)
+    status = run_processes(started, environment(operation), step if operation.nodes > 1 else None)
     raise_if_preempted(work.state)
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
@@ -97,13 +95,8 @@ def launch(
 
 
 def run_processes(command: list[str], variables: dict[str, str], step: Path | None = None) -> int:
-    """Run the launch command and wait for it; forward SIGTERM to the worker processes and let them save a checkpoint.
-
-    Args:
-        step: the file that the workers write their SLURM step id to, if they run on several nodes.
-    Returns:
-        The exit status of the command.
-    """
+    """Run the launch command and return its exit status; forward SIGTERM to the workers and let them save a checkpoint.
+    `step` is the file that workers on several nodes write their SLURM step id to."""
     # Child processes inherit that SIGTERM is ignored; only workers restore its default.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -135,21 +128,6 @@ def _forward_sigterm(launched: subprocess.Popen, terminated: threading.Event, st
             # SIGTERM to srun itself would kill the workers immediately.
             run_slurm("scancel", "--signal=TERM", step.read_text(encoding="utf-8").strip())
         time.sleep(SECONDS_BETWEEN_SIGNALS if step is None else SECONDS_BETWEEN_SCANCELS)
-
-
-def check_launch(operation: Operation, gpus: list[str]) -> None:
-    """Raise SnaketuneError if the processes can't be started here.
-
-    Args:
-        gpus: the GPUs visible to this job on this node.
-    """
-    if gpus and operation.gpus > len(gpus):
-        raise SnaketuneError(
-            f"operation.gpus: the job asks for {operation.gpus} GPUs on each node, this node shows it {len(gpus)}; lower "
-            "gpus, or give the job more"
-        )
-    check_nodes(operation)
-    check_installed(operation)
 
 
 def environment(operation: Operation) -> dict[str, str]:

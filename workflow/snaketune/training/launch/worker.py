@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.config.secrets import without_secrets
@@ -28,8 +30,7 @@ from snaketune.stages.job import result_at
 from snaketune.stages.table import STAGES
 from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, record_out_of_memory
 from snaketune.training.launch.processes import PARENT_VARIABLE
-from snaketune.training.launch.requeue import Preempted
-from snaketune.training.launch.worker_failures import record_failure
+from snaketune.training.launch.worker_endings import Preempted, record_failure
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
@@ -44,9 +45,13 @@ def build_stage(job: dict[str, Any]) -> None:
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
     spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
     tracked = TrackedRun.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
-    artifacts = {
-        role: [_unchanged(Path(path), content) for path, content in inputs] for role, inputs in job["artifacts"].items()
-    }
+    artifacts: dict[str, list[Artifact]] = {}
+    for role, inputs in job["artifacts"].items():
+        for path, content in inputs:
+            artifact = result_at(Path(path))
+            if artifact.content != content:
+                raise SnaketuneError(f"{path} changed since this job began; run again")
+            artifacts.setdefault(role, []).append(artifact)
     files = {role: [Path(path) for path in paths] for role, paths in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
     # An orphaned worker may still write there. Only the main process locks: if all did, they would wait for each other.
@@ -59,18 +64,6 @@ def build_stage(job: dict[str, Any]) -> None:
             write_json(work.state / "outcome.json", asdict(outcome))
 
 
-def _unchanged(manifest: Path, content: str) -> Artifact:
-    """Return the artifact of a manifest.
-
-    Raises:
-        SnaketuneError: its content isn't the one that the job's fingerprint was computed from.
-    """
-    artifact = result_at(manifest)
-    if artifact.content != content:
-        raise SnaketuneError(f"{manifest} changed since this job began; run again")
-    return artifact
-
-
 def is_main_process() -> bool:
     """Whether this is rank 0 of the training, the process that writes files and the log."""
     return int(os.environ.get("RANK", 0)) == 0
@@ -79,22 +72,12 @@ def is_main_process() -> bool:
 def parent_is_gone() -> bool:
     """Whether the launcher of this process has died."""
     parent = os.environ.get(PARENT_VARIABLE)
-    if parent is None:
-        return False
-    try:
-        os.kill(int(parent), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False
+    return parent is not None and not psutil.pid_exists(int(parent))
 
 
 def end_with_parent() -> None:
-    """Start a thread that ends this process when its launcher dies, even during a long step or import.
-
-    A retried or requeued job may already be using the work folder.
-    """
+    """Start a thread that ends this process when its launcher dies, even during a long step or import: a retried or
+    requeued job may already be using the work folder."""
 
     def watch() -> None:
         while not parent_is_gone():
@@ -113,11 +96,7 @@ def die_with_launcher() -> None:
 
 
 def take_gpu() -> None:
-    """Select the GPU of this process by its local rank; called before anything is loaded.
-
-    Raises:
-        SnaketuneError: this node has fewer GPUs than processes.
-    """
+    """Select the GPU of this process by its local rank, before anything is loaded; SnaketuneError if this node has too few."""
     import torch
 
     if not torch.cuda.is_available():
@@ -152,7 +131,7 @@ def main(job_file: Path) -> None:
         # Not a failure, so exit with status 0: launchers print a traceback for any other.
         print(preempted, flush=True)
     except Exception as error:
-        from snaketune.models.device_memory import is_out_of_memory
+        from snaketune.models.machine import is_out_of_memory
 
         message = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
         if not message and is_out_of_memory(error):

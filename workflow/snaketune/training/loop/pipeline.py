@@ -13,12 +13,11 @@ from transformers.trainer_callback import PrinterCallback
 from snaketune.config.training_runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora, leave_casts_to_autocast, load_adapter_weights
-from snaketune.models.device_memory import is_out_of_memory
+from snaketune.models.device_speed import probe, processor
 from snaketune.models.devices import Compute, deterministic_algorithms, keep_freed_memory
-from snaketune.models.dropout import without_dropout
-from snaketune.models.forward import inner_model
+from snaketune.models.forward import inner_model, without_dropout
 from snaketune.models.load_model import parameter_count, stored_dtype
-from snaketune.models.speed_probe import probe, processor
+from snaketune.models.machine import is_out_of_memory
 from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
@@ -32,8 +31,8 @@ from snaketune.training.checkpoint.checkpoints import (
     remove_incomplete,
 )
 from snaketune.training.checkpoint.save_model import choose_dtype, gather_trained, save_trained
-from snaketune.training.launch.requeue import record_preemption
 from snaketune.training.launch.worker import is_main_process
+from snaketune.training.launch.worker_endings import record_preemption
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.preflight_record import read_preflight_findings
 from snaketune.training.loop.sample_order import SetEpoch

@@ -2,7 +2,7 @@
 
 The training finishes its step, writes a checkpoint and ends. Resume is exact, so the job that continues produces the result of
 an uninterrupted one. When the time limit was the reason, the launcher process has SLURM requeue the job
-(`training.launch.requeue`); a training longer than any time limit runs as a chain of jobs.
+(`training.launch.worker_endings`); a training longer than any time limit runs as a chain of jobs.
 """
 
 import json

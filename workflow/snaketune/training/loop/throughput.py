@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from snaketune.models.device_memory import peak_memory
+from snaketune.models.device_speed import peak_of
 from snaketune.models.devices import Compute
 from snaketune.models.flops import count_flops
-from snaketune.models.peak_flops import peak_of
+from snaketune.models.machine import peak_memory
 
 SHOWN = ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
 GB = 1e9

@@ -15,8 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, Tra
 
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_memory import is_out_of_memory
 from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.machine import is_out_of_memory
 from snaketune.models.packing_support import with_supported_kernel
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec

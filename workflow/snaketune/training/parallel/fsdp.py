@@ -1,12 +1,11 @@
 """Sharded models (FSDP2): each process holds a shard of every weight, its gradient and its optimizer state.
 
-Each layer is one FSDP unit, and the rest of the model is another. A layer is unsharded only while it computes, the modules
-before and after the layers during a whole step. torch's `fully_shard` does this, on CPUs and GPUs, and transformers' Trainer
-takes the model as already sharded: accelerate's own FSDP would train on CPUs without shards, silently.
+Each layer is one FSDP unit, and the rest of the model is another. torch's `fully_shard` does this, on CPUs and GPUs, and
+transformers' Trainer takes the model as already sharded: accelerate's own FSDP would train on CPUs without shards, silently.
 
 Communication is in the data type of the computation, as under autocast on one GPU: float32 master weights are rounded when a
-layer is gathered, except for its norms, and gradients are reduced in float32. Gradients are reduced after every micro-batch:
-accumulating unsharded ones would take as much memory as the model.
+layer is gathered, except for its norms, and gradients are reduced in float32, after every micro-batch: accumulating unsharded
+ones would take as much memory as the model.
 """
 
 import os
@@ -36,14 +35,9 @@ def world_size() -> int:
 
 
 def shard(model: torch.nn.Module, compute: Compute, dtype: torch.dtype) -> None:
-    """Shard `model` over all processes, in place; each has loaded the same weights.
-
-    Args:
-        model: on the CPU, with its adapters; it moves to the device layer by layer.
-        dtype: the data type of float weights that are neither adapters nor frozen.
-    Raises:
-        SnaketuneError: transformers lists no layers for it, so the whole model would have to be one unit.
-    """
+    """Shard `model`, which each process has loaded on the CPU, with its adapters, in place; it moves to the device layer by
+    layer, weights that are neither adapters nor frozen in `dtype`. SnaketuneError: transformers lists no layers for it,
+    so the whole model would have to be one unit."""
     model = inner_model(model)
     layers = layers_of(model)
     if not layers:
@@ -56,7 +50,9 @@ def shard(model: torch.nn.Module, compute: Compute, dtype: torch.dtype) -> None:
     for layer in layers:
         _to_dtype(layer, dtype)
         policy = _policy(layer, compute)
-        if policy.param_dtype and (norms := _norms(layer)):
+        # Autocast computes norms in float32.
+        norms = [module for module in layer.modules() if "norm" in type(module).__name__.lower() and module._parameters]
+        if policy.param_dtype and norms:
             fully_shard(norms, mesh=mesh)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     _to_dtype(model, dtype)
@@ -71,16 +67,9 @@ def _policy(layer: torch.nn.Module, compute: Compute) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=compute.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def _norms(layer: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules that autocast computes in float32."""
-    return [module for module in layer.modules() if "norm" in type(module).__name__.lower() and module._parameters]
-
-
 def _to_dtype(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Convert float weights that aren't sharded yet to float32, if that is `dtype`."""
-    if dtype != torch.float32:
-        return
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (*module.parameters(), *module.buffers()) if dtype == torch.float32 else ():
         if tensor.is_floating_point() and not isinstance(tensor, DTensor):
             tensor.data = tensor.data.to(dtype)
 
@@ -117,11 +106,9 @@ def gather(
 ) -> None:
     """Unshard a model on the CPU, one tensor at a time, in place; called by all processes. It can't be trained afterwards.
 
-    Args:
-        full_tensor_of: returns the unsharded value of a weight, when all processes call it.
-        keep: whether this process receives the weights; the other processes keep their shards.
-        only_trained: skip frozen weights.
-        finish: converts a weight, given its name and its unsharded value, to the tensor that is stored.
+    `full_tensor_of` returns the unsharded value of a weight, when all processes call it; `finish` converts a weight, given
+    its name and this value, to the tensor that is stored. Only a process with `keep` receives weights, the others keep
+    their shards.
     """
     reshard(model)
     gathered: dict[torch.nn.Parameter, torch.nn.Parameter | None] = {}
@@ -175,24 +162,19 @@ class ShardedModelMixin:
 
 
 def check_strategy(operation: Operation, model: torch.nn.Module) -> None:
-    """Check that the prepared model is trained by the configured strategy.
-
-    Raises:
-        SnaketuneError: it isn't.
-    """
+    """Raise SnaketuneError unless the prepared model is trained by the configured strategy."""
     # In a single process no strategy shards anything.
-    if world_size() > 1 and (actual := _strategy(model)) != (operation.launch, operation.zero_stage):
+    if world_size() == 1:
+        return
+    stage = model.zero_optimization_stage() if is_zero(model) else None
+    if stage is not None:
+        actual = "deepspeed"
+    elif is_sharded(model) and all(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        actual = "fsdp"
+    else:
+        actual = "ddp" if isinstance(model, DistributedDataParallel) else "single"
+    if (actual, stage) != (operation.launch, operation.zero_stage):
         raise SnaketuneError(
-            f"operation.launch: {operation.launch} on {world_size()} processes resulted in {actual[0]} (zero_stage "
-            f"{actual[1]}); nothing was trained"
+            f"operation.launch: {operation.launch} on {world_size()} processes resulted in {actual} (zero_stage {stage}); "
+            "nothing was trained"
         )
-
-
-def _strategy(model: torch.nn.Module) -> tuple[str, int | None]:
-    if is_zero(model):
-        return "deepspeed", model.zero_optimization_stage()
-    return "fsdp" if _fully_sharded(model) else "ddp" if isinstance(model, DistributedDataParallel) else "single", None
-
-
-def _fully_sharded(model: torch.nn.Module) -> bool:
-    return is_sharded(model) and all(isinstance(parameter, DTensor) for parameter in model.parameters())

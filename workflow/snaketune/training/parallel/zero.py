@@ -1,8 +1,7 @@
 """DeepSpeed's ZeRO, stages 2 and 3: gather its partitions for checkpoints, one tensor at a time, and partition them on resume.
 
-DeepSpeed's own checkpoints are pickles that only the same number of processes can read. Its optimizer flattens the float32
-weights and the states of a parameter group and partitions them over the processes. Gathered in the main process's host memory,
-they give the same checkpoint that a single process writes, and any number of processes can read it.
+DeepSpeed's own checkpoints are pickles that only the same number of processes can read. Its flattened, partitioned weights and
+states, gathered in the main process's host memory, give the checkpoint that a single process writes, for any number of them.
 """
 
 from typing import Any
@@ -19,10 +18,8 @@ def is_zero(model: torch.nn.Module) -> bool:
 
 
 def gathered_weight(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The unpartitioned value of a weight: the float32 master of a trained one, a frozen one as stored.
-
-    Called by all processes.
-    """
+    """The unpartitioned value of a weight: the float32 master of a trained one, a frozen one as stored. Called by all
+    processes."""
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -42,15 +39,8 @@ def unset_deepspeed() -> None:
 
 
 def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch.Tensor], str | None]:
-    """Gather on the CPU the tensors that `checkpoints.trained_tensors` returns for an unpartitioned model.
-
-    Called by all processes.
-
-    Args:
-        keep: whether this process receives the tensors.
-    Returns:
-        The tensors ({} without `keep`), and the name of the first one that isn't finite, or None.
-    """
+    """Gather on the CPU the tensors that `checkpoints.trained_tensors` returns for an unpartitioned model, in the processes
+    that `keep` them; and the name of the first one that isn't finite, or None. Called by all processes."""
     saved, wrong = model.state_dict().keys(), None
     tensors: dict[str, torch.Tensor] = {}
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -79,10 +69,7 @@ class UnshardedOptimizer:
         return [parameter for group in self.groups for parameter in group]
 
     def state_dict(self) -> dict[str, Any]:
-        """The torch optimizer's state dict, on the CPU; other processes than the main one have no states in it.
-
-        Called by all processes.
-        """
+        """The torch optimizer's state dict, on the CPU; only the main process has states in it. Called by all processes."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link()
@@ -114,12 +101,7 @@ class UnshardedOptimizer:
 
     @torch.no_grad()
     def load(self, states: StoredTensors, numbers: dict[str, Any], groups: list[dict[str, Any]]) -> None:
-        """Load the states that were written from `state_dict`.
-
-        Args:
-            numbers: states that aren't tensors, by index/key.
-            groups: the parameter groups.
-        """
+        """Load the states that were written from `state_dict`; `numbers` are those that aren't tensors, by index/key."""
         keys = {name.partition("/")[2]: kind for name, kind in states.tensors.items() if name.startswith("0/")}
         for flat in self.flat:
             own = {key: torch.empty(shape, dtype=dtype) for key, (dtype, shape) in keys.items() if not shape}

@@ -1,23 +1,23 @@
-"""Choice of the next token: greedy, or sampled.
+"""Choice of the next token, greedy or sampled, and stop texts.
 
 Repetition penalty, temperature, top_k and top_p follow transformers' definitions and order. Two things differ, so that a
-response doesn't depend on the batch that its prompt is in:
-
-- Sampling takes one number between 0 and 1 per token, from a generator seeded by seed and prompt alone. So the sampled tokens
-  are the same in any batch and order, as long as the logits are: on another device, or with other padding, logits differ in
-  their last bits, and a number that close to the boundary between two tokens selects the other one.
-- The repetition penalty ignores padding; transformers' own counts the padding token as part of the prompt.
+response doesn't depend on the batch that its prompt is in: sampling takes one number between 0 and 1 per token, from a
+generator seeded by seed and prompt alone, so sampled tokens are the same in any batch and order as long as the logits are; and
+the repetition penalty ignores padding, which transformers' own counts as part of the prompt.
 
 Shapes: B prompts, W the longest prompt, L all tokens so far, N new ones at most, V the vocabulary.
 """
 
 import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
+    StoppingCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -25,29 +25,27 @@ from transformers import (
 
 from snaketune.config.evaluations import Decoding
 
+Decode = Callable[[Sequence[int]], str]
+
 
 def processors(
     decoding: Decoding, prompts: list[np.ndarray], ids_BW: torch.Tensor, mask_BW: torch.Tensor
 ) -> LogitsProcessorList:
     """Return the logits processors after which the largest logit is the next token; empty for plain greedy decoding.
-
-    Args:
-        prompts: int32[n] each.
-        ids_BW, mask_BW: the left-padded prompts and their attention mask, on the compute device.
-    """
-    processors_list = LogitsProcessorList()
+    `prompts` are int32[n] each; `ids_BW`, `mask_BW` the same, left-padded, and their mask, on the compute device."""
+    chosen: list[LogitsProcessor] = []
     if decoding.repetition_penalty != 1.0:
-        processors_list.append(PenalizeRepeated(decoding.repetition_penalty, ids_BW, mask_BW))
+        chosen.append(PenalizeRepeated(decoding.repetition_penalty, ids_BW, mask_BW))
     if decoding.temperature:
         if decoding.temperature != 1.0:
-            processors_list.append(TemperatureLogitsWarper(decoding.temperature))
+            chosen.append(TemperatureLogitsWarper(decoding.temperature))
         if decoding.top_k:
-            processors_list.append(TopKLogitsWarper(decoding.top_k))
+            chosen.append(TopKLogitsWarper(decoding.top_k))
         if decoding.top_p < 1.0:
-            processors_list.append(TopPLogitsWarper(decoding.top_p))
+            chosen.append(TopPLogitsWarper(decoding.top_p))
         numbers_BN = np.stack([uniforms(decoding.seed, prompt, decoding.max_new_tokens) for prompt in prompts])
-        processors_list.append(Draw(torch.from_numpy(numbers_BN).to(ids_BW.device), ids_BW.shape[1]))
-    return processors_list
+        chosen.append(Draw(torch.from_numpy(numbers_BN).to(ids_BW.device), ids_BW.shape[1]))
+    return LogitsProcessorList(chosen)
 
 
 def uniforms(seed: int, prompt: np.ndarray, count: int) -> np.ndarray:
@@ -93,3 +91,47 @@ class Draw(LogitsProcessor):
         # A number just below 1 may be rounded up to it; limit the index to the last token with a nonzero probability.
         drawn_B1 = drawn_B1.minimum(torch.searchsorted(summed_BV, whole_B1))
         return torch.full_like(scores, -torch.inf).scatter(1, drawn_B1, 0.0)
+
+
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return the offset of the earliest stop text in `text`; None if there is none.
+
+    >>> first_stop("one. two\\n", ["\\n", ". "]), first_stop("one", ["."])
+    (3, None)
+    """
+    return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
+
+def cut(new: list[int], decode: Decode, stops: Sequence[str]) -> tuple[str, int]:
+    """Return the decoded text before the earliest stop text, and the number of tokens up to the end of that stop text."""
+    text = decode(new)
+    offset = first_stop(text, stops)
+    if offset is None:
+        return text, len(new)
+    ended = bisect_left(range(len(new)), True, key=lambda n: first_stop(decode(new[:n]), stops) is not None)
+    return text[:offset], ended
+
+
+class StopOnText(StoppingCriteria):
+    """Stopping criterion per row: the response contains a stop text.
+
+    Each step decodes the last few tokens of each row: as many as the longest stop text has bytes, since a token has at least
+    one byte. A stop text that this misses, because of tokens without text, is found by `cut` after generation.
+    """
+
+    def __init__(self, decode: Decode, stops: Sequence[str], width: int):
+        """Args: width: width of the padded prompts in tokens."""
+        self.decode, self.stops, self.width = decode, stops, width
+        self.tail = max(len(stop.encode()) for stop in stops) + 1
+        self.ended: set[int] = set()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_) -> torch.Tensor:
+        new_BN = input_ids[:, self.width :]
+        for row, last in enumerate(new_BN[:, -self.tail :].tolist()):
+            # Confirmed on the whole response, since some tokenizers decode a token differently without those before it.
+            if row not in self.ended and self._is_in(last) and self._is_in(new_BN[row].tolist()):
+                self.ended.add(row)
+        return torch.tensor([row in self.ended for row in range(len(new_BN))], device=input_ids.device)
+
+    def _is_in(self, ids: list[int]) -> bool:
+        return first_stop(self.decode(ids), self.stops) is not None

@@ -1,11 +1,13 @@
-"""Peaks are from the table if it has the GPU, else from a measurement without side effects."""
+"""Peaks are from the table if it has the GPU, else measured; peaks and the probe are measured without side effects."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from snaketune.models import peak_flops
+from snaketune.models import device_speed
+from snaketune.models.device_speed import PEAKS, TERA, known_peak, measured_peak, peak_of, probe, processor
 from snaketune.models.devices import Compute
-from snaketune.models.peak_flops import PEAKS, TERA, known_peak, measured_peak, peak_of
 from tests.models.conftest import CPU
 
 # torch's names of GPUs.
@@ -66,13 +68,13 @@ def test_wider_data_types_are_never_faster():
 
 def test_a_known_gpu_uses_its_data_sheet(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
-    monkeypatch.setattr(peak_flops, "measured_peak", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(device_speed, "measured_peak", lambda *_: pytest.fail("measured"))
     card = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
     assert peak_of(card).flops_per_second == 362e12
     assert peak_of(card).source == "data sheet of NVIDIA L40S, dense bfloat16"
     single = Compute(device=torch.device("cuda"), dtype=torch.float32, kernel="sdpa")
     assert peak_of(single).flops_per_second == 91.6e12
-    monkeypatch.setattr(peak_flops, "_products_in_tf32", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
     assert peak_of(single).flops_per_second == 183e12
 
 
@@ -85,3 +87,24 @@ def test_unknown_devices_are_measured_without_drawing_random_numbers():
     assert peak.source == f"measured matrix product, float32, {threads} thread{'s' if threads > 1 else ''}"
     assert peak.flops_per_second > 1e8
     assert peak_of(CPU) is peak
+
+
+def test_a_probe_uses_one_thread_and_changes_nothing(tmp_path):
+    before, state = torch.get_num_threads(), torch.random.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        actual = probe(torch.device("cpu"), tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert all(value > 0 for value in actual.values())
+    assert torch.equal(torch.random.get_rng_state(), state) and not list(tmp_path.iterdir())
+
+
+def test_the_processor_is_named_as_by_linux(tmp_path):
+    table = tmp_path / "cpuinfo"
+    table.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\nmodel name\t: other\n")
+    assert processor(table) == "AMD EPYC 9654 96-Core Processor"
+    # Linux on ARM doesn't name it, and other systems have no such file.
+    table.write_text("processor\t: 0\nCPU part\t: 0xd0c\n")
+    assert processor(table) == "" == processor(tmp_path / "none")

@@ -4,8 +4,8 @@ import pytest
 import torch.distributed
 
 from snaketune.errors import SnaketuneError
-from snaketune.training.launch import worker_failures
-from snaketune.training.launch.worker_failures import clear_failures, first_failure, record_failure
+from snaketune.training.launch import worker_endings
+from snaketune.training.launch.worker_endings import clear_endings, first_failure, record_failure
 
 GLOO = RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:426: Connection reset by peer")
 OURS = SnaketuneError("step 3: loss nan")
@@ -15,8 +15,8 @@ OURS = SnaketuneError("step 3: loss nan")
 def fail(tmp_path, monkeypatch):
     """Record failures of workers, one after the other, and return the reported one."""
     clock = iter(range(9))
-    monkeypatch.setattr(worker_failures.time, "time", lambda: next(clock))
-    monkeypatch.setattr(worker_failures.socket, "gethostname", lambda: "node7")
+    monkeypatch.setattr(worker_endings.time, "time", lambda: next(clock))
+    monkeypatch.setattr(worker_endings.socket, "gethostname", lambda: "node7")
 
     def failing(*ranks: tuple[int, Exception], of: int = 3) -> str:
         for rank, error in ranks:
@@ -55,7 +55,7 @@ def test_only_echoes_mean_that_a_process_was_killed(fail):
 
 def test_failures_of_an_earlier_attempt_are_cleared(fail, tmp_path):
     fail((0, OURS))
-    clear_failures(tmp_path)
+    clear_endings(tmp_path)
     assert first_failure(tmp_path) == ""
 
 
