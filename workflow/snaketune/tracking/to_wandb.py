@@ -39,14 +39,14 @@ class Run:
             x_save_requirements=False,
         )
         if not configured.online:
-            for folder in (tracked.results / "wandb").glob(f"offline-run-*-{tracked.fingerprint}"):
+            for folder in tracked.results.glob(f"wandb/offline-run-*-{tracked.fingerprint}"):
                 shutil.rmtree(folder)
         tracked.results.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
             project=tracked.settings.project,
             entity=configured.entity,
             name=tracked.name,
-            group=tracked.name.partition("/")[0],
+            group=tracked.stage,
             id=tracked.fingerprint,
             config=tracked.parameters,
             # None leaves the mode to WANDB_MODE, which thus can't turn an offline run online.
