@@ -72,7 +72,7 @@ def measure(name: str) -> dict[str, float]:
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline
     from snaketune.training.loop.sft_trainer import SftTrainer
-    from snaketune.training.loop.trainer import TrainingRun
+    from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 
     shape, (rows, tokens), settings = CASES[name]
     config = AutoConfig.for_model("llama", **{"vocab_size": 32000, "tie_word_embeddings": True} | shape)
@@ -87,13 +87,14 @@ def measure(name: str) -> dict[str, float]:
         work.start()
         operation = executed(training, checkpoint_steps=10**6, log_steps=1)
         run = TrainingRun(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
-        expected = pipeline.refuse_unfit_machine(SftTrainer, packed, run, config).estimate.expected
 
         def load(dtype, quantization):
             set_seed(0)
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
-        with pipeline.ready_trainer(SftTrainer, packed, run, load) as ready:
+        prepared = PreparedTraining(trainer_class=SftTrainer, rows=packed, run=run, load=load, new_config=config)
+        expected = pipeline.refuse_unfit_machine(prepared).estimate.expected
+        with pipeline.ready_trainer(prepared) as ready:
             pipeline.fit(ready.trainer)
             return {"expected": expected / 1e9, "peak": peak_memory(run.compute.device) / 1e9}
 

@@ -18,6 +18,7 @@ from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machin
 from snaketune.models.memory import Estimate
 from snaketune.models.peak_flops import Peak
 from snaketune.stages.findings import Finding, gpu_findings, report_findings
+from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check
 from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode
@@ -263,7 +264,7 @@ def line_of(trained: int, **arguments) -> str:
     args = SimpleNamespace(gradient_checkpointing=False, **settings)
     trainer = SimpleNamespace(run=SimpleNamespace(compute=GPU), args=args, compiled=True)
     made = pipeline.ReadyTrainer(
-        trainer=trainer, about={"kernel": "varlen"}, facts={}, parameters=23_100_000, trainable=trained
+        trainer=trainer, checked=Outcome(about={"kernel": "varlen"}), parameters=23_100_000, trainable=trained
     )
     estimated = taken(30_500_000_000, 30_500_000_000)
     return pipeline.describe_training(

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
             return 0
         if options.command == "export-ref-logps":
-            from snaketune.training.reference.export import export_ref_logps
+            from snaketune.publishing.export_ref_logps import export_ref_logps
 
             inputs = [result_at(path) for path in (options.ref_logps, options.pack, options.corpus)]
             written = export_ref_logps(*inputs, options.split, options.out)

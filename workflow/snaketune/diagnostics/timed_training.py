@@ -34,9 +34,9 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop import sft_trainer
-from snaketune.training.loop.pipeline import PreparedTraining, examine_machine, ready_trainer
+from snaketune.training.loop.pipeline import examine_machine, ready_trainer
 from snaketune.training.loop.sample_order import SetEpoch
-from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
+from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.training.preference import dpo_trainer
 
 WINDOWS = 10
@@ -68,9 +68,7 @@ def time_training(
         training = sft_trainer.prepare_training(run, pack, tokenizer, (*model, *base_layers))
     else:
         training = dpo_trainer.prepare_training(run, (*model, *base_layers), pack, *ref_logps)
-    machine_check = examine_machine(
-        training.trainer_class, training.rows, training.run, training.config or training.made
-    )
+    machine_check = examine_machine(training)
     if small := [
         finding.problem for finding in machine_check.findings if finding.certain and finding.key == "training"
     ]:
@@ -119,7 +117,7 @@ class Windows(TrainerCallback):
 
 
 def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
-    with ready_trainer(*training[:5]) as ready:
+    with ready_trainer(training) as ready:
         trainer = ready.trainer
         args, meter = trainer.args, trainer.meter
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
@@ -161,7 +159,7 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
             "peak_flops_per_second": about["peak_flops_per_second"],
             "parts": profiled.shares(step_seconds),
             "compiled": trainer.compiled,
-            "kernel": ready.about.get("kernel", "its own attention"),
+            "kernel": ready.checked.about.get("kernel", "its own attention"),
             "parameters": ready.parameters,
             "trainable_parameters": ready.trainable,
             "micro_batch_rows": args.per_device_train_batch_size,

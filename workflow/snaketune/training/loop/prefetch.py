@@ -51,20 +51,16 @@ class Prefetcher(Iterator[Any]):
     def _work(self) -> None:
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)
-        end: BaseException | None = None
+        item, end = None, None
         while end is None and not self.closed.is_set():
-            item = None
             try:
                 item = next(self.source)
             except BaseException as error:
-                end = error
-            self._put(item, end)
-
-    def _put(self, item: Any, end: BaseException | None) -> None:
-        while not self.closed.is_set():
-            with suppress(queue.Full):
-                self.ready.put((item, end), timeout=POLL_SECONDS)
-                return
+                item, end = None, error
+            while not self.closed.is_set():
+                with suppress(queue.Full):
+                    self.ready.put((item, end), timeout=POLL_SECONDS)
+                    break
 
 
 class PrefetchMixin:

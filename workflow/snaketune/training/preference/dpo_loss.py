@@ -1,4 +1,4 @@
-"""Losses of preference pairs: functions of the log-probabilities of policy and reference that return one value per pair.
+"""Preference losses: functions of the log-probabilities of policy and reference that return one value per pair, float32[P].
 
 With pi = policy and ref = reference, each log-probability summed over a completion's tokens:
 
@@ -6,62 +6,26 @@ With pi = policy and ref = reference, each log-probability summed over a complet
     rejected = log pi(rejected) - log ref(rejected)
     margin   = beta * (score(chosen) - score(rejected))        for the reverse KL, score is the identity
 
-Names are TRL's, and so is the choice of a formula where a paper leaves it open. `unpaired_loss` has the losses of single
-completions, `unreferenced_loss` those without a reference; `step_loss` combines them into the loss of a step.
+Names are TRL's, and so is the choice of a formula where a paper leaves it open. `step_loss` combines them into the loss of a
+step, and adds the likelihood terms of CPO and ORPO, which are means over tokens.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from snaketune.config.losses import PreferenceLoss
+from snaketune.training.preference.pair_logps import PairLogps
 
 # exp() of a larger number overflows float32.
 MAX_EXPONENT = 80.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairLogps:
-    """Log-probabilities and token counts of P pairs. For unpaired rows, the second completion is that of another row, after
-    the same prompt (a mismatched completion).
-
-    Attributes:
-        logps_P2: float32, log-probabilities under the policy in nats, chosen first; tokens weighted if `ld_alpha` is set.
-        reference_P2: float32, the same under the reference; zeros for losses without a reference.
-        counts_P2: int64, tokens per completion.
-        nll_P2: float32, negative log-likelihood of the chosen completion, and of prompt plus chosen completion (zeros if no
-            loss needs prompts).
-        desirable_P: bool, labels of unpaired rows; None for pairs.
-    """
-
-    logps_P2: torch.Tensor
-    reference_P2: torch.Tensor
-    counts_P2: torch.Tensor
-    nll_P2: torch.Tensor
-    desirable_P: torch.Tensor | None = None
-
-    @property
-    def ratios_P2(self) -> torch.Tensor:
-        return self.logps_P2 - self.reference_P2
-
-    @property
-    def lengths_P2(self) -> torch.Tensor:
-        """Tokens per completion, at least 1, as a divisor."""
-        return self.counts_P2.clamp(min=1)
-
-
-PairLoss = Callable[[PairLogps, PreferenceLoss], torch.Tensor]
-
-
 def scores(ratios: torch.Tensor, settings: PreferenceLoss) -> torch.Tensor:
     """f'(pi / ref) of log-ratios, up to constants that cancel in a difference (f-DPO, Wang et al., 2023, table 1). It replaces
     the log-ratio if the policy is regularized by another divergence than the reverse KL.
-
-    Returns:
-        float32, of the shape of `ratios`.
 
     >>> settings = PreferenceLoss(f_divergence_type="forward_kl")
     >>> [round(score, 4) for score in scores(torch.tensor([0.0, 1.0]), settings).tolist()]
@@ -97,12 +61,9 @@ def sigmoid(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
 
     >>> pair = PairLogps(logps_P2=torch.tensor([[2.0, -2.0]]), reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]),
     ...              nll_P2=torch.zeros(1, 2))
-    >>> round(sigmoid(pair, PreferenceLoss(beta=0.5)).item(), 4)
-    0.1269
-    >>> hinge(pair, PreferenceLoss()).item()
-    0.6000000238418579
-    >>> ipo(pair, PreferenceLoss(beta=0.25)).item()
-    1.0
+    >>> [round(loss(pair, settings).item(), 4) for loss, settings in (
+    ...     (sigmoid, PreferenceLoss(beta=0.5)), (hinge, PreferenceLoss()), (ipo, PreferenceLoss(beta=0.25)))]
+    [0.1269, 0.6, 1.0]
     """
     return smoothed_loss(settings.beta * margins(pairs, settings), settings.label_smoothing)
 
@@ -182,11 +143,86 @@ def discopop(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
 
 def aot(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     """AOT for pairs (Melnyk et al., 2024): compares the distributions of margins of policy and reference. Both are sorted over
-    all pairs of a step and compared rank by rank.
-
-    Returns:
-        float32[P], one value per rank, not per pair.
-    """
+    all pairs of a step and compared rank by rank, so there is one value per rank, not per pair."""
     own_P, _ = torch.sort(pairs.logps_P2[:, 0] - pairs.logps_P2[:, 1])
     reference_P, _ = torch.sort(pairs.reference_P2[:, 0] - pairs.reference_P2[:, 1])
     return smoothed_loss(settings.beta * (own_P - reference_P), settings.label_smoothing)
+
+
+def cpo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
+    """Preference term of CPO (Xu et al., 2024, eq. 3): the DPO loss with a uniform reference."""
+    return smoothed_loss(settings.beta * (pairs.logps_P2[:, 0] - pairs.logps_P2[:, 1]), settings.label_smoothing)
+
+
+def simpo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
+    """SimPO (Meng et al., 2024, eq. 6): -log sigmoid(beta * difference of log-probabilities per token - gamma).
+
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[4, 6]]), nll_P2=torch.zeros(1, 2))
+    >>> round(simpo(pair, PreferenceLoss(loss="simpo", beta=2.0, simpo_gamma=1.0)).item(), 4)
+    0.6931
+    """
+    per_token_P2 = pairs.logps_P2 / pairs.lengths_P2
+    logits_P = settings.beta * (per_token_P2[:, 0] - per_token_P2[:, 1]) - settings.simpo_gamma
+    return smoothed_loss(logits_P, settings.label_smoothing)
+
+
+def orpo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
+    """Odds-ratio term of ORPO (Hong et al., 2024, eq. 7), weighted by beta: -beta * log sigmoid(log odds of the chosen
+    completion - log odds of the rejected one), with probabilities per token.
+
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-1.0, -1.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[1, 1]]), nll_P2=torch.zeros(1, 2))
+    >>> round(orpo(pair, PreferenceLoss(loss="orpo", beta=1.0)).item(), 4)
+    0.6931
+    """
+    # A completion of probability 1 in float32 would have infinite odds and no gradient.
+    per_token_P2 = (pairs.logps_P2 / pairs.lengths_P2).clamp(max=-torch.finfo(torch.float32).eps)
+    odds_P2 = per_token_P2 - log_one_minus_exp(per_token_P2)
+    return -settings.beta * F.logsigmoid(odds_P2[:, 0] - odds_P2[:, 1])
+
+
+def log_one_minus_exp(x: torch.Tensor) -> torch.Tensor:
+    """log(1 - exp(x)) for x < 0, without cancellation (Mächler, 2012).
+
+    >>> log_one_minus_exp(torch.tensor([-1e-4, -50.0])).tolist()
+    [-9.210390090942383, -1.9287498933537385e-22]
+    """
+    return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
+
+
+def kto(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
+    """KTO (Ethayarajh et al., 2024, eq. 8) of single completions: weight * (1 - sigmoid(beta * (log-ratio - reference point))),
+    with the difference negated for undesirable completions.
+
+    The reference point estimates the KL divergence of the policy from its reference (section 4.1): the mean log-ratio of the
+    mismatched completions of all rows of a step, at least 0 and without gradient.
+
+    >>> rows = PairLogps(logps_P2=torch.tensor([[1.0, 1.0], [1.0, 1.0]]), reference_P2=torch.zeros(2, 2),
+    ...              counts_P2=torch.ones(2, 2), nll_P2=torch.zeros(2, 2), desirable_P=torch.tensor([True, False]))
+    >>> kto(rows, PreferenceLoss(loss="kto", desirable_weight=3.0)).tolist()
+    [1.5, 0.5]
+    """
+    reference_point = pairs.ratios_P2[:, 1].detach().mean().clamp(min=0)
+    return _weighted(pairs, settings, pairs.ratios_P2[:, 0] - reference_point)
+
+
+def apo_zero_unpaired(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
+    """APO-zero of single completions (D'Oosterlinck et al., 2024, eq. 7): KTO with a reference point of 0."""
+    return _weighted(pairs, settings, pairs.ratios_P2[:, 0])
+
+
+def _weighted(pairs: PairLogps, settings: PreferenceLoss, over_P: torch.Tensor) -> torch.Tensor:
+    signed_P = torch.where(pairs.desirable_P, over_P, -over_P)
+    weight_P = torch.where(pairs.desirable_P, settings.desirable_weight, settings.undesirable_weight)
+    return weight_P * (1 - torch.sigmoid(settings.beta * signed_P))
+
+
+PairLoss = Callable[[PairLogps, PreferenceLoss], torch.Tensor]
+OF_PAIRS: tuple[PairLoss, ...] = (
+    sigmoid, sigmoid_norm, hinge, ipo, robust, exo_pair, nca_pair, bco_pair, sppo_hard, apo_zero, apo_down, discopop, aot,
+)  # fmt: skip
+WITHOUT_REFERENCE: tuple[PairLoss, ...] = (cpo, simpo, orpo)
+# A row is represented as a pair: its own completion, and that of another row after the same prompt (mismatched).
+OF_SINGLE_COMPLETIONS: tuple[PairLoss, ...] = (kto, apo_zero_unpaired)
+LOSSES = {loss.__name__: loss for loss in (*OF_PAIRS, *WITHOUT_REFERENCE, *OF_SINGLE_COMPLETIONS)}

@@ -21,7 +21,7 @@ start.
 
 import math
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from snaketune.config.losses import WINDOW, PreferenceLoss
@@ -33,6 +33,8 @@ MIN_CORRELATION, MIN_CORRELATION_RISE = 0.5, 0.25
 STANDARD_ERRORS = 3.0
 # In nats. With a smaller standard deviation of the margins, their correlation with lengths isn't meaningful.
 MIN_MARGIN_STD = 1.0
+# Text and numbers of a warning.
+Found = tuple[str, dict[str, float]]
 
 
 class DpoMonitor:
@@ -82,8 +84,7 @@ class DpoMonitor:
         metrics = means(add_steps(list(self.steps)[-stop_if.window :]), self.settings)
         for threshold, value in stop_if.thresholds.items():
             metric, _, side = threshold.rpartition("_")
-            beyond = metric in metrics and (metrics[metric] < value if side == "below" else metrics[metric] > value)
-            if beyond:
+            if metric in metrics and (metrics[metric] < value if side == "below" else metrics[metric] > value):
                 reason = f"{metric} {metrics[metric]:.4g} over the last {stop_if.window} steps is {side} {value:g}"
                 return {"step": self.done, "reason": reason}
         return None
@@ -92,101 +93,104 @@ class DpoMonitor:
         """The first warning of each kind; its key `at_end` holds the warning over the last steps, or None if it no longer
         holds."""
         last = self._current_warnings()
-        first = self.warned | {kind: warning for kind, warning in last.items() if kind not in self.warned}
-        return [warning | {"kind": kind, "at_end": last.get(kind)} for kind, warning in first.items()]
+        return [
+            warning | {"kind": kind, "at_end": last.get(kind)}
+            for kind, warning in (self.warned | last | self.warned).items()
+        ]
 
     def _current_warnings(self) -> dict[str, dict[str, Any]]:
         """The warnings over the last WINDOW steps, or over all steps if there are fewer."""
         newest = list(self.steps)[-WINDOW:]
-        compared = self.from_zero or self.done > WINDOW
-        if not newest or not compared:
+        if not newest or not (self.from_zero or self.done > WINDOW):
             return {}
-        sums, first = add_steps(newest), None if self.from_zero else add_steps(self.first)
+        change = _Change(add_steps(newest), None if self.from_zero else add_steps(self.first), self.settings)
         over = f"over steps {self.done - len(newest) + 1} to {self.done}"
-        checks: dict[str, Callable[[Sums, Sums | None, PreferenceLoss], tuple[str, dict[str, float]] | None]] = {
-            "collapse": _collapse,
-            "only_rejected": _only_rejected,
-            "length": _length,
-        }
-        warnings = {kind: check(sums, first, self.settings) for kind, check in checks.items()}
+        found = {"collapse": change.collapse(), "only_rejected": change.only_rejected(), "length": change.length()}
         return {
-            kind: {"step": self.done, "text": f"{warning[0]}, {over}", "numbers": _rounded(warning[1])}
-            for kind, warning in warnings.items()
+            kind: {
+                "step": self.done,
+                "text": f"{warning[0]}, {over}",
+                "numbers": {name: round(value, 6) for name, value in warning[1].items()},
+            }
+            for kind, warning in found.items()
             if warning
         }
 
 
-def _reward_change(sums: Sums, first: Sums | None, side: str) -> float:
-    """Change of a side's mean reward since the first window, or from 0, the reference's, if `first` is None."""
-    before = first[f"{side}_reward"] / max(first[side], 1) if first else 0.0
-    return sums[f"{side}_reward"] / max(sums[side], 1) - before
+@dataclass(frozen=True)
+class _Change:
+    """The change of the metrics from the first window, or from the reference if `first` is None.
 
+    Each check returns the text and the numbers of its warning, or None.
+    """
 
-def _chosen_reward_fell(sums: Sums, first: Sums | None) -> bool:
-    """Whether the mean reward of chosen completions is lower by more than STANDARD_ERRORS standard errors."""
-    error = math.sqrt(sum(_squared_error(window) for window in (sums, first) if window))
-    return _reward_change(sums, first, "chosen") < -STANDARD_ERRORS * error
+    sums: Sums
+    first: Sums | None
+    settings: PreferenceLoss
 
+    def _reward(self, side: str) -> float:
+        """Change of a side's mean reward; that of the reference is 0."""
+        now, before = (window[f"{side}_reward"] / max(window[side], 1) if window else 0.0 for window in self._windows())
+        return now - before
 
-def _squared_error(sums: Sums) -> float:
-    """Squared standard error of the mean of chosen rewards."""
-    number = max(sums["chosen"], 1)
-    mean = sums["chosen_reward"] / number
-    return max(sums["chosen_reward_squared"] / number - mean**2, 0.0) / number
+    def _windows(self) -> tuple[Sums, Sums | None]:
+        return self.sums, self.first
 
+    def _chosen_reward_fell(self) -> bool:
+        """Whether the mean reward of chosen completions is lower by more than STANDARD_ERRORS standard errors."""
+        squared_error = 0.0
+        for window in filter(None, self._windows()):
+            number = max(window["chosen"], 1)
+            mean = window["chosen_reward"] / number
+            squared_error += max(window["chosen_reward_squared"] / number - mean**2, 0.0) / number
+        return self._reward("chosen") < -STANDARD_ERRORS * math.sqrt(squared_error)
 
-def _chosen_logp_change(sums: Sums, first: Sums | None, settings: PreferenceLoss) -> float:
-    """Change of the mean log-probability of chosen tokens since the first window, or relative to the reference, in nats."""
-    tokens = max(sums["chosen_tokens"], 1)
-    if first is None:
-        return sums["chosen_reward"] / settings.beta / tokens
-    return sums["chosen_logp"] / tokens - first["chosen_logp"] / max(first["chosen_tokens"], 1)
+    def collapse(self) -> Found | None:
+        sums, first, tokens = self.sums, self.first, max(self.sums["chosen_tokens"], 1)
+        if first is None:
+            nats = sums["chosen_reward"] / self.settings.beta / tokens
+        elif first["chosen"]:
+            nats = sums["chosen_logp"] / tokens - first["chosen_logp"] / max(first["chosen_tokens"], 1)
+        else:
+            return None
+        if not nats < -COLLAPSE_NATS or not self._chosen_reward_fell():
+            return None
+        metrics, since = means(sums, self.settings), "than at the start" if first else "than under the reference"
+        return (
+            f"chosen completions are collapsing: {-nats:.2f} nats per token less likely {since} "
+            f"(log-probability {metrics['chosen_logp_per_token']:.2f} per token, reward {metrics['chosen_reward']:.3g})",
+            {"nats_per_token": nats, "chosen_reward": metrics["chosen_reward"]},
+        )
 
+    def only_rejected(self) -> Found | None:
+        if self.first and not (self.first["chosen"] and self.first["rejected"]):
+            return None
+        chosen, rejected = self._reward("chosen"), self._reward("rejected")
+        # Both changes must be negative, that of rejected completions more so.
+        if not rejected < chosen or not chosen < CHOSEN_SHARE * rejected or not self._chosen_reward_fell():
+            return None
+        return (
+            f"margins grow only by pushing rejected completions down: their reward changed by {rejected:.3g}, that of chosen "
+            f"ones by {chosen:.3g}",
+            {"chosen_reward_change": chosen, "rejected_reward_change": rejected},
+        )
 
-def _collapse(sums: Sums, first: Sums | None, settings: PreferenceLoss) -> tuple[str, dict[str, float]] | None:
-    if first and not first["chosen"]:
-        return None
-    change, metrics = _chosen_logp_change(sums, first, settings), means(sums, settings)
-    if not change < -COLLAPSE_NATS or not _chosen_reward_fell(sums, first):
-        return None
-    since = "than at the start" if first else "than under the reference"
-    return (
-        f"chosen completions are collapsing: {-change:.2f} nats per token less likely {since} "
-        f"(log-probability {metrics['chosen_logp_per_token']:.2f} per token, reward {metrics['chosen_reward']:.3g})",
-        {"nats_per_token": change, "chosen_reward": metrics["chosen_reward"]},
-    )
-
-
-def _only_rejected(sums: Sums, first: Sums | None, settings: PreferenceLoss) -> tuple[str, dict[str, float]] | None:
-    if first and not (first["chosen"] and first["rejected"]):
-        return None
-    chosen, rejected = _reward_change(sums, first, "chosen"), _reward_change(sums, first, "rejected")
-    # Both changes must be negative, that of rejected completions more so.
-    if not rejected < chosen or not chosen < CHOSEN_SHARE * rejected or not _chosen_reward_fell(sums, first):
-        return None
-    return (
-        f"margins grow only by pushing rejected completions down: their reward changed by {rejected:.3g}, that of chosen ones "
-        f"by {chosen:.3g}",
-        {"chosen_reward_change": chosen, "rejected_reward_change": rejected},
-    )
-
-
-def _length(sums: Sums, first: Sums | None, settings: PreferenceLoss) -> tuple[str, dict[str, float]] | None:
-    correlation = None if settings.unpaired else length_correlation(sums)
-    if correlation is None or correlation < max(MIN_CORRELATION, STANDARD_ERRORS / math.sqrt(sums["pairs"])):
-        return None
-    before = length_correlation(first) if first else 0.0
-    mean = sums["margin"] / sums["pairs"]
-    spread = math.sqrt(sums["margin_squared"] / sums["pairs"] - mean**2) / settings.beta
-    if (first and correlation - (before or 0.0) < MIN_CORRELATION_RISE) or (first is None and spread < MIN_MARGIN_STD):
-        return None
-    longer, tokens = sums["longer"] / sums["pairs"], sums["difference"] / sums["pairs"]
-    return (
-        f"margins follow length: their correlation with chosen minus rejected tokens is {correlation:.2f} (chosen completions "
-        f"are longer in {longer:.0%} of the pairs, by {tokens:.1f} tokens on average)",
-        {"correlation": correlation, "share_chosen_longer": longer, "mean_difference_tokens": tokens},
-    )
-
-
-def _rounded(numbers: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in numbers.items()}
+    def length(self) -> Found | None:
+        sums, pairs = self.sums, self.sums["pairs"]
+        correlation = None if self.settings.unpaired else length_correlation(sums)
+        if correlation is None or correlation < max(MIN_CORRELATION, STANDARD_ERRORS / math.sqrt(pairs)):
+            return None
+        if self.first:
+            if correlation - (length_correlation(self.first) or 0.0) < MIN_CORRELATION_RISE:
+                return None
+        elif (
+            math.sqrt(sums["margin_squared"] / pairs - (sums["margin"] / pairs) ** 2) / self.settings.beta
+            < MIN_MARGIN_STD
+        ):
+            return None
+        longer, tokens = sums["longer"] / pairs, sums["difference"] / pairs
+        return (
+            f"margins follow length: their correlation with chosen minus rejected tokens is {correlation:.2f} (chosen "
+            f"completions are longer in {longer:.0%} of the pairs, by {tokens:.1f} tokens on average)",
+            {"correlation": correlation, "share_chosen_longer": longer, "mean_difference_tokens": tokens},
+        )

@@ -5,7 +5,7 @@ functions of all pairs of the step. For these the step's log-probabilities are c
 and its derivative with respect to each of them; then the micro-batches run again, weighted with their derivatives (GradCache,
 Gao et al., 2021). So a step is independent of how it is split into micro-batches and processes.
 
-Shapes: P pairs, F = 4 features of a pair: log-probabilities of chosen and rejected, likelihood terms.
+Shapes: P pairs, F = 4 features of a pair (`PairLogps.features_PF`).
 """
 
 from dataclasses import replace
@@ -13,35 +13,13 @@ from dataclasses import replace
 import torch
 
 from snaketune.config.losses import PreferenceLoss
-from snaketune.training.preference import dpo_loss, unpaired_loss, unreferenced_loss
-from snaketune.training.preference.dpo_loss import PairLogps, PairLoss
+from snaketune.training.preference.dpo_loss import LOSSES
+from snaketune.training.preference.pair_logps import PairLogps
 
-LOSSES: dict[str, PairLoss] = {
-    "sigmoid": dpo_loss.sigmoid,
-    "ipo": dpo_loss.ipo,
-    "hinge": dpo_loss.hinge,
-    "robust": dpo_loss.robust,
-    "exo_pair": dpo_loss.exo_pair,
-    "nca_pair": dpo_loss.nca_pair,
-    "bco_pair": dpo_loss.bco_pair,
-    "sppo_hard": dpo_loss.sppo_hard,
-    "apo_zero": dpo_loss.apo_zero,
-    "apo_down": dpo_loss.apo_down,
-    "discopop": dpo_loss.discopop,
-    "sigmoid_norm": dpo_loss.sigmoid_norm,
-    "aot": dpo_loss.aot,
-    "simpo": unreferenced_loss.simpo,
-    "orpo": unreferenced_loss.orpo,
-    "cpo": unreferenced_loss.cpo,
-    "kto": unpaired_loss.kto,
-    "apo_zero_unpaired": unpaired_loss.apo_zero_unpaired,
-}
 # Losses in which a pair's term depends on all other pairs of the step.
 OF_WHOLE_STEPS = {"aot", "kto"}
 # Losses whose likelihood term includes the prompt.
 WITH_PROMPTS = {"orpo"}
-# Length of `totals`: pairs, tokens of chosen completions, tokens of chosen completions with their prompts.
-COUNTED = 3
 
 
 def needs_whole_step(settings: PreferenceLoss) -> bool:
@@ -55,13 +33,11 @@ def needs_prompts(settings: PreferenceLoss) -> bool:
 
 
 def loss_of(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) -> torch.Tensor:
-    """The share of the step's loss that these pairs contribute.
+    """The share of the step's loss that these pairs contribute, a float32 scalar.
 
     Args:
         pairs: pairs of one step; all of its pairs if `needs_whole_step`.
-        totals: counts over the whole step, int64[COUNTED].
-    Returns:
-        float32 scalar.
+        totals: counts over the whole step, int64[3]: pairs, tokens of chosen completions, the same with their prompts.
 
     >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -2.0]]), reference_P2=torch.zeros(1, 2),
     ...              counts_P2=torch.tensor([[4, 4]]), nll_P2=torch.tensor([[2.0, 0.0]]))
@@ -76,8 +52,7 @@ def loss_of(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) ->
         if name in LOSSES:
             loss = loss + weight * LOSSES[name](pairs, settings).sum() / over_pairs
     chosen, with_prompt = (pairs.nll_P2.sum(0) / over_tokens).unbind()
-    likelihood = weights.get("sft", 0.0) + weights.get("cpo", 0.0) * settings.cpo_alpha
-    if likelihood:
+    if likelihood := weights.get("sft", 0.0) + weights.get("cpo", 0.0) * settings.cpo_alpha:
         loss = loss + likelihood * chosen
     if needs_prompts(settings):
         loss = loss + weights["orpo"] * with_prompt
@@ -94,12 +69,7 @@ def derivatives(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor
     (0.6931, [[-0.5, 0.5, 0.0, 0.0]])
     """
     with torch.enable_grad():
-        features_PF = features(pairs).detach().requires_grad_()
+        features_PF = pairs.features_PF.detach().requires_grad_()
         loss = loss_of(replace(pairs, logps_P2=features_PF[:, :2], nll_P2=features_PF[:, 2:]), settings, totals)
         (derivative_PF,) = torch.autograd.grad(loss, features_PF)
     return loss.detach(), derivative_PF
-
-
-def features(pairs: PairLogps) -> torch.Tensor:
-    """The features of pairs that depend on the policy, float32[P, F]."""
-    return torch.cat([pairs.logps_P2, pairs.nll_P2], dim=1)

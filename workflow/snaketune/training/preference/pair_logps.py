@@ -1,14 +1,47 @@
-"""The inputs of a preference loss for a batch of packed pairs: log-probabilities per completion, with the weights of
-`ld_alpha`, and the likelihood of chosen completions.
-"""
+"""The inputs of a preference loss: log-probabilities and token counts of pairs, with the weights of `ld_alpha`."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from snaketune.config.losses import PreferenceLoss
 from snaketune.models.logprobs import completion_logprobs, token_losses
-from snaketune.training.preference.dpo_loss import PairLogps
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairLogps:
+    """Log-probabilities and token counts of P pairs. For unpaired rows, the second completion is that of another row, after
+    the same prompt (a mismatched completion).
+
+    Attributes:
+        logps_P2: float32, log-probabilities under the policy in nats, chosen first; tokens weighted if `ld_alpha` is set.
+        reference_P2: float32, the same under the reference; zeros for losses without a reference.
+        counts_P2: int64, tokens per completion.
+        nll_P2: float32, negative log-likelihood of the chosen completion, and of prompt plus chosen completion (zeros if no
+            loss needs prompts).
+        desirable_P: bool, labels of unpaired rows; None for pairs.
+    """
+
+    logps_P2: torch.Tensor
+    reference_P2: torch.Tensor
+    counts_P2: torch.Tensor
+    nll_P2: torch.Tensor
+    desirable_P: torch.Tensor | None = None
+
+    @property
+    def ratios_P2(self) -> torch.Tensor:
+        return self.logps_P2 - self.reference_P2
+
+    @property
+    def lengths_P2(self) -> torch.Tensor:
+        """Tokens per completion, at least 1, as a divisor."""
+        return self.counts_P2.clamp(min=1)
+
+    @property
+    def features_PF(self) -> torch.Tensor:
+        """The F = 4 features that depend on the policy, float32: log-probabilities, likelihood terms."""
+        return torch.cat([self.logps_P2, self.nll_P2], dim=1)
 
 
 def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: PreferenceLoss) -> PairLogps:
@@ -22,9 +55,8 @@ def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: Preferen
     counts_P2, nll_P = counts_C.reshape(-1, 2), -sums_C[::2]
     with_prompt_P = torch.zeros_like(nll_P)
     if "sequence_members" in batch:
-        with_prompt_P = with_prompt_P.index_add(
-            0, batch["sequence_pairs"], losses_N.index_select(0, batch["sequence_members"])
-        )
+        sequence_losses = losses_N.index_select(0, batch["sequence_members"])
+        with_prompt_P = with_prompt_P.index_add(0, batch["sequence_pairs"], sequence_losses)
     if settings.ld_alpha is not None:
         weights_M = tail_weights(batch["member_completions"], counts_P2, settings.ld_alpha)
         member_losses_M = losses_N.index_select(0, batch["members"])
@@ -44,8 +76,6 @@ def tail_weights(completion_M: torch.Tensor, counts_P2: torch.Tensor, alpha: flo
 
     Args:
         completion_M: int64, ascending: the completion of each token.
-        counts_P2: int64, tokens per completion.
-        alpha: weight of the tokens beyond the shorter completion.
 
     >>> tail_weights(torch.tensor([0, 0, 0, 1]), torch.tensor([[3, 1]]), 0.5).tolist()
     [1.0, 0.5, 0.5, 1.0]
