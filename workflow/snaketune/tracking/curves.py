@@ -8,6 +8,13 @@ Resume is exact, so a point that is computed again equals the one already writte
     written before the kill      1 2 3 4 5 6 7 . .
     checkpoint at step 4         1 2 3 4               → nothing to fill in; 5, 6, 7 are computed again and not written
     a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written when computed
+
+A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt.
+
+    Run(tracked)      opens it
+    newest            the newest step of each curve that it has stored; 0 for an unknown curve
+    write(points)     writes points that it lacks: ascending steps, each with its values by curve
+    close(finished)   ends the attempt; whether the training is finished too
 """
 
 import re
@@ -16,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 from transformers import TrainerCallback
 
@@ -33,47 +40,28 @@ class TrackedRun:
     """A training run as trackers see it.
 
     Attributes:
-        stage, name: such as `sft` and `sft/demo`.
-        fingerprint: the fingerprint of its result: the same in all attempts, and unique to this training.
         out: the folder where its result is published; `results` is that of all results.
+        fingerprint: of its result: the same in all attempts, and unique to this training.
         parameters: its spec, by dotted keys; the same on every machine.
     """
 
     settings: Tracking
     stage: str
-    name: str
-    fingerprint: str
     out: Path
     results: Path
+    fingerprint: str
     parameters: dict[str, bool | int | float | str]
 
     @classmethod
-    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> "TrackedRun":
+    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> Self:
         """Args: spec: as plain JSON; work: its work folder, which is below the folder of all results."""
-        return cls(
-            settings=settings,
-            stage=stage,
-            name=f"{stage}/{out.name}",
-            fingerprint=work.folder.name,
-            out=out,
-            results=work.folder.parents[2],
-            parameters=dict(_flat(spec)),
-        )
+        place = {"out": out, "results": work.folder.parents[2], "fingerprint": work.folder.name}
+        return cls(settings=settings, stage=stage, parameters=dict(_flat(spec)), **place)
 
-
-class Tracker(Protocol):
-    """One training in one tracker: a new run, or that of an earlier attempt."""
-
-    newest: dict[str, int]
-    """The newest step of each curve that the tracker has stored; 0 for an unknown curve."""
-
-    def __init__(self, tracked: TrackedRun): ...
-
-    def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
-        """Write points that the tracker doesn't have: ascending steps, each with its values by curve."""
-
-    def close(self, finished: bool) -> None:
-        """End the attempt. Args: finished: whether the training is finished too."""
+    @property
+    def name(self) -> str:
+        """Stage and name, such as `sft/demo`."""
+        return f"{self.stage}/{self.out.name}"
 
 
 class Curves(TrainerCallback):
@@ -81,7 +69,7 @@ class Curves(TrainerCallback):
 
     def __init__(self, tracked: TrackedRun):
         self.tracked = tracked
-        self.trackers: dict[str, Tracker] = {}
+        self.trackers: dict[str, Any] = {}
 
     def on_train_begin(self, args, state, control, **_):
         """Open the trackers, and fill in the points that they lack."""

@@ -81,10 +81,8 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     @contextmanager
     def as_in_training(self) -> Iterator[None]:
-        """Run a forward pass outside the loop: under the autocast of a step; random states are restored at the end.
-
-        The autocast is part of the model's forward only after accelerate has prepared the model.
-        """
+        """Run a forward pass outside the loop, under the autocast of a step, which is part of the model's forward only after
+        accelerate has prepared the model; random states are restored at the end."""
         with self.random_states_restored(), self.run.compute.autocast():
             yield
 

@@ -5,10 +5,9 @@ training several times that (docs/LOG.md). Nothing is forked, so nothing inherit
 is raised where the batch is requested. On the CPU batches are collated on request: a thread would compete with the training.
 """
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from snaketune.models.batches import Batch
 
 # Prefetched batches occupy GPU memory.
 MAX_PREFETCHED = 32
-POLL_SECONDS = 0.1
 
 
 class Prefetcher(Iterator[Any]):
@@ -27,40 +25,25 @@ class Prefetcher(Iterator[Any]):
     """
 
     def __init__(self, source: Iterator[Any], depth: int, device: torch.device):
-        self.source = source
+        self.source, self.ended = source, None
         # The current GPU is a setting of each thread.
-        self.gpu = torch.cuda.current_device() if device.type == "cuda" else None
-        self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(min(depth, MAX_PREFETCHED))
-        self.closed = threading.Event()
-        self.ended: BaseException | None = None
-        self.thread = threading.Thread(target=self._work, name="batches", daemon=True)
-        self.thread.start()
+        gpu = (torch.cuda.set_device, (torch.cuda.current_device(),)) if device.type == "cuda" else (None, ())
+        self.thread = ThreadPoolExecutor(1, "batches", *gpu)
+        # One of them is being collated.
+        self.coming = deque(self.thread.submit(next, source) for _ in range(1 + min(depth, MAX_PREFETCHED)))
 
     def __next__(self) -> Any:
         if self.ended is None:
-            item, self.ended = self.ready.get()
-            if self.ended is None:
-                return item
+            self.coming.append(self.thread.submit(next, self.source))
+            try:
+                return self.coming.popleft().result()
+            except BaseException as error:
+                self.ended = error
         raise self.ended
 
     def close(self) -> None:
         """Stop the thread and wait for it; it finishes the batch that it collates."""
-        self.closed.set()
-        self.thread.join()
-
-    def _work(self) -> None:
-        if self.gpu is not None:
-            torch.cuda.set_device(self.gpu)
-        item, end = None, None
-        while end is None and not self.closed.is_set():
-            try:
-                item = next(self.source)
-            except BaseException as error:
-                item, end = None, error
-            while not self.closed.is_set():
-                with suppress(queue.Full):
-                    self.ready.put((item, end), timeout=POLL_SECONDS)
-                    break
+        self.thread.shutdown(cancel_futures=True)
 
 
 class PrefetchMixin:

@@ -39,8 +39,8 @@ class ThroughputMeter:
 
     def __str__(self) -> str:
         """The definition of MFU in this training, for the log."""
-        share = self.peak.flops_per_second
-        of = f"{share / 1e12:,.4g} TFLOP/s" if share >= 1e12 else f"{share / 1e9:,.3g} GFLOP/s"
+        peak = self.peak.flops_per_second
+        of = f"{peak / 1e12:,.4g} TFLOP/s" if peak >= 1e12 else f"{peak / 1e9:,.3g} GFLOP/s"
         each = f" on each of {self.processes} GPUs" if self.processes > 1 else ""
         return f"MFU: {self.flops} over what is visible, of {of}{each} ({self.peak.source})"
 
@@ -63,16 +63,10 @@ class ThroughputMeter:
             yield batch
 
     def count(self, prefixes_D: np.ndarray, lengths_D: np.ndarray, *, supervised: int, projected: int) -> None:
-        """Count a batch.
-
-        Args:
-            prefixes_D, lengths_D: prefix lengths and lengths of its D documents, in tokens.
-            supervised, projected: the number of supervised tokens, and of tokens that the head projects.
-        """
+        """Count a batch of D documents: their prefixes and lengths, supervised tokens, and those that the head projects."""
         tokens, flops = int(lengths_D.sum()), self.flops.batch(prefixes_D, lengths_D)
-        self.add(
-            tokens=tokens, supervised=supervised, flops=flops, computed=self.flops.computed(flops, tokens, projected)
-        )
+        computed = self.flops.computed(flops, tokens, projected)
+        self.add(tokens=tokens, supervised=supervised, flops=flops, computed=computed)
 
     def add(self, **sums: float | torch.Tensor) -> None:
         """Add to the sums of the next line, which shows means over `items`. Tensors stay on their device until then."""
@@ -99,9 +93,9 @@ class ThroughputMeter:
         names = sorted(self.sums)
         own = [float(self.sums[name]) for name in names]
         own += [self.seconds, float(peak_memory(self.device)), self.peak.flops_per_second]
-        rows = (
-            [own] if gather is None else gather(torch.tensor([own], dtype=torch.float64, device=self.device)).tolist()
-        )
+        rows = [own]
+        if gather is not None:
+            rows = gather(torch.tensor(rows, dtype=torch.float64, device=self.device)).tolist()
         *columns, seconds, memory, peaks = zip(*rows)
         sums, slowest, self.total_peak = dict(zip(names, map(sum, columns))), max(seconds), sum(peaks)
         self.sums, self.seconds, self.lines = {}, 0.0, self.lines + 1
@@ -147,10 +141,7 @@ class ThroughputMeter:
 
 
 def log_line(logs: dict[str, float], step: int, steps: int, remaining: float | None) -> str:
-    """Format one line of the log.
-
-    Args:
-        remaining: estimated seconds to the end; None while there is no estimate.
+    """Format one line of the log. Args: remaining: estimated seconds to the end; None while there is no estimate.
 
     >>> log_line({"loss": 3.2149, "learning_rate": 3e-4, "tokens_per_second": 2600.4, "supervised_tokens_per_second": 1590.0,
     ...       "mfu": 0.5213, "memory_gb": 0.914}, 20, 830, 754.0)

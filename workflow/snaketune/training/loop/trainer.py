@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback
@@ -55,7 +55,7 @@ class TrainingRun:
     @classmethod
     def of(
         cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
-    ) -> "TrainingRun":
+    ) -> Self:
         """Return a run on the device and precision that this process has."""
         compute = resolve_compute(spec.training.precision)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
@@ -95,19 +95,11 @@ class PreparedTraining:
     base: Pretrained | None = None
 
     @classmethod
-    def of(
-        cls, trainer_class: "type[BaseTrainer]", rows: Sized, run: TrainingRun, initial: AdapterStack
-    ) -> "PreparedTraining":
+    def of(cls, trainer_class: "type[BaseTrainer]", rows: Sized, run: TrainingRun, initial: AdapterStack) -> Self:
         """Return the training that starts from `initial`."""
-        return cls(
-            trainer_class=trainer_class,
-            rows=rows,
-            run=run,
-            load=initial.load,
-            config=initial.config(),
-            new_config=initial.new_config(),
-            base=initial.named_base,
-        )
+        model = {"load": initial.load, "base": initial.named_base}
+        configs = {"config": initial.config(), "new_config": initial.new_config()}
+        return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs)
 
 
 class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin):
@@ -130,10 +122,9 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
 
     @staticmethod
     def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> Outcome:
-        """Check the loaded model, usually before adapters are added, and return facts for manifest and run.json.
+        """Check the loaded model, usually before adapters are added; return facts for manifest and run.json.
 
-        Raises:
-            SnaketuneError: the model can't be trained on these rows.
+        Raises SnaketuneError if the model can't be trained on these rows.
         """
         raise TypeError("a subclass defines this")
 

@@ -60,14 +60,7 @@ def loss_of(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) ->
 
 
 def derivatives(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of a whole step, float32 scalar, and its derivative with respect to each feature, float32[P, F].
-
-    >>> pair = PairLogps(logps_P2=torch.tensor([[0.0, 0.0]]), reference_P2=torch.zeros(1, 2),
-    ...              counts_P2=torch.tensor([[4, 4]]), nll_P2=torch.zeros(1, 2))
-    >>> loss, derivative_PF = derivatives(pair, PreferenceLoss(loss="aot", beta=1.0), torch.tensor([1, 4, 0]))
-    >>> round(loss.item(), 4), derivative_PF.tolist()
-    (0.6931, [[-0.5, 0.5, 0.0, 0.0]])
-    """
+    """The loss of a whole step, float32 scalar, and its derivative with respect to each feature, float32[P, F]."""
     with torch.enable_grad():
         features_PF = pairs.features_PF.detach().requires_grad_()
         loss = loss_of(replace(pairs, logps_P2=features_PF[:, :2], nll_P2=features_PF[:, 2:]), settings, totals)
