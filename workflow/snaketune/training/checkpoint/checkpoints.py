@@ -45,23 +45,20 @@ def remove_incomplete(folder: Path) -> None:
     """Remove checkpoints of a killed save, and damaged ones, which would otherwise be resumed from unnoticed."""
     for checkpoint in folder.glob("checkpoint-*"):
         if (checkpoint / COMPLETE).is_file():
-            if not (wrong := _damaged(checkpoint)):
+            try:
+                digests = sorted(json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8")).items())
+            except (ValueError, AttributeError):
+                digests = [(COMPLETE, None)]
+            intact = {
+                name
+                for name, digest in digests
+                if (path := checkpoint / name).is_file() and digest_file(path) == digest
+            }
+            wrong = next((name for name, _ in digests if name not in intact), None)
+            if wrong is None:
                 continue
             print(f"{checkpoint / wrong} is missing or damaged; the checkpoint is removed", flush=True)
         shutil.rmtree(checkpoint)
-
-
-def _damaged(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that is missing or differs from its digest; None if all are intact."""
-    try:
-        digests = dict(sorted(json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8")).items()))
-    except (ValueError, TypeError, AttributeError):
-        return COMPLETE
-    return next((name for name, digest in digests.items() if _digest(checkpoint / name) != digest), None)
-
-
-def _digest(path: Path) -> str:
-    return digest_file(path) if path.is_file() else "missing"
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -75,13 +72,10 @@ def _step_of(checkpoint: Path) -> int:
 
 
 class MarkComplete(TrainerCallback):
-    """Marks a checkpoint as complete once all its files are on disk, and removes the older ones.
-
-    Args:
-        check_held: raises if another process has taken over the work folder, and may have its own checkpoints there.
-    """
+    """Marks a checkpoint as complete once all its files are on disk, and removes the older ones."""
 
     def __init__(self, check_held: Callable[[], None]):
+        """Args: check_held: raises if another process has taken over the work folder, and may write its checkpoints there."""
         self.check_held = check_held
 
     def on_save(self, args, state, control, **_):
@@ -121,12 +115,10 @@ class CheckpointMixin:
         write(folder, WEIGHTS, self.finite_tensors(keep=is_main), is_main)
 
     def finite_tensors(self, keep: bool = False) -> dict[str, torch.Tensor]:
-        """Return the trained tensors; called by every process, so that all of them stop if a weight isn't finite.
+        """Return the trained tensors; raise SnaketuneError in every process, which all call it, if a weight isn't finite.
 
         Args:
             keep: whether this process receives the tensors that DeepSpeed has to gather.
-        Raises:
-            SnaketuneError: a weight isn't finite.
         """
         model = self.accelerator.unwrap_model(self.model)
         if is_zero(self.model_wrapped):
@@ -139,10 +131,7 @@ class CheckpointMixin:
         return tensors
 
     def full_tensor_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
-        """Return the function that gathers a weight of the trained model; None if the model isn't sharded.
-
-        Called after the last step; it ends the use of DeepSpeed.
-        """
+        """The function that gathers a weight; None if the model isn't sharded. Called last: it ends the use of DeepSpeed."""
         if is_zero(self.model_wrapped):
             unset_deepspeed()
             return gathered_weight
@@ -165,9 +154,9 @@ class CheckpointMixin:
         self.groups = [list(group["params"]) for group in optimizer.param_groups]
         return optimizer
 
+    @property
     def _unsharded_optimizer(self) -> Any:
-        zero = is_zero(self.model_wrapped)
-        return UnshardedOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
+        return UnshardedOptimizer(self.model_wrapped, self.groups) if is_zero(self.model_wrapped) else self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         folder, current = Path(resume_from_checkpoint), self.run.compute.about()
@@ -183,11 +172,11 @@ class CheckpointMixin:
         load_weights(folder, model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        save_optimizer(Path(output_dir), self._unsharded_optimizer(), self.lr_scheduler, self.args.should_save)
+        save_optimizer(Path(output_dir), self._unsharded_optimizer, self.lr_scheduler, self.args.should_save)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint is not None:
-            load_optimizer(Path(checkpoint), self._unsharded_optimizer(), self.lr_scheduler)
+            load_optimizer(Path(checkpoint), self._unsharded_optimizer, self.lr_scheduler)
 
     def _save_rng_state(self, output_dir):
         Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -251,34 +240,25 @@ def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.M
 
 
 def _check_same(stored: dict[str, Kind], tensors: dict[str, torch.Tensor]) -> None:
+    """Raise ValueError if names, data types or shapes differ."""
     there = {name: _describe(*kind) for name, kind in stored.items()}
     here = {name: _describe(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    others = [name for name in sorted(there.keys() & here.keys()) if there[name] != here[name]]
     differences = [
         *(f"{name} is missing" for name in sorted(here.keys() - there.keys())),
         *(f"{name} isn't in the model" for name in sorted(there.keys() - here.keys())),
-        *(
-            f"{name} is {there[name]} there, {here[name]} in the model"
-            for name in sorted(there.keys() & here.keys())
-            if there[name] != here[name]
-        ),
+        *(f"{name} is {there[name]} there, {here[name]} in the model" for name in others),
     ]
     if differences:
         raise ValueError(f"{differences[0]}; {len(differences)} such tensors")
 
 
 def _describe(dtype: torch.dtype, shape: torch.Size) -> str:
-    """
-    >>> _describe(torch.float32, torch.Size([2, 3]))
-    'float32[2, 3]'
-    """
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def _not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
-    """The name of the first tensor that isn't finite, or None.
-
-    If they are sharded, each process checks its own shards, and all processes return the same name.
-    """
+    """The name of the first tensor that isn't finite, or None; the same in all processes, which check their own shards."""
     own = map(local, tensors.values())
     infinite = (index for index, tensor in enumerate(own) if tensor.is_floating_point() and not tensor.isfinite().all())
     first = next(infinite, len(tensors))

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 
 def state_file(folder: Path, process: int) -> Path:
-    """The file of a process's state in a checkpoint."""
     return folder / f"random-{process}.safetensors"
 
 

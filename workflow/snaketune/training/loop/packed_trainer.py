@@ -100,9 +100,7 @@ class PackedTrainer(BaseTrainer, Trainer):
             rows += [self.rows.blank(tokens) for tokens in missing if tokens]
         return self.collate(rows, self.run.compute.kernel, self.rows.longest[0])
 
-    @staticmethod
-    def collate(rows: list[dict[str, Any]], kernel: str, longest: int | None = None) -> Batch:
-        return collate(rows, kernel, longest)
+    collate = staticmethod(collate)
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Move a batch to the device. The Trainer's own hook moves no segments, and under DeepSpeed casts all floats."""

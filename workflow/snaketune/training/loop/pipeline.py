@@ -83,10 +83,9 @@ def ready_trainer(training: PreparedTraining) -> Iterator[ReadyTrainer]:
             else:
                 checked = trainer_class.check_model(model, rows, compute)
                 model = _with_adapters(model, run)
+            trainable = _trainable_count(model)
             trainer = trainer_class(model=model, rows=rows, run=run)
-            yield ReadyTrainer(
-                trainer=trainer, checked=checked, parameters=parameters, trainable=_trainable_count(model)
-            )
+            yield ReadyTrainer(trainer=trainer, checked=checked, parameters=parameters, trainable=trainable)
 
 
 def _trainable_count(model: torch.nn.Module) -> int:
@@ -108,17 +107,9 @@ def _with_adapters(model: PreTrainedModel, run: TrainingRun) -> torch.nn.Module:
 
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
-    run, trainer = training.run, training.trainer_class
-    config = training.config or training.new_config
-    return check_machine(
-        run.spec,
-        run.operation,
-        run.compute,
-        config,
-        training.rows,
-        dropout=trainer.drops_out,
-        summed=trainer.sums_losses,
-    )
+    run, config = training.run, training.config or training.new_config
+    computed = {"dropout": training.trainer_class.drops_out, "summed": training.trainer_class.sums_losses}
+    return check_machine(run.spec, run.operation, run.compute, config, training.rows, **computed)
 
 
 def refuse_unfit_machine(training: PreparedTraining) -> MachineCheck:
@@ -186,7 +177,7 @@ def train(training: PreparedTraining) -> Outcome:
 
 
 def _batch_plan_facts(run: TrainingRun) -> dict[str, Any]:
-    """The batch plan, the calibration curve of such runs, and how much slower than its best the plan is, for run.json."""
+    """The batch plan, the calibration curve of such runs, and how much slower than its best the plan is."""
     plan, curve = BatchPlan.from_operation(run.operation), read_curve(run.operation)
     slower = slowdown_percent(plan, curve) if curve else None
     return asdict(plan) | {"calibration": curve, "slower_than_best_percent": slower}

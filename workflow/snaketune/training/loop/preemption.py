@@ -38,9 +38,6 @@ class PreemptionCallback(TrainerCallback):
     """Ends a training early, with a checkpoint, on SIGTERM or before the job's time limit.
 
     Add it as the last callback: callbacks that end the training for good take precedence.
-
-    Attributes:
-        reason: "signal" or "deadline"; None while there is no reason to stop.
     """
 
     def __init__(self, trained_parameters: int, state: Path):
@@ -56,6 +53,7 @@ class PreemptionCallback(TrainerCallback):
         estimated = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
         self.save_seconds = estimated if self.timed is None else self.timed
         self.step_seconds, self.agreed_seconds, self.since = 0.0, 1.0, time.monotonic()
+        # "signal" or "deadline"; None while there is no reason to stop.
         self.reason: str | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
 

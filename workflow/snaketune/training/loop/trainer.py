@@ -40,8 +40,6 @@ class TrainingRun:
 
     Attributes:
         operation: with every `auto` resolved.
-        compute: device, data type and attention kernel.
-        tracked: the run in the trackers; None without tracking.
         adapter: folder of the adapter that is trained further; None if there is none.
     """
 
@@ -159,7 +157,6 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
             self.stop_prefetch()
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Take the batches of a step through prefetch and the throughput meter."""
         batches = self.meter.batches(self.prefetched(epoch_iterator, device))
         return super().get_batch_samples(batches, num_batches, device)
 
@@ -169,7 +166,7 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
         super()._save_checkpoint(*arguments, **keywords)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0: the meter counts FLOPs, and the Trainer would iterate over all parameters for every batch."""
+        # The meter counts them, and the Trainer would iterate over all parameters for every batch.
         return 0
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:

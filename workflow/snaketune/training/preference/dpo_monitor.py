@@ -49,10 +49,7 @@ class DpoMonitor:
         """Args: from_zero: whether all log-ratios start at zero, as they do if the policy starts as its reference."""
         self.settings, self.from_zero = settings, from_zero and settings.needs_reference
         self.window = max(WINDOW, settings.stop_if.window if settings.stop_if else 0)
-        self.steps: deque[Sums] = deque(maxlen=self.window)
-        self.first: list[Sums] = []
-        self.done = 0
-        self.warned: dict[str, dict[str, Any]] = {}
+        self.restore({"steps": [], "first": [], "done": 0, "warned": {}})
         self.stopped: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -61,7 +58,7 @@ class DpoMonitor:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state that `state` returned."""
-        self.steps = deque(state["steps"], maxlen=self.window)
+        self.steps: deque[Sums] = deque(state["steps"], maxlen=self.window)
         self.first, self.done, self.warned = state["first"], state["done"], state["warned"]
 
     def step(self, sums: Sums) -> list[str]:
@@ -70,9 +67,8 @@ class DpoMonitor:
         self.steps.append(sums)
         if len(self.first) < WINDOW:
             self.first.append(sums)
-        if self.done < WINDOW:
-            return []
-        new = {kind: warning for kind, warning in self._current_warnings().items() if kind not in self.warned}
+        current = self._current_warnings() if self.done >= WINDOW else {}
+        new = {kind: warning for kind, warning in current.items() if kind not in self.warned}
         self.warned |= new
         return [f"step {warning['step']}: {warning['text']}" for warning in new.values()]
 
@@ -90,13 +86,10 @@ class DpoMonitor:
         return None
 
     def final_warnings(self) -> list[dict[str, Any]]:
-        """The first warning of each kind; its key `at_end` holds the warning over the last steps, or None if it no longer
-        holds."""
+        """The first warning of each kind, with the key `at_end`: the warning over the last steps, None if it no longer holds."""
         last = self._current_warnings()
-        return [
-            warning | {"kind": kind, "at_end": last.get(kind)}
-            for kind, warning in (self.warned | last | self.warned).items()
-        ]
+        first = self.warned | last | self.warned
+        return [warning | {"kind": kind, "at_end": last.get(kind)} for kind, warning in first.items()]
 
     def _current_warnings(self) -> dict[str, dict[str, Any]]:
         """The warnings over the last WINDOW steps, or over all steps if there are fewer."""
@@ -105,24 +98,17 @@ class DpoMonitor:
             return {}
         change = _Change(add_steps(newest), None if self.from_zero else add_steps(self.first), self.settings)
         over = f"over steps {self.done - len(newest) + 1} to {self.done}"
-        found = {"collapse": change.collapse(), "only_rejected": change.only_rejected(), "length": change.length()}
-        return {
-            kind: {
-                "step": self.done,
-                "text": f"{warning[0]}, {over}",
-                "numbers": {name: round(value, 6) for name, value in warning[1].items()},
-            }
-            for kind, warning in found.items()
-            if warning
-        }
+        warnings = {}
+        for check in (change.collapse, change.only_rejected, change.length):
+            if found := check():
+                numbers = {name: round(value, 6) for name, value in found[1].items()}
+                warnings[check.__name__] = {"step": self.done, "text": f"{found[0]}, {over}", "numbers": numbers}
+        return warnings
 
 
 @dataclass(frozen=True)
 class _Change:
-    """The change of the metrics from the first window, or from the reference if `first` is None.
-
-    Each check returns the text and the numbers of its warning, or None.
-    """
+    """The change of the metrics since the first window, or relative to the reference if `first` is None."""
 
     sums: Sums
     first: Sums | None
@@ -130,16 +116,15 @@ class _Change:
 
     def _reward(self, side: str) -> float:
         """Change of a side's mean reward; that of the reference is 0."""
-        now, before = (window[f"{side}_reward"] / max(window[side], 1) if window else 0.0 for window in self._windows())
+        now, before = (
+            window[f"{side}_reward"] / max(window[side], 1) if window else 0.0 for window in (self.sums, self.first)
+        )
         return now - before
-
-    def _windows(self) -> tuple[Sums, Sums | None]:
-        return self.sums, self.first
 
     def _chosen_reward_fell(self) -> bool:
         """Whether the mean reward of chosen completions is lower by more than STANDARD_ERRORS standard errors."""
         squared_error = 0.0
-        for window in filter(None, self._windows()):
+        for window in filter(None, (self.sums, self.first)):
             number = max(window["chosen"], 1)
             mean = window["chosen_reward"] / number
             squared_error += max(window["chosen_reward_squared"] / number - mean**2, 0.0) / number
@@ -180,13 +165,10 @@ class _Change:
         correlation = None if self.settings.unpaired else length_correlation(sums)
         if correlation is None or correlation < max(MIN_CORRELATION, STANDARD_ERRORS / math.sqrt(pairs)):
             return None
-        if self.first:
-            if correlation - (length_correlation(self.first) or 0.0) < MIN_CORRELATION_RISE:
-                return None
-        elif (
-            math.sqrt(sums["margin_squared"] / pairs - (sums["margin"] / pairs) ** 2) / self.settings.beta
-            < MIN_MARGIN_STD
-        ):
+        spread = math.sqrt(sums["margin_squared"] / pairs - (sums["margin"] / pairs) ** 2) / self.settings.beta
+        if self.first is None and spread < MIN_MARGIN_STD:
+            return None
+        if self.first and correlation - (length_correlation(self.first) or 0.0) < MIN_CORRELATION_RISE:
             return None
         longer, tokens = sums["longer"] / pairs, sums["difference"] / pairs
         return (

@@ -71,13 +71,9 @@ class DpoTrainer(PackedTrainer):
             with torch.no_grad(), self.as_in_training():
                 pairs[training] = pair_logps(self.model, batch, self.spec)
         self.model.train()
-        check_policy_is_reference(
-            pairs[True].ratios_P2,
-            pairs[False].ratios_P2,
-            pairs[True].counts_P2,
-            self.run.compute.dtype,
-            external=self.spec.reference is not None,
-        )
+        ratios, counts_P2 = (pairs[True].ratios_P2, pairs[False].ratios_P2), pairs[True].counts_P2
+        external = self.spec.reference is not None
+        check_policy_is_reference(*ratios, counts_P2, self.run.compute.dtype, external=external)
 
     def batch_loss(self, model, batch, totals):
         pairs = pair_logps(model, batch, self.spec)
@@ -89,28 +85,23 @@ class DpoTrainer(PackedTrainer):
         return share + (batch["loss"] - share).detach()
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Trainer hook at the start of a step: keep its micro-batches if the loss is over the whole step."""
         batches, totals = super().get_batch_samples(epoch_iterator, num_batches, device)
         if needs_whole_step(self.spec) and (len(batches) > 1 or self.args.world_size > 1):
             self.step_batches = batches
         return batches, totals
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """Trainer hook: compute the step's derivatives before its first micro-batch.
-
-        This can't be done in `get_batch_samples`: a resumed training restores its random states only after that.
-        """
         if self.step_batches:
+            # Not in `get_batch_samples`: a resumed training restores its random states only after that.
             self._add_derivatives(model, num_items_in_batch)
             self.step_batches = []
         return super().training_step(model, inputs, num_items_in_batch)
 
     @torch.no_grad()
     def _add_derivatives(self, model: torch.nn.Module, totals: torch.Tensor) -> None:
-        """Add to each micro-batch the derivatives of the step's loss with respect to its log-probabilities, which its own
-        forward pass computes again with a graph.
+        """Add to each micro-batch the derivatives of the step's loss with respect to its log-probabilities.
 
-        The random states are restored, so that adapter dropout is the same in both passes.
+        Its own forward pass computes these again with a graph, from the same random states, so with the same adapter dropout.
         """
         model.train()
         step_pairs = []
@@ -144,7 +135,6 @@ class DpoTrainer(PackedTrainer):
                     print(f"warning: {text}", flush=True)
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Trainer hook: add the metrics since the last log line."""
         if "loss" in logs:
             self.update_monitor()
             if self.unlogged:

@@ -14,6 +14,7 @@ are packed into other rows by then.
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from snaketune.stages.cache.work_folders import WorkFolder, sync
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
-from snaketune.stages.specs import RefLogpsSpec
+from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import library_findings
@@ -46,36 +47,67 @@ from snaketune.training.reference.logps_table import FILE, check_finite, referen
 SECONDS_BETWEEN_CHUNKS = 20.0
 
 
-def compute_logps(
-    spec: RefLogpsSpec,
-    work: WorkFolder,
-    pack: Artifact,
-    results: tuple[Artifact, ...],
-    tokenizer: Sequence[Artifact],
-    *,
-    part: int = 1,
-    parts: int = 1,
-) -> Outcome:
-    """Write `logps.arrow` of one part of the pairs to `work.payload`.
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A reference model.
 
-    Args:
-        results: the reference's result and its base layers, from the top down; empty for an external model.
+    Attributes:
+        results: the reference's result and its base layers, from the top down; empty for an external model, `spec.base`.
         tokenizer: tokenizer of the pairs; only for an external model.
-        part: which of `parts` equal ranges of rows, from 1.
+    """
+
+    spec: RefLogpsSpec
+    results: tuple[Artifact, ...]
+    tokenizer: Sequence[Artifact] = ()
+
+    def stack(self, *, merged: bool = False) -> AdapterStack:
+        """The adapter stack without an adapter that stays unmerged. Args: merged: with it, merged as its run saved it."""
+        spec, results = self.spec, self.results
+        layers, base = results[1:] if spec.apart and not merged else results, spec.base
+        if merged and not is_adapter_only(results[0]):
+            # The result holds complete weights, so it needs no base layers.
+            layers, base = results[:1], None
+        folder = (*self.tokenizer, *results)[0].folder
+        return AdapterStack(results=layers, base=base, tokenizer=folder, trust_remote_code=spec.trust_remote_code)
+
+    def load(
+        self, compute: Compute, packs: list[PackedRows], *, merged: bool = False
+    ) -> tuple[torch.nn.Module, SelfTest]:
+        """Load the model and run its self-test. Args: merged: as evaluations load it, not as the policies' trainings do."""
+        stack, spec = self.stack(merged=merged), self.spec
+        compute = with_supported_kernel(compute, stack.config(), dropout=False)
+        check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
+        loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
+        if not spec.quantization:
+            loaded = loaded.to(compute.device)
+        tested = self_test(loaded, packs, compute, training=False)
+        if spec.apart and not merged:
+            from snaketune.models.adapters import load_adapter
+
+            loaded = load_adapter(loaded, self.results[0].folder / ADAPTER)
+        return loaded, tested
+
+
+def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -> Outcome:
+    """Write `logps.arrow` of the pairs, or of the part of them that the spec names, to `work.payload`.
+
     Raises:
         SnaketuneError: a log-probability isn't finite, or an external model has another vocabulary.
     """
-    for result in (*results, *tokenizer):
+    spec = reference.spec
+    # One of several equal ranges of rows, from 1.
+    part, parts = (spec.part, spec.parts) if isinstance(spec, RefPassSpec) else (1, 1)
+    for result in (*reference.results, *reference.tokenizer):
         result.files()
     compute = resolve_compute(spec.precision)
     report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
     packs = list(rows_by_split.values())
-    if tokenizer:
-        check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), packs)
+    if reference.tokenizer:
+        check_same_tokens(spec.base, ChatTokenizer.load(reference.tokenizer[0].folder), packs)
     chunks, started = Chunks(work, schema(spec.token_logps)), time.monotonic()
-    model, tested = _load(spec, results, tokenizer, compute, packs)
+    model, tested = reference.load(compute, packs)
     stored, computed, tokens = chunks.pairs(), 0, 0
     counts: dict[str, int] = {}
     if stored:
@@ -91,10 +123,9 @@ def compute_logps(
         if rest and split == "held_out" and spec.apart and not spec.quantization:
             # Free the first model before the second is loaded.
             model = None
-            model, _ = _load(spec, results, tokenizer, compute, packs, merged=True)
-        what = f"reference, {split}"
+            model, _ = reference.load(compute, packs, merged=True)
+        what, total = f"reference, {split}", sum(len(ids[row]) for row in rest)
         passes = losses_of_rows(model, rows, rest, tested.compute, what)
-        total = sum(len(ids[row]) for row in rest)
         for numbers, batch, losses_N in progress(
             passes, what, "pairs", total, lambda done, ids=ids: sum(len(ids[row]) for row in done[0])
         ):
@@ -103,7 +134,7 @@ def compute_logps(
             computed += len(pairs)
             tokens += batch["segments"].layout.document_tokens
     table = sort_rows(chunks.table())
-    check_finite(table, f"{[one.manifest_path for one in results] or spec.base.path} on {pack.manifest_path}")
+    check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")
     write_table(work.payload / FILE, table)
     seconds = time.monotonic() - started
     weights = compute.weights_dtype(frozen=spec.frozen_weights)
@@ -148,54 +179,10 @@ def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterabl
         )
 
 
-def reference_stack(
-    spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
-) -> AdapterStack:
-    """The adapter stack of the reference, without an adapter that stays unmerged.
-
-    Args:
-        merged: whether to include that adapter, merged as its run saved it.
-    """
-    layers, base = results[1:] if spec.apart and not merged else results, spec.base
-    if merged and not is_adapter_only(results[0]):
-        # The result holds complete weights, so it needs no base layers.
-        layers, base = results[:1], None
-    folder = (*tokenizer, *results)[0].folder
-    return AdapterStack(results=layers, base=base, tokenizer=folder, trust_remote_code=spec.trust_remote_code)
-
-
-def _load(
-    spec: RefLogpsSpec,
-    results: tuple[Artifact, ...],
-    tokenizer: Sequence[Artifact],
-    compute: Compute,
-    packs: list[PackedRows],
-    *,
-    merged: bool = False,
-) -> tuple[torch.nn.Module, SelfTest]:
-    """Load the reference and run its self-test.
-
-    Args:
-        merged: whether to load it as evaluations do, not as the policies' trainings do.
-    """
-    stack = reference_stack(spec, results, tokenizer, merged=merged)
-    compute = with_supported_kernel(compute, stack.config(), dropout=False)
-    check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
-    loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
-    if not spec.quantization:
-        loaded = loaded.to(compute.device)
-    tested = self_test(loaded, packs, compute, training=False)
-    if spec.apart and not merged:
-        from snaketune.models.adapters import load_adapter
-
-        loaded = load_adapter(loaded, results[0].folder / ADAPTER)
-    return loaded, tested
-
-
 def _columns(
     ids: list[str], split: str, batch: dict[str, Any], losses_N: torch.Tensor, token_logps: bool
 ) -> dict[str, Any]:
-    """Columns of `logps.arrow` for one batch, in the order of its completions. Args: ids: of the batch's pairs."""
+    """Columns of `logps.arrow` for a batch with these pairs, in the order of its completions."""
     sums_C, counts_C = completion_logprobs(losses_N, batch)
     counts = counts_C.cpu().numpy()
     columns = {

@@ -5,7 +5,6 @@ gathered here. DPO runs that differ only in beta, loss or learning rate share th
 model. `training.reference.logps_table` describes the table, `training.reference.cache_key` its cache key.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,45 +19,29 @@ from snaketune.packing.shards import SPLITS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import read_table, write_table
+from snaketune.training.reference import logps_table as logps
 from snaketune.training.reference.cache_key import kernel_family
-from snaketune.training.reference.compute import compute_logps, reference_stack
-from snaketune.training.reference.logps_table import (
-    FILE,
-    check_finite,
-    differences,
-    reference_splits,
-    schema,
-    sort_rows,
-)
+from snaketune.training.reference.compute import ReferenceModel, compute_logps
 
 
-def gather_logps(
-    spec: RefLogpsSpec,
-    work: WorkFolder,
-    pack: Artifact,
-    results: tuple[Artifact, ...],
-    tokenizer: Sequence[Artifact],
-    operation: Execution | None,
-) -> Outcome:
+def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
     """Write `logps.arrow` to `work.payload`.
 
     Args:
-        results, tokenizer: see `compute_logps`.
         operation: with the pattern of the parts' manifests, if there are parts.
     Raises:
         SnaketuneError: a log-probability isn't finite, or parts are missing or belong to another reference.
     """
     if operation is None or not operation.parts:
-        return compute_logps(spec, work, pack, results, tokenizer)
+        return compute_logps(reference, work, pack)
+    spec = reference.spec
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
-    model_config = reference_stack(spec, results, tokenizer).config()
-    compute = with_supported_kernel(resolve_compute(spec.precision), model_config, dropout=False)
+    compute = with_supported_kernel(resolve_compute(spec.precision), reference.stack().config(), dropout=False)
     own = {
-        "model": [one.content for one in results],
+        "model": [one.content for one in reference.results],
         "rows": [pack.content],
         "dtype": compute.about()["dtype"],
         "spec": spec.model_dump(mode="json"),
@@ -73,24 +56,26 @@ def gather_logps(
             "spec": {key: value for key, value in manifest["spec"].items() if key not in ("part", "parts")},
             "kernel": kernel_family(manifest["kernel"]),
         }
-        if different := differences(own, made, operation.share_kernels):
+        if different := logps.differences(own, made, operation.share_kernels):
             hint = "; `reference_pass.share_kernels: true` accepts it" if list(different) == ["kernel"] else ""
             raise SnaketuneError(
                 f"{part.manifest_path} is not a part of this reference ({'; '.join(different.values())}){hint}; rebuild it "
                 f"with: {rebuild_command(part.manifest_path)}"
             )
-    columns = schema(spec.token_logps)
-    tables = [read_table(part.file(FILE)).select(columns.names) for part in parts]
-    table = sort_rows(pa.concat_tables([columns.empty_table(), *tables]))
+    columns = logps.schema(spec.token_logps)
+    tables = [read_table(part.file(logps.FILE)).select(columns.names) for part in parts]
+    table = logps.sort_rows(pa.concat_tables([columns.empty_table(), *tables]))
     computed = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-    expected = {(split, document["id"]) for split in reference_splits(pack) for document in documents(pack, split)}
+    expected = {
+        (split, document["id"]) for split in logps.reference_splits(pack) for document in documents(pack, split)
+    }
     if missing := sorted(expected - computed):
         raise SnaketuneError(
             f"{operation.parts}: {len(missing)} of {len(expected)} pairs are in no part, for instance {missing[0][1]}; rebuild "
             "the parts"
         )
-    check_finite(table, operation.parts)
-    write_table(work.payload / FILE, table)
+    logps.check_finite(table, operation.parts)
+    write_table(work.payload / logps.FILE, table)
     counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
     about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
     return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
