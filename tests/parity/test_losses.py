@@ -15,9 +15,9 @@ from snaketune.config.losses import LossName, PreferenceLoss
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
+from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts
 from snaketune.training.preference.pair_dataset import weighted_logps
 from snaketune.training.preference.pair_logps import pair_logps
-from snaketune.training.preference.step_loss import derivatives, loss_of, needs_prompts
 from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows

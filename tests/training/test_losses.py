@@ -10,9 +10,9 @@ from snaketune.config.losses import PreferenceLoss
 from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.preference import dpo_trainer
+from snaketune.training.preference.dpo_loss import loss_of
 from snaketune.training.preference.metrics import SUMS, batch_sums, means
 from snaketune.training.preference.pair_logps import PairLogps, pair_logps
-from snaketune.training.preference.step_loss import loss_of
 
 from .preference_runs import Trained
 

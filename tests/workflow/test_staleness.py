@@ -195,7 +195,6 @@ CODE = {
     "training/reference/compute.py": REF,
     "training/preference/dpo_loss.py": DPO,
     "training/preference/pair_logps.py": DPO,
-    "training/preference/step_loss.py": DPO,
     "training/preference/dpo_monitor.py": DPO,
     "config/losses.py": set(),
     "training/dpo.py": DPO,

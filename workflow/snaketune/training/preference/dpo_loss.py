@@ -1,4 +1,5 @@
-"""Preference losses: functions of the log-probabilities of policy and reference that return one value per pair, float32[P].
+"""Preference losses: functions of the log-probabilities of policy and reference that return one value per pair, float32[P];
+and the loss of an optimizer step, a weighted sum of them, each a mean over pairs or over tokens.
 
 With pi = policy and ref = reference, each log-probability summed over a completion's tokens:
 
@@ -6,12 +7,17 @@ With pi = policy and ref = reference, each log-probability summed over a complet
     rejected = log pi(rejected) - log ref(rejected)
     margin   = beta * (score(chosen) - score(rejected))        for the reverse KL, score is the identity
 
-Names are TRL's, and so is the choice of a formula where a paper leaves it open. `step_loss` combines them into the loss of a
-step, and adds the likelihood terms of CPO and ORPO, which are means over tokens.
+Names are TRL's, and so is the choice of a formula where a paper leaves it open.
+
+Most losses are sums over pairs: a micro-batch adds its share and needs only the step's number of pairs. The others are
+functions of all pairs of the step. For these the step's log-probabilities are computed first, without gradients; then the loss
+and its derivative with respect to each of them; then the micro-batches run again, weighted with their derivatives (GradCache,
+Gao et al., 2021). So a step is independent of how it is split into micro-batches and processes.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -67,8 +73,7 @@ def hinge(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
 
 
 def ipo(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
-    """IPO (Azar et al., 2023, eq. 17): (difference of the log-ratios per token - 1 / (2 beta))^2. Log-ratios are per token, as
-    in the authors' code."""
+    """IPO (Azar et al., 2023, eq. 17): (margin / beta - 1 / (2 beta))^2, with log-ratios per token as in the authors' code."""
     return (margins(pairs, settings, per_token=True) - 1 / (2 * settings.beta)) ** 2
 
 
@@ -80,8 +85,7 @@ def robust(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
 
 
 def exo_pair(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
-    """EXO (Ji et al., 2024, eq. 16): KL divergence of (sigmoid(margin), sigmoid(-margin)) from (1 - s, s), with s =
-    `label_smoothing`."""
+    """EXO (Ji et al., 2024, eq. 16): KL divergence of (sigmoid(margin), sigmoid(-margin)) from (1 - smoothing, smoothing)."""
     logits_P, smoothing = settings.beta * margins(pairs, settings), settings.label_smoothing
     won_P = torch.sigmoid(logits_P) * (F.logsigmoid(logits_P) - math.log1p(-smoothing))
     return won_P + torch.sigmoid(-logits_P) * (F.logsigmoid(-logits_P) - math.log(smoothing))
@@ -94,8 +98,8 @@ def nca_pair(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
 
 
 def bco_pair(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
-    """BCO for pairs (Jung et al., 2024): binary classification of chosen and rejected completions. As in TRL 1.16, rewards are
-    compared with zero and not with a running mean, so the loss has no state."""
+    """BCO for pairs (Jung et al., 2024): classifies completions. As in TRL 1.16, rewards are compared with zero and not with a
+    running mean, so the loss has no state."""
     rewards_P2 = settings.beta * pairs.ratios_P2
     return -F.logsigmoid(rewards_P2[:, 0]) - F.logsigmoid(-rewards_P2[:, 1])
 
@@ -172,7 +176,8 @@ def kto(pairs: PairLogps, settings: PreferenceLoss) -> torch.Tensor:
     with the difference negated for undesirable completions.
 
     The reference point estimates the KL divergence of the policy from its reference (section 4.1): the mean log-ratio of the
-    mismatched completions of all rows of a step, at least 0 and without gradient."""
+    mismatched completions of all rows of a step, at least 0 and without gradient.
+    """
     reference_point = pairs.ratios_P2[:, 1].detach().mean().clamp(min=0)
     return _weighted(pairs, settings, pairs.ratios_P2[:, 0] - reference_point)
 
@@ -189,10 +194,57 @@ def _weighted(pairs: PairLogps, settings: PreferenceLoss, over_P: torch.Tensor) 
 
 
 PairLoss = Callable[[PairLogps, PreferenceLoss], torch.Tensor]
-OF_PAIRS: tuple[PairLoss, ...] = (
+LOSSES: dict[str, PairLoss] = {loss.__name__: loss for loss in (
     sigmoid, sigmoid_norm, hinge, ipo, robust, exo_pair, nca_pair, bco_pair, sppo_hard, apo_zero, apo_down, discopop, aot,
-)  # fmt: skip
-WITHOUT_REFERENCE: tuple[PairLoss, ...] = (cpo, simpo, orpo)
-# A row is represented as a pair: its own completion, and that of another row after the same prompt (mismatched).
-OF_SINGLE_COMPLETIONS: tuple[PairLoss, ...] = (kto, apo_zero_unpaired)
-LOSSES = {loss.__name__: loss for loss in (*OF_PAIRS, *WITHOUT_REFERENCE, *OF_SINGLE_COMPLETIONS)}
+    cpo, simpo, orpo, kto, apo_zero_unpaired,
+)}  # fmt: skip
+# Losses in which a pair's term depends on all other pairs of the step.
+OF_WHOLE_STEPS = {"aot", "kto"}
+# Losses whose likelihood term includes the prompt.
+WITH_PROMPTS = {"orpo"}
+
+
+def needs_whole_step(settings: PreferenceLoss) -> bool:
+    """Whether the loss of a micro-batch depends on the other pairs of its step."""
+    return not OF_WHOLE_STEPS.isdisjoint(settings.weights)
+
+
+def needs_prompts(settings: PreferenceLoss) -> bool:
+    """Whether the likelihood term includes the prompt's tokens."""
+    return not WITH_PROMPTS.isdisjoint(settings.weights)
+
+
+def loss_of(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) -> torch.Tensor:
+    """The share of the step's loss that these pairs contribute, a float32 scalar.
+
+    Args:
+        pairs: pairs of one step; all of its pairs if `needs_whole_step`.
+        totals: counts over the whole step, int64[3]: pairs, tokens of chosen completions, the same with their prompts.
+
+    >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -2.0]]), reference_P2=torch.zeros(1, 2),
+    ...              counts_P2=torch.tensor([[4, 4]]), nll_P2=torch.tensor([[2.0, 0.0]]))
+    >>> settings = PreferenceLoss(loss={"sigmoid": 1.0, "sft": 0.5})
+    >>> round(loss_of(pair, settings, torch.tensor([2, 4, 0])).item(), 4)    # log 2 / 2 + 0.5 * 2 / 4
+    0.5966
+    """
+    over_pairs, over_tokens = totals.clamp(min=1)[0], totals.clamp(min=1)[1:]
+    weights = settings.weights
+    loss = pairs.logps_P2.new_zeros(())
+    for name, weight in weights.items():
+        if name in LOSSES:
+            loss = loss + weight * LOSSES[name](pairs, settings).sum() / over_pairs
+    chosen, with_prompt = (pairs.nll_P2.sum(0) / over_tokens).unbind()
+    if likelihood := weights.get("sft", 0.0) + weights.get("cpo", 0.0) * settings.cpo_alpha:
+        loss = loss + likelihood * chosen
+    if needs_prompts(settings):
+        loss = loss + weights["orpo"] * with_prompt
+    return loss
+
+
+def derivatives(pairs: PairLogps, settings: PreferenceLoss, totals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of a whole step, float32 scalar, and its derivative with respect to each feature, float32[P, F]."""
+    with torch.enable_grad():
+        features_PF = pairs.features_PF.detach().requires_grad_()
+        loss = loss_of(replace(pairs, logps_P2=features_PF[:, :2], nll_P2=features_PF[:, 2:]), settings, totals)
+        (derivative_PF,) = torch.autograd.grad(loss, features_PF)
+    return loss.detach(), derivative_PF

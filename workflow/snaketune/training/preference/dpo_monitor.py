@@ -86,7 +86,7 @@ class DpoMonitor:
         return None
 
     def final_warnings(self) -> list[dict[str, Any]]:
-        """The first warning of each kind, with the key `at_end`: the warning over the last steps, None if it no longer holds."""
+        """The first warning of each kind, with `at_end`: the warning over the last steps, or None if it no longer holds."""
         last = self._current_warnings()
         first = self.warned | last | self.warned
         return [warning | {"kind": kind, "at_end": last.get(kind)} for kind, warning in first.items()]

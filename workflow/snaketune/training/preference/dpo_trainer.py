@@ -17,11 +17,11 @@ from snaketune.stages.outcome import Outcome
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
+from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts, needs_whole_step
 from snaketune.training.preference.dpo_monitor import DpoMonitor
 from snaketune.training.preference.metrics import MetricSums, Sums, add_steps, by_source, means
 from snaketune.training.preference.pair_dataset import PairRows
 from snaketune.training.preference.pair_logps import PairLogps, pair_logps
-from snaketune.training.preference.step_loss import derivatives, loss_of, needs_prompts, needs_whole_step
 from snaketune.training.reference.logps_table import check_policy_is_reference, check_ref_logps
 
 MONITOR_STATE = "dpo_monitor.json"

@@ -40,10 +40,6 @@ Sums = dict[str, float]
 def batch_sums(pairs: PairLogps, settings: PreferenceLoss, source_P: torch.Tensor, sources: int) -> torch.Tensor:
     """Sums over the pairs of a batch, per source: float[sources, SUMS], float64 except on MPS, which lacks it.
 
-    Args:
-        source_P: int64, the index of each pair's source.
-        sources: number of sources.
-
     >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.tensor([[-3.0, -4.0]]),
     ...              counts_P2=torch.tensor([[4, 6]]), nll_P2=torch.zeros(1, 2))
     >>> (row,) = batch_sums(pair, PreferenceLoss(beta=0.5), torch.tensor([0]), sources=1).tolist()
@@ -101,11 +97,7 @@ def add_steps(steps: Iterable[Sums]) -> Sums:
 
 
 def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceLoss) -> dict[str, float]:
-    """The metrics of each source over several steps, as `sources.0/margin`; empty if there is only one source.
-
-    Args:
-        steps: for each step, the sums of each source.
-    """
+    """The metrics of each source over steps, which have sums for each, as `sources.0/margin`; empty for a single source."""
     of_sources = list(zip(*steps, strict=True))
     return {
         f"sources.{number}/{name}": value
@@ -117,12 +109,10 @@ def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceLoss) -> dict
 def means(sums: Sums, settings: PreferenceLoss) -> dict[str, float]:
     """Compute metrics from sums over pairs; metrics that aren't defined for these pairs are omitted.
 
-    >>> two = {"pairs": 2, "chosen": 2, "rejected": 2, "right": 1, "margin": 3.0}
-    >>> of_chosen = {"chosen_logp": -8.0, "chosen_tokens": 16, "kl": 1.0}
-    >>> sums = dict.fromkeys(SUMS, 0.0) | two | of_chosen
-    >>> metrics = means(sums, PreferenceLoss())
-    >>> metrics["accuracy"], metrics["margin"], metrics["chosen_logp_per_token"], metrics["chosen_tokens"], metrics["kl"]
-    (0.5, 1.5, -0.5, 8.0, 0.5)
+    >>> two = {"pairs": 2, "chosen": 2, "right": 1, "margin": 3.0, "chosen_logp": -8.0, "chosen_tokens": 16, "kl": 1.0}
+    >>> metrics = means(dict.fromkeys(SUMS, 0.0) | two, PreferenceLoss())
+    >>> [metrics[name] for name in ("accuracy", "margin", "chosen_logp_per_token", "chosen_tokens", "kl")]
+    [0.5, 1.5, -0.5, 8.0, 0.5]
     """
     if not sums["pairs"]:
         return {}
@@ -180,10 +170,10 @@ class MetricSums:
         self.of_step = 0.0
 
     def read(self, gather: Callable[[torch.Tensor], torch.Tensor] | None) -> list[list[Sums]]:
-        """Return and clear the sums of the steps since the last call: per step and source, over all processes (all call it).
+        """Return and clear the sums of the steps since the last call: per step and source, over all processes.
 
         Args:
-            gather: maps float[1, n] of each process to float[processes, n] of all; None for a single process.
+            gather: maps float[1, n] of each process, which all call it, to float[processes, n]; None for a single process.
         """
         if not self.steps:
             return []

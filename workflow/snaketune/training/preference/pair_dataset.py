@@ -19,8 +19,7 @@ class PairRows(PackedRows):
     `desirable`, bool[p].
 
     Attributes:
-        pairs: number of pairs.
-        sources: 1 + the highest index of a source that a pair comes from.
+        pairs, sources: number of pairs; 1 + the highest index of a source that a pair comes from.
         distinct_labels: the labels that occur among single completions; empty for pairs.
     """
 
@@ -33,8 +32,7 @@ class PairRows(PackedRows):
     ):
         """
         Args:
-            ref_logps: the reference log-probabilities; None for a loss without a reference and for timed trials, which get
-                zeros.
+            ref_logps: None for a loss without a reference and for timed trials, which get zeros.
             ld_alpha: weight of the tokens beyond the length of the pair's other completion; None for no weighting.
         Raises:
             SnaketuneError: a packed pair has no reference log-probabilities, or none per token although `ld_alpha` is set.

@@ -45,11 +45,7 @@ class PairLogps:
 
 
 def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: PreferenceLoss) -> PairLogps:
-    """Compute the log-probabilities of a batch's pairs, in the order of rows and of pairs within a row.
-
-    Args:
-        batch: as `DpoTrainer.collate` returns it.
-    """
+    """Log-probabilities of the pairs of a batch from `DpoTrainer.collate`, in the order of rows and of pairs within a row."""
     losses_N = token_losses(model, batch)
     sums_C, counts_C = completion_logprobs(losses_N, batch)
     counts_P2, nll_P = counts_C.reshape(-1, 2), -sums_C[::2]
@@ -72,10 +68,7 @@ def pair_logps(model: torch.nn.Module, batch: dict[str, Any], settings: Preferen
 
 def tail_weights(completion_M: torch.Tensor, counts_P2: torch.Tensor, alpha: float) -> torch.Tensor:
     """Weight of each token, float32[M]: 1 up to the length of the pair's shorter completion, `alpha` beyond it (LD-DPO, Liu et
-    al., 2024, eq. 9).
-
-    Args:
-        completion_M: int64, ascending: the completion of each token.
+    al., 2024, eq. 9). `completion_M`, int64, is the completion of each token, ascending.
 
     >>> tail_weights(torch.tensor([0, 0, 0, 1]), torch.tensor([[3, 1]]), 0.5).tolist()
     [1.0, 0.5, 0.5, 1.0]
