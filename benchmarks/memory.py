@@ -94,8 +94,8 @@ def measure(name: str) -> dict[str, float]:
 
         prepared = PreparedTraining(trainer_class=SftTrainer, rows=packed, run=run, load=load, new_config=config)
         expected = pipeline.refuse_unfit_machine(prepared).estimate.expected
-        with pipeline.ready_trainer(prepared) as ready:
-            pipeline.fit(ready.trainer)
+        with pipeline.ready_trainer(prepared) as trainer:
+            pipeline.fit(trainer)
             return {"expected": expected / 1e9, "peak": peak_memory(run.compute.device) / 1e9}
 
 

@@ -262,10 +262,8 @@ def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, 
 def line_of(trained: int, **arguments) -> str:
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "world_size": 1} | arguments
     args = SimpleNamespace(gradient_checkpointing=False, **settings)
-    trainer = SimpleNamespace(run=SimpleNamespace(compute=GPU), args=args, compiled=True)
-    made = pipeline.ReadyTrainer(
-        trainer=trainer, checked=Outcome(about={"kernel": "varlen"}), parameters=23_100_000, trainable=trained
-    )
+    facts = {"checked": Outcome(about={"kernel": "varlen"}), "parameters": 23_100_000, "trainable": trained}
+    made = SimpleNamespace(run=SimpleNamespace(compute=GPU), args=args, compiled=True, **facts)
     estimated = taken(30_500_000_000, 30_500_000_000)
     return pipeline.describe_training(
         made, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())

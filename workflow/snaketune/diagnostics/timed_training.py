@@ -117,8 +117,7 @@ class Windows(TrainerCallback):
 
 
 def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
-    with ready_trainer(training) as ready:
-        trainer = ready.trainer
+    with ready_trainer(training) as trainer:
         args, meter = trainer.args, trainer.meter
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         windows = Windows(trainer, spec.warmup_steps, spec.steps, keeps_running=spec.profile)
@@ -159,9 +158,9 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
             "peak_flops_per_second": about["peak_flops_per_second"],
             "parts": profiled.shares(step_seconds),
             "compiled": trainer.compiled,
-            "kernel": ready.checked.about.get("kernel", "its own attention"),
-            "parameters": ready.parameters,
-            "trainable_parameters": ready.trainable,
+            "kernel": trainer.checked.about.get("kernel", "its own attention"),
+            "parameters": trainer.parameters,
+            "trainable_parameters": trainer.trainable,
             "micro_batch_rows": args.per_device_train_batch_size,
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,

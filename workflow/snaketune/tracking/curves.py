@@ -1,20 +1,16 @@
 """Training curves: every point is written once to every tracker, however often the training was killed and resumed.
 
-The checkpoint that a training resumes from may be older than the newest points written, which are then computed again, or newer
-than the points that a tracker had flushed. So each tracker reports the newest step of each curve that it has stored. At the
-start it receives the later points that are in the checkpoint (in the Trainer's log history), and then every newer log line.
-Resume is exact, so a point that is computed again equals the one already written.
+Resume is exact, so a point that is computed again equals the one already written. Each tracker reports the newest step of each
+curve that it has stored. At the start it receives the later points of the checkpoint (the Trainer's log history), and then
+every newer log line:
 
     written before the kill      1 2 3 4 5 6 7 . .
     checkpoint at step 4         1 2 3 4               → nothing to fill in; 5, 6, 7 are computed again and not written
     a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written when computed
 
-A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt.
-
-    Run(tracked)      opens it
-    newest            the newest step of each curve that it has stored; 0 for an unknown curve
-    write(points)     writes points that it lacks: ascending steps, each with its values by curve
-    close(finished)   ends the attempt; whether the training is finished too
+A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt. `newest` is the
+newest step by curve, 0 for an unknown one; `write` takes ascending steps, each with its values by curve; `close` ends the
+attempt and is told whether the training is finished too.
 """
 
 import re

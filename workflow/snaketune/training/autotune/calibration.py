@@ -163,8 +163,8 @@ class TrialRunner:
 
     def _time(self, plan: BatchPlan) -> Timing:
         run = replace(self.run, operation=plan.apply_to(self.run.operation))
-        with ready_trainer(PreparedTraining.of(self.trainer_class, self.rows, run, self.initial)) as ready:
-            return Timing.across_processes(gather_object([time_steps(ready.trainer)]))
+        with ready_trainer(PreparedTraining.of(self.trainer_class, self.rows, run, self.initial)) as trainer:
+            return Timing.across_processes(gather_object([time_steps(trainer)]))
 
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
         """The reason not to try a plan on a CPU or MPS; empty to try it.

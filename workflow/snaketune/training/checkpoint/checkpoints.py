@@ -1,9 +1,8 @@
 """Checkpoints without pickles, and exact resume.
 
-A checkpoint holds the weights that training changes, and optimizer, schedule and random states, as safetensors plus JSON.
-Weights have the module's own names (a saved model has the Hub's names, which split and rename some weights). A checkpoint is
-loaded completely or not at all, by any number of processes. It is valid once its `complete` file exists, which has the digests
-of all other files; a killed save writes no such file, and the previous checkpoint is used.
+A checkpoint holds the weights that training changes by the module's own names, and optimizer, schedule and random states. Any
+number of processes loads it, completely or not at all. It is valid once its `complete` file exists, which has the digests of
+all other files; a killed save writes no such file, and the previous checkpoint is used.
 """
 
 import json

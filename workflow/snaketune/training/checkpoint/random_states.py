@@ -1,8 +1,7 @@
 """Random states of a training, one file per process.
 
-When a training is resumed with the same number of processes, each restores its own state. With another number, each is seeded
-anew from seed, step and its rank: the sample order doesn't depend on these states and stays the same, but dropout, if any,
-draws other numbers.
+A training that is resumed by another number of processes seeds each anew from seed, step and rank: the sample order doesn't
+depend on these states and stays the same, but dropout, if any, draws other numbers.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""Save a trained model as a folder for transformers: adapters merged, in the chosen data type, in files of at most 5 GB; or, if
-configured, adapters alone.
+"""Save a trained model as a folder for transformers: adapters merged, in files of at most 5 GB; or, if configured, alone.
 
-Training has float32 master weights, or 16-bit weights with float32 adapters. Saved weights are rounded once, after merging in
-float32, one layer at a time, so that a GPU that could train the model can also merge it.
+Weights are rounded to the chosen data type once, after merging in float32, one layer at a time, so that a GPU that could train
+the model can also merge it.
 """
 
 import copy

@@ -3,8 +3,8 @@
     weights.safetensors                              all tensors
     weights/shard-00001-model-00001-of-00002.saf…    the first process's shard of each tensor, and its offset in the tensor
 
-Each process writes its own shards, through torch.distributed.checkpoint (without a pickle: the offsets are in the files'
-headers). A reader takes the parts that it needs, so any number of processes can read them, sharded or not.
+Each process writes its own shards through torch.distributed.checkpoint, without a pickle, and any number of processes read
+the parts that they need.
 """
 
 import warnings

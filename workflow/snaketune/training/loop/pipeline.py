@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -35,23 +35,8 @@ from snaketune.training.loop.trainer import BaseTrainer, LogCallback, PreparedTr
 from snaketune.training.parallel.fsdp import shard
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadyTrainer:
-    """A trainer whose model is loaded and checked.
-
-    Attributes:
-        checked: facts about the model for manifest and run.json.
-        parameters, trainable: the number of parameters, and of those that are trained.
-    """
-
-    trainer: BaseTrainer
-    checked: Outcome
-    parameters: int
-    trainable: int
-
-
 @contextmanager
-def ready_trainer(training: PreparedTraining) -> Iterator[ReadyTrainer]:
+def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
     """Yield a trainer with its model: loaded, checked, with adapters where the spec has them.
 
     Raises:
@@ -83,9 +68,9 @@ def ready_trainer(training: PreparedTraining) -> Iterator[ReadyTrainer]:
             else:
                 checked = trainer_class.check_model(model, rows, compute)
                 model = _with_adapters(model, run)
-            trainable = _trainable_count(model)
             trainer = trainer_class(model=model, rows=rows, run=run)
-            yield ReadyTrainer(trainer=trainer, checked=checked, parameters=parameters, trainable=trainable)
+            trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
+            yield trainer
 
 
 def _trainable_count(model: torch.nn.Module) -> int:
@@ -130,12 +115,11 @@ def train(training: PreparedTraining) -> Outcome:
     run, compute = training.run, training.run.compute
     if compute.device.type == "cpu":
         keep_freed_memory()
-    with ready_trainer(training) as ready:
-        trainer = ready.trainer
+    with ready_trainer(training) as trainer:
         print(f"rows: {training.rows}", trainer.meter, sep="\n", flush=True)
         # Read before training, since the calibration file may change meanwhile.
         batch_plan = _batch_plan_facts(run)
-        history = fit(trainer, lambda: describe_training(ready, check))
+        history = fit(trainer, lambda: describe_training(trainer, check))
         concluded = trainer.conclusions()
     try:
         dtypes = save_trained(trainer, training)
@@ -154,9 +138,9 @@ def train(training: PreparedTraining) -> Outcome:
     on_cuda = compute.device.type == "cuda"
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=ready.checked.about
+        about=trainer.checked.about
         | concluded.about
-        | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
+        | {"compiled": trainer.compiled, "parameters": trainer.parameters, "trainable_parameters": trainer.trainable}
         | ({"resumed_from_numerics": trainer.numerics[:-1]} if trainer.numerics[1:] else {})
         | dtypes,
         run={
@@ -170,7 +154,7 @@ def train(training: PreparedTraining) -> Outcome:
             "preflight": read_preflight_findings(run.operation),
             **throughput,
             "expected_memory_gb": expected and round(expected / 1e9, 3),
-            **ready.checked.run,
+            **trainer.checked.run,
             **concluded.run,
         },
     )
@@ -183,15 +167,15 @@ def _batch_plan_facts(run: TrainingRun) -> dict[str, Any]:
     return asdict(plan) | {"calibration": curve, "slower_than_best_percent": slower}
 
 
-def describe_training(ready: ReadyTrainer, check: MachineCheck) -> str:
+def describe_training(trainer: BaseTrainer, check: MachineCheck) -> str:
     """The first line of a training's log: model, machine, data type, kernel, micro-batches and expected memory."""
-    trainer, args = ready.trainer, ready.trainer.args
-    trained = f", {_short(ready.trainable)} of them trained," if ready.trainable != ready.parameters else ""
+    args = trainer.args
+    trained = f", {_short(trainer.trainable)} of them trained," if trainer.trainable != trainer.parameters else ""
     each = f" in each of {args.world_size} processes" if args.world_size > 1 else ""
     facts = [
-        f"model: {_short(ready.parameters)} parameters{trained} on {check.machine}",
+        f"model: {_short(trainer.parameters)} parameters{trained} on {check.machine}",
         trainer.run.compute.about()["dtype"],
-        ready.checked.about.get("kernel", "its own attention"),
+        trainer.checked.about.get("kernel", "its own attention"),
         "compiled" if trainer.compiled else "not compiled",
         f"micro-batch {args.per_device_train_batch_size} x {args.gradient_accumulation_steps}{each}",
         "activations recomputed" if args.gradient_checkpointing else "",

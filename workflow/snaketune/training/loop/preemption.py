@@ -1,8 +1,7 @@
-"""Preemption: end a training early on SIGTERM, or shortly before the cluster's time limit ends its job.
+"""Preemption: end a training early, after a checkpoint, on SIGTERM or shortly before the cluster's time limit ends its job.
 
-The training finishes its step, writes a checkpoint and ends. Resume is exact, so the job that continues produces the result of
-an uninterrupted one. When the time limit was the reason, the launcher process has SLURM requeue the job
-(`training.launch.requeue`); a training longer than any time limit runs as a chain of jobs.
+Resume is exact, so the job that continues produces the result of an uninterrupted one. When the time limit was the reason, the
+launcher has SLURM requeue the job (`training.launch.requeue`): a training longer than any limit runs as a chain of jobs.
 """
 
 import json

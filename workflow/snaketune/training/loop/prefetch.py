@@ -1,8 +1,7 @@
 """Prefetch: a thread collates batches, pins them and copies them to the GPU before the step that uses them.
 
-A thread rather than worker processes: collating a batch takes 0.2 to 0.4 ms, and receiving one from another process costs the
-training several times that (docs/LOG.md). Nothing is forked, so nothing inherits locks or outlives the training, and an error
-is raised where the batch is requested. On the CPU batches are collated on request: a thread would compete with the training.
+Receiving a batch from a worker process costs several times the 0.2 to 0.4 ms of collating it (docs/LOG.md), and a thread
+inherits no locks and outlives no training. On the CPU it would compete with the training, so there batches aren't prefetched.
 """
 
 from collections import deque

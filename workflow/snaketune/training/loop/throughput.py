@@ -1,10 +1,8 @@
-"""Throughput of a training: tokens, FLOPs and memory between two log lines, and the time spent waiting for data.
-
-    step 20/830  loss 3.21  grad norm 0.84  learning rate 0.0003  2,600 tokens/s (1,590 supervised)  MFU 52%  0.91 GB  …
+"""Throughput of a training: tokens (without padding), FLOPs and memory between two log lines, and the wait for data.
 
 The clock runs from the step's request for batches until the loss is read for the log, which synchronizes with the device; it
 is paused while a checkpoint is written. The first line of a process includes one-time work (compilation, first allocations), so
-it says `warming up` and is excluded from the medians. Tokens are those of documents, without padding.
+it says `warming up` and is excluded from the medians.
 """
 
 import time

@@ -108,6 +108,10 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
     # Whether the loss is a sum over the batch, so that the chunked head can compute gradients in the forward pass.
     sums_losses = True
     compiled = False
+    # Facts about the model for manifest and run.json, and the number of its parameters, and of those that are trained.
+    checked: Outcome
+    parameters: int
+    trainable: int
 
     def __init__(self, *, run: TrainingRun, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows

@@ -1,8 +1,6 @@
 """Training on unpacked text rows (manifest format 2.0) with TRL's SFTTrainer, which applies the chat template and takes loss on
-assistant turns.
-
-It is slower than training on packed rows, as each row is one conversation, padded to the longest of its batch. It is used for
-features that the packed engine lacks, and as a reference in tests.
+assistant turns. Each row is one conversation, padded to the longest of its batch. It is slower than training on packed rows;
+it serves features that the packed engine lacks, and as a reference in tests.
 """
 
 from pathlib import Path

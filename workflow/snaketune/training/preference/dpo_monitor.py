@@ -1,22 +1,17 @@
-"""Monitor of a preference training: warnings of known failure modes, and the early stop of `stop_if`.
-
-Both use means over a window of optimizer steps and all processes, and are evaluated after every step, independent of the
-logging interval. The window is part of a checkpoint, so a resumed training warns and stops as an uninterrupted one. Warnings
-use WINDOW steps:
+"""Monitor of a preference training: warnings of known failure modes, and the early stop of `stop_if`, from means over a window
+of optimizer steps and all processes. The window is part of a checkpoint, so a resumed training warns and stops as another does.
 
     collapse        chosen completions are less likely than under the reference, by more than COLLAPSE_NATS nats per token. A
                     drop of 0.1 raises their perplexity by a tenth, about the difference between a model and one of half its
                     size. DPO lowers both completions, and its loss doesn't limit that (Pal et al., 2024; Razin et al., 2024)
     only_rejected   margins grow while chosen completions lose more than CHOSEN_SHARE of what rejected ones lose: probability
-                    moves to completions that are neither. A smaller drop is usual for DPO, as the completions of a prompt share
-                    many tokens
+                    moves to completions that are neither. As those of a prompt share many tokens, a smaller drop is usual
     length          the margin correlates with the difference of the lengths by at least MIN_CORRELATION, so length alone
                     explains a quarter of its variance (Park et al., 2024)
 
-The mean of chosen rewards counts as lower only if it differs by STANDARD_ERRORS standard errors, so the noise of a few pairs
-doesn't cause a warning. If a policy doesn't start as its reference, or has none, it is compared with its first window; for
-`length` the correlation must also have risen by MIN_CORRELATION_RISE since, as log-probabilities depend on lengths from the
-start.
+Chosen rewards count as lower only by STANDARD_ERRORS standard errors of their mean. If a policy doesn't start as its reference,
+or has none, it is compared with its first window; for `length` the correlation must also have risen by MIN_CORRELATION_RISE
+since, as log-probabilities depend on lengths from the start.
 """
 
 import math

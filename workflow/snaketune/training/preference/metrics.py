@@ -1,21 +1,18 @@
 """Metrics of a preference training: sums over the pairs of every optimizer step and all processes, and their means.
 
-    accuracy                            share of pairs whose chosen completion has the higher reward;
-                                        a pair with equal rewards, as before the first step, counts half
+    accuracy                            share of pairs whose chosen completion has the higher reward; equal ones count half
     margin                              mean reward of the chosen completion minus that of the rejected one
     chosen_reward, rejected_reward      beta * log-ratio to the reference; without one, beta * log-probability, per token if
                                         the loss uses probabilities per token (simpo, orpo)
     chosen_logp, rejected_logp          log-probability under the policy, in nats per completion, weighted by `ld_alpha` if set
     chosen_logp_per_token, …            the same in nats per token, over the tokens of all those completions
     chosen_tokens, rejected_tokens      mean lengths
-    kl                                  distance of the policy from its reference, in nats per completion
+    kl                                  log ref - log pi, mean over all completions: the KL divergence of the reference from
+                                        the policy as far as they are samples of the reference; for KTO, the reference point
     length_correlation                  correlation of the margin with the difference of the two lengths
     sources.0/accuracy, …               each metric per source, numbered as in the config, if a corpus has several
 
-`kl` needs no extra forward pass: it is the mean of log ref - log pi over chosen and rejected completions. That estimates the KL
-divergence of the reference from the policy as far as the completions are samples of the reference, and is negative if both
-completions became more likely. For KTO, `kl` is the reference point, estimated from mismatched completions. For single
-completions, "chosen" are the desirable and "rejected" the undesirable ones, and there is no accuracy.
+Of single completions, "chosen" are the desirable and "rejected" the undesirable ones, and there is no accuracy.
 """
 
 from collections.abc import Callable, Iterable, Sequence

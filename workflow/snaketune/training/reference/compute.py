@@ -1,15 +1,9 @@
-"""Compute the log-probabilities of one part of the pairs under the reference model: the work of the `ref_pass` stage. The
-`ref_logps` stage gathers the parts.
+"""Compute the log-probabilities of one part of the pairs under the reference model, in one forward pass over packed rows of
+both splits: the work of the `ref_pass` stage. The `ref_logps` stage gathers the parts.
 
-One forward pass over packed rows of both splits, with the batch size that suits the device. An adapter that policies train
-further stays unmerged for the pairs of the train split, as in the policy. Held-out pairs are for evaluations, which load saved
-results, so for them the adapter is merged and rounded as its run saved it; otherwise an unchanged policy would differ from its
-reference by that rounding. With 4-bit weights, to which evaluations don't compare, the adapter stays unmerged for both splits.
-
-Results are stored per pair every SECONDS_BETWEEN_CHUNKS seconds. A killed pass resumes with the remaining pairs, even if they
-are packed into other rows by then.
-
-    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; complete once the file has this name
+An adapter that policies train further stays unmerged for the pairs of the train split, as in the policy. Held-out pairs are for
+evaluations, which load saved results, so for them the adapter is merged and rounded as its run saved it; otherwise an unchanged
+policy would differ from its reference by that rounding. With 4-bit weights, to which evaluations don't compare, it stays so.
 """
 
 import time
@@ -201,7 +195,10 @@ def _columns(
 
 
 class Chunks:
-    """Computed rows, stored in files from which a later attempt resumes."""
+    """Computed rows, stored per pair in files from which a later attempt resumes, even if pairs are in other rows by then.
+
+    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; complete once the file has this name
+    """
 
     def __init__(self, work: WorkFolder, columns: pa.Schema):
         self.work, self.folder, self.schema = work, work.state / "chunks", columns

@@ -1,8 +1,7 @@
-"""Produce the table of all pairs' log-probabilities under the reference model: the work of the `ref_logps` stage.
+"""Produce the table of all pairs' log-probabilities under the reference model: the work of the `ref_logps` stage. It is one
+forward pass (`training.reference.compute`) in this job, or in several jobs whose parts are gathered here.
 
-It is one forward pass over the packed pairs (`training.reference.compute`), in this job or in several jobs whose parts are
-gathered here. DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference
-model. `training.reference.logps_table` describes the table, `training.reference.cache_key` its cache key.
+DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference model.
 """
 
 from pathlib import Path

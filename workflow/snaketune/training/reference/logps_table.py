@@ -1,11 +1,9 @@
 """The table of reference log-probabilities, as DPO and evaluation read it, and the checks that it is complete, finite and
-belongs to the right model.
+belongs to the right model. Rows are sorted by split (train first), id and completion.
 
     logps.arrow     id string, split string ("train", "held_out"), completion int8 (0 chosen, 1 rejected),
                     logp float64 (nats, summed over the completion's tokens), tokens int32 (number of these tokens),
                     token_logps list<float32> (nats per token, in order; only if requested)
-
-Rows are sorted by split (train first), id and completion.
 """
 
 import math
