@@ -32,7 +32,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     from snaketune.config.operation import Execution
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
-    from snaketune.training.loop import sft_trainer
+    from snaketune.training.loop import pipeline, sft_trainer
     from snaketune.training.loop.trainer import TrainingRun
 
     clock = Clock(warm_up, steps)
@@ -53,9 +53,8 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
         work.start()
         operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
         run = TrainingRun.of(SftSpec.model_validate(sft_spec(material)), operation, work)
-        outcome = sft_trainer.train_on(
-            run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
-        )
+        pack, tokenizer = read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
+        outcome = pipeline.train(sft_trainer.prepare_training(run, pack, tokenizer))
     said = {name: value for name, value in outcome.run.items() if name != "history"}
     return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about, "run": said}
 

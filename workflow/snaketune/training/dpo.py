@@ -60,12 +60,14 @@ def build(
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
     from snaketune.training.launch.worker import is_main_process
+    from snaketune.training.loop.pipeline import train
     from snaketune.training.loop.trainer import TrainingRun
-    from snaketune.training.preference.dpo_trainer import train_on
+    from snaketune.training.preference.dpo_trainer import prepare_training
 
     for result in (model, *base_layers):
         result.files()
-    outcome = train_on(TrainingRun.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
+    run = TrainingRun.of(spec, operation, work, tracked)
+    outcome = train(prepare_training(run, (model, *base_layers), pack, *ref_logps))
     if is_main_process():
         for name in model.manifest["payload"]:
             # Copy the tokenizer and other files, but not weights, nor the index of their shards.

@@ -44,16 +44,10 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | UnshardedOpt
     """Load the states that `save_optimizer` wrote."""
     plain = json.loads((folder / "optimizer.json").read_text(encoding="utf-8"), object_hook=_with_tuples)
     stored = StoredTensors(folder, OPTIMIZER)
+    scheduler.load_state_dict(plain["scheduler"])
     if isinstance(optimizer, UnshardedOptimizer):
         optimizer.load(stored, plain["numbers"], plain["groups"])
-    else:
-        _load(optimizer, stored, plain["numbers"], plain["groups"])
-    scheduler.load_state_dict(plain["scheduler"])
-
-
-def _load(
-    optimizer: torch.optim.Optimizer, stored: StoredTensors, numbers: dict[str, Any], groups: list[dict[str, Any]]
-) -> None:
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tensors = {
         key: _empty(dtype, shape, parameters[int(key.partition(SEPARATOR)[0])])
@@ -61,13 +55,13 @@ def _load(
     }
     stored.read(tensors)
     state: dict[Any, Any] = {}
-    for key, value in (tensors | numbers).items():
+    for key, value in (tensors | plain["numbers"]).items():
         index, *names, last = key.split(SEPARATOR)
         nested = state.setdefault(int(index), {})
         for name in names:
             nested = nested.setdefault(name, {})
         nested[last] = value
-    saved = {"state": state, "param_groups": groups}
+    saved = {"state": state, "param_groups": plain["groups"]}
     # Inside accelerate's wrapper.
     inner = getattr(optimizer, "optimizer", optimizer)
     if any(_is_paged(inner, parameter) for parameter in parameters):

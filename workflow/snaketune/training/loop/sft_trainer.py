@@ -9,8 +9,6 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
-from snaketune.stages.outcome import Outcome
-from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 
@@ -26,15 +24,10 @@ class SftTrainer(PackedTrainer):
         return summed_losses(model, batch) / totals[0].clamp(min=1)
 
 
-def train_on(run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Outcome:
-    """Train on rows of either format, from `results` if there are any, else from the spec's base."""
-    return pipeline.train(prepare_training(run, pack, tokenizer, results))
-
-
 def prepare_training(
     run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
 ) -> PreparedTraining:
-    """Choose the trainer by the format of the rows, and resolve the initial model."""
+    """Prepare a training on rows of either format, from `results` if there are any, else from the spec's base."""
     spec = run.spec
     initial = AdapterStack(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code

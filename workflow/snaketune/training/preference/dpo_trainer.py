@@ -14,7 +14,6 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
 from snaketune.models.batches import collate
 from snaketune.stages.outcome import Outcome
-from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts, needs_whole_step
@@ -220,18 +219,10 @@ def _from_rows(rows_PK: torch.Tensor, labelled: bool) -> PairLogps:
     )
 
 
-def train_on(
-    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
-) -> Outcome:
-    """Train on packed pairs. The initial weights are also the reference, unless `spec.reference` is set or the loss needs
-    none."""
-    return pipeline.train(prepare_training(run, results, pack, ref_logps))
-
-
 def prepare_training(
     run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
 ) -> PreparedTraining:
-    """Prepare a training on packed pairs.
+    """Prepare a training on packed pairs, whose initial weights are also the reference, unless the spec names another.
 
     Args:
         results: the SFT result and, if it is an adapter alone, its base layers, from the top down.
