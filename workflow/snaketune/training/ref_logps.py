@@ -48,9 +48,8 @@ def build(
     """Write `logps.arrow` to `work.payload`.
 
     Args:
-        model, base_layers: the reference's result, and the base layers of one that is an adapter alone; both empty for an
-            external reference, which `spec.base` names.
-        tokenizer: tokenizer of the pairs; only for an external reference.
+        model, base_layers: the reference's result, and the base layers of one that is an adapter alone.
+        tokenizer: tokenizer of the pairs; only for an external reference, which `spec.base` names.
         base: folder of a local base model; unused, as `spec` has its path.
         operation: with the pattern of the parts' manifests, if there are parts.
     """

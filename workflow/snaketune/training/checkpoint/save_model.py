@@ -44,7 +44,7 @@ def save_trained(trainer: Any, training: Any) -> dict[str, str]:
     """Write the trained model to the work folder's payload. Called by all processes; it can't be trained afterwards.
 
     Args:
-        trainer, training: the BaseTrainer and its PreparedTraining (`training.loop.trainer`).
+        trainer, training: BaseTrainer and PreparedTraining of `training.loop.trainer`.
     Returns:
         The data types of the saved weights, and of the base of adapters that stay unmerged, for the manifest.
     """

@@ -4,7 +4,7 @@ The loss is a mean over all tokens or pairs of an optimizer step, independent of
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -80,16 +80,16 @@ class PackedTrainer(BaseTrainer, Trainer):
             return summed_losses(self.model, batch).detach()
 
     @contextmanager
-    def as_in_training(self) -> Iterator[None]:
-        """Run a forward pass outside the loop, under the autocast of a step, which is part of the model's forward only after
-        accelerate has prepared the model; random states are restored at the end."""
-        with self.random_states_restored(), self.run.compute.autocast():
-            yield
+    def as_in_training(self, autocast: bool = True) -> Iterator[None]:
+        """Run forward passes without a trace: random states of host and device are restored at the end.
 
-    def random_states_restored(self) -> Any:
-        """A context that restores the random states of the host and of this process's device."""
+        Args:
+            autocast: whether to add the autocast of a step, for a model that accelerate hasn't prepared.
+        """
         device = self.run.compute.device
-        return torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+        restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+        with restored, self.run.compute.autocast() if autocast else nullcontext():
+            yield
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
         rows = [row for item in items for row in item]

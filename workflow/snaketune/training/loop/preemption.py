@@ -40,7 +40,6 @@ class PreemptionCallback(TrainerCallback):
     """
 
     def __init__(self, trained_parameters: int, state: Path):
-        """Args: state: the `state` folder of the work folder."""
         self.main, self.terminated, self.save_seconds_file = (
             PartialState().is_main_process,
             False,

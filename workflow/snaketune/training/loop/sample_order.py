@@ -12,8 +12,8 @@ from snaketune.packing.epoch_order import epoch_order
 class EpochPermutation(torch.utils.data.Sampler[int]):
     """A sampler that yields every item once per epoch, in an order that depends on seed and epoch alone.
 
-    All processes of a training take the same number of batches. The end of an epoch is filled with the index `items`, a blank
-    item, so that no row is repeated because of the number of GPUs.
+    The end of an epoch is filled with the index `items`, a blank item, so that all processes take equally many batches and no row
+    is repeated because of the number of GPUs.
 
     >>> list(EpochPermutation(5, seed=0, multiple=4))
     [2, 4, 3, 0, 1, 5, 5, 5]
@@ -33,7 +33,6 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         return self.items + self.blanks
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the order of an epoch; called at its start."""
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
@@ -45,7 +44,7 @@ class SampleOrderMixin:
     """Mixin for transformers' Trainer: rows come in the order of EpochPermutation, also after a resume."""
 
     def items_per_epoch(self) -> int:
-        """The number of items in the training set, without a blank item at its end."""
+        """Without a blank item at the end of the training set."""
         return len(self.train_dataset)
 
     def item_weights(self) -> np.ndarray | None:
@@ -72,4 +71,4 @@ class SetEpoch(TrainerCallback):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **_):
-        self.trainer.order.set_epoch(int(state.epoch))
+        self.trainer.order.set_epoch(state.epoch)

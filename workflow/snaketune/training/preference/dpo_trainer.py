@@ -104,7 +104,7 @@ class DpoTrainer(PackedTrainer):
         """
         model.train()
         step_pairs = []
-        with self.random_states_restored():
+        with self.as_in_training(autocast=False):
             for batch in self.step_batches:
                 with self.compute_loss_context_manager():
                     step_pairs.append(pair_logps(model, self._prepare_inputs(batch), self.spec))

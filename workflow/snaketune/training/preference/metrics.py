@@ -88,7 +88,6 @@ def batch_sums(pairs: PairLogps, settings: PreferenceLoss, source_P: torch.Tenso
 
 
 def add_steps(steps: Iterable[Sums]) -> Sums:
-    """Add the sums of several steps."""
     every = list(steps)
     return {name: sum(step[name] for step in every) for name in SUMS}
 

@@ -35,8 +35,7 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
     """The cache keys of a reference or of a part of one: its own key first, then those of equivalent results.
 
     Args:
-        code: digest of the stage's code.
-        device: kind of device, such as `cuda`.
+        code, device: digest of the stage's code; kind of device, such as `cuda`.
     """
     # As `models.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
