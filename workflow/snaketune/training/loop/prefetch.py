@@ -38,6 +38,7 @@ class Prefetcher(Iterator[Any]):
                 return self.coming.popleft().result()
             except BaseException as error:
                 self.ended = error
+                self.close()
         raise self.ended
 
     def close(self) -> None:

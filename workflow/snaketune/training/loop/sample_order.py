@@ -12,8 +12,8 @@ from snaketune.packing.epoch_order import epoch_order
 class EpochPermutation(torch.utils.data.Sampler[int]):
     """A sampler that yields every item once per epoch, in an order that depends on seed and epoch alone.
 
-    The end of an epoch is filled with the index `items`, a blank item, so that all processes take equally many batches and no row
-    is repeated because of the number of GPUs.
+    The end of an epoch is filled with the index `items`, a blank item, so that all processes take equally many batches and no
+    row is repeated because of the number of GPUs.
 
     >>> list(EpochPermutation(5, seed=0, multiple=4))
     [2, 4, 3, 0, 1, 5, 5, 5]
