@@ -44,7 +44,7 @@ def measure(name: str) -> dict[str, float]:
     from snaketune.stages.specs import SftSpec
     from snaketune.training.loop import pipeline
     from snaketune.training.loop.sft_trainer import SftTrainer
-    from snaketune.training.loop.trainer import TrainingRun
+    from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 
     shape, (micro_rows, tokens), settings = CASES[name]
     config = AutoConfig.for_model("llama", **{"vocab_size": 32000, "tie_word_embeddings": True} | shape)
@@ -67,9 +67,10 @@ def measure(name: str) -> dict[str, float]:
         run = TrainingRun(
             spec=spec, operation=operation, work=started(folder), compute=resolve_compute(training.precision)
         )
-        expected = pipeline.refuse_unfit_machine(SftTrainer, rows, run, config).estimate.expected
-        with pipeline.ready_trainer(SftTrainer, rows, run, load) as ready:
-            pipeline.fit(ready.trainer)
+        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, load=load, new_config=config)
+        expected = pipeline.refuse_unfit_machine(prepared).estimate.expected
+        with pipeline.ready_trainer(prepared) as trainer:
+            pipeline.fit(trainer)
             return {"expected": expected / 1e9, "peak": peak_memory(run.compute.device) / 1e9}
 
 

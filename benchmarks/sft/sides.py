@@ -34,7 +34,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     from snaketune.artifacts.manifest import read_artifact
     from snaketune.config.operation import Execution
     from snaketune.stages.specs import SftSpec
-    from snaketune.training.loop import sft_trainer
+    from snaketune.training.loop import pipeline, sft_trainer
     from snaketune.training.loop.trainer import TrainingRun
 
     clock = Clock(warm_up, steps)
@@ -43,7 +43,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
         operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
         run = TrainingRun.of(SftSpec.model_validate(material.spec()), operation, started(name))
         pack, tokenizer = read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
-        outcome = sft_trainer.train_on(run, pack, tokenizer)
+        outcome = pipeline.train(sft_trainer.prepare_training(run, pack, tokenizer))
     said = {name: value for name, value in outcome.run.items() if name != "history"}
     return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about, "run": said}
 

@@ -165,7 +165,7 @@ def test_a_change_that_makes_no_run_names_itself():
 
 def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
     tokenizer = SimpleNamespace(files=list)
-    prepared = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
+    prepared = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, new_config=None)
     monkeypatch.setattr(timed_training.sft_trainer, "prepare_training", lambda *_: prepared)
     result = [
         Finding(key="training", problem="needs 900.0 GB before there is a single activation", do="use a smaller one")

@@ -12,9 +12,9 @@ from trl import DPOConfig, DPOTrainer
 from snaketune.__main__ import main
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.export_ref_logps import export_ref_logps
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.training import ref_logps
-from snaketune.training.reference.export import export_ref_logps
 from tests.packing import chain
 from tests.packing.chain import rows_of
 from tests.tokenization.small_tokenizers import tokenizer_artifact

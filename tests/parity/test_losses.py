@@ -15,9 +15,9 @@ from snaketune.config.losses import LossName, PreferenceLoss
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
-from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts
+from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts
 from snaketune.training.preference.pair_dataset import weighted_logps
-from snaketune.training.preference.pair_features import pair_logps
+from snaketune.training.preference.pair_logps import pair_logps
 from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows
@@ -81,7 +81,7 @@ class Compared:
         assert again == loss
         (through_pairs,) = torch.autograd.grad(loss, self.policy.get_input_embeddings().weight, retain_graph=True)
         (by_features,) = torch.autograd.grad(
-            (features(pairs) * derivative_PF).sum(), self.policy.get_input_embeddings().weight, retain_graph=True
+            (pairs.features_PF * derivative_PF).sum(), self.policy.get_input_embeddings().weight, retain_graph=True
         )
         torch.testing.assert_close(by_features, through_pairs, rtol=1e-4, atol=1e-6)
         return loss

@@ -16,8 +16,8 @@ from snaketune.models.logprobs import pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.loop.step_loss import loss_of
-from snaketune.training.preference.pair_features import pair_logps
+from snaketune.training.preference.dpo_loss import loss_of
+from snaketune.training.preference.pair_logps import pair_logps
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.packing.chain import rows_of

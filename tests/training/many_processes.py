@@ -33,6 +33,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.launch.accelerate_config import deepspeed_config
+from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.parallel.fsdp import local
@@ -79,10 +80,10 @@ class Plan:
 class BreaksOneShard(SftTrainer):
     """Writes an infinite weight in the second process, before the first checkpoint."""
 
-    def check_finite(self):
+    def finite_tensors(self, keep=False):
         if os.environ["RANK"] == "1":
             local(self.model.lm_head.weight).data.fill_(math.inf)
-        super().check_finite()
+        return super().finite_tensors(keep)
 
 
 def work(plan: Plan, root: Path) -> None:
@@ -137,7 +138,7 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
     operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
     run = TrainingRun(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
-    return dpo_trainer.train_on(run, (Start(root / "model"),), packed, reference)
+    return pipeline.train(dpo_trainer.prepare_training(run, (Start(root / "model"),), packed, reference))
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from snaketune.stages.specs import SftSpec
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 
@@ -91,9 +91,8 @@ def train(
     operation = executed(
         made.training, checkpoint_steps=every, log_steps=log_steps, gpus=processes, launch=launch, zero_stage=zero_stage
     )
-    return pipeline.train(
-        trainer, rows, TrainingRun(spec=made, operation=operation, work=work, compute=compute), load, config
-    )
+    run = TrainingRun(spec=made, operation=operation, work=work, compute=compute)
+    return pipeline.train(PreparedTraining(trainer_class=trainer, rows=rows, run=run, load=load, config=config))
 
 
 def stop_after(save: int, monkeypatch) -> None:

@@ -18,6 +18,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
+from snaketune.training.loop import pipeline
 from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.reference import logps_table as logps
@@ -128,4 +129,6 @@ class Trained:
         operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every)
         run = TrainingRun(spec=made, operation=operation, work=work, compute=self.compute)
         references = [self.reference] if made.needs_reference else []
-        return dpo_trainer.train_on(run, (Start(self.folder / "model"),), self.packed, *references), work
+        return pipeline.train(
+            dpo_trainer.prepare_training(run, (Start(self.folder / "model"),), self.packed, *references)
+        ), work

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.reference.external import check_same_tokens
+from snaketune.training.reference.compute import check_same_tokens
 from tests.models.conftest import tiny_model
 from tests.tokenization.small_tokenizers import CHATML, messages, save_tokenizer
 

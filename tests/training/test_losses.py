@@ -9,11 +9,10 @@ from safetensors.torch import load_file
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.training.loop.step_loss import loss_of
 from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_loss import PairLogps
+from snaketune.training.preference.dpo_loss import loss_of
 from snaketune.training.preference.metrics import SUMS, batch_sums, means
-from snaketune.training.preference.pair_features import pair_logps
+from snaketune.training.preference.pair_logps import PairLogps, pair_logps
 
 from .preference_runs import Trained
 

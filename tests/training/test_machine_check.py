@@ -19,6 +19,7 @@ from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machin
 from snaketune.models.memory import Estimate
 from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.host.gpus import gpu_findings
+from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check
 from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode
@@ -262,10 +263,8 @@ def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, 
 def line_of(trained: int, **arguments) -> str:
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "world_size": 1} | arguments
     args = SimpleNamespace(gradient_checkpointing=False, **settings)
-    trainer = SimpleNamespace(run=SimpleNamespace(compute=GPU), args=args, compiled=True)
-    made = pipeline.ReadyTrainer(
-        trainer=trainer, about={"kernel": "varlen"}, facts={}, parameters=23_100_000, trainable=trained
-    )
+    facts = {"checked": Outcome(about={"kernel": "varlen"}), "parameters": 23_100_000, "trainable": trained}
+    made = SimpleNamespace(run=SimpleNamespace(compute=GPU), args=args, compiled=True, **facts)
     estimated = taken(30_500_000_000, 30_500_000_000)
     return pipeline.describe_training(
         made, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())

@@ -16,7 +16,7 @@ from snaketune.models.memory import _state_bytes
 from snaketune.models.memory_trace import trace_model
 from snaketune.training.checkpoint import optimizer_states
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.loop.step_arguments import step_arguments
+from snaketune.training.loop.trainer_arguments import step_arguments
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train

@@ -27,6 +27,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
 from snaketune.training.checkpoint.checkpoints import copy_trained, trained_tensors
+from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import TrainingRun
 from snaketune.training.preference import dpo_trainer
@@ -243,7 +244,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = TrainingRun(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
-    return dpo_trainer.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
+    return pipeline.train(dpo_trainer.prepare_training(run, (Reference(tmp_path / "model"),), packed, reference)), work
 
 
 def dpo_model():

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "batches"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ ADAPTERS = {"full": None, "lora": Lora(rank=2, dropout=0.3)}
 
 def packed_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     run = sft_run(folder, lora)
-    sft_trainer.train_on(run, packed_rows(folder, tokenizer), tokenizer)
+    pipeline.train(sft_trainer.prepare_training(run, packed_rows(folder, tokenizer), tokenizer))
     return run.work
 
 
 def raw_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     run = sft_run(folder, lora)
-    sft_trainer.train_on(run, raw_rows(folder), tokenizer)
+    pipeline.train(sft_trainer.prepare_training(run, raw_rows(folder), tokenizer))
     return run.work
 
 

@@ -87,8 +87,10 @@ class Kinds:
         self.histories: dict[str, list[dict[str, float]]] = {}
         save = pipeline.save_trained
 
-        def look_and_save(model, payload, spec, dtype, reload, **named):
-            seen = model
+        def look_and_save(trainer, training):
+            spec = training.run.spec
+            seen = model = trainer.accelerator.unwrap_model(trainer.model)
+            dtype = save_model.choose_dtype(spec.training.save_dtype, training.config, training.run.compute)
             if spec.quantization:
                 # The trained adapter is merged into the weights before quantization.
                 seen = copy_trained(
@@ -104,7 +106,7 @@ class Kinds:
                 for parameter in seen.parameters():
                     parameter.copy_(parameter.to(dtype))
                 self.rounded[self.making] = seen(IDS).logits
-            save(model, payload, spec, dtype, reload, **named)
+            return save(trainer, training)
 
         patch.setattr(pipeline, "save_trained", look_and_save)
 

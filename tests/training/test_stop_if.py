@@ -102,7 +102,7 @@ def test_a_training_killed_after_the_stop_stops_again(pairs, stopped, monkeypatc
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_save", killed)
+        patch.setattr(pipeline, "save_trained", killed)
         with pytest.raises(Interrupted):
             pairs.train("killed", HOPELESS, every=1)
     again = pairs.train("killed", HOPELESS, every=1)

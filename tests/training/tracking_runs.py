@@ -22,7 +22,7 @@ from snaketune.tracking.curves import Curves, TrackedRun
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed
 
@@ -46,7 +46,8 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
         compute=CPU,
         tracked=tracked,
     )
-    pipeline.train(SftTrainer, PackedRows(read_pack(root), "train"), run, lambda *_: tiny_model("llama"))
+    rows = PackedRows(read_pack(root), "train")
+    pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, load=lambda *_: tiny_model("llama")))
 
 
 def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
@@ -111,6 +112,7 @@ class Torn:
 
     def write(self, record):
         self.file.write(record[: len(record) // 2])
+        self.file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -68,7 +68,7 @@ def _run_command(options: argparse.Namespace) -> int:
         case "accept":
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
         case "export-ref-logps":
-            from snaketune.training.reference.export import export_ref_logps
+            from snaketune.publishing.export_ref_logps import export_ref_logps
 
             inputs = [result_at(path) for path in (options.ref_logps, options.pack, options.corpus)]
             written = export_ref_logps(*inputs, options.split, options.out)

@@ -35,9 +35,9 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop import sft_trainer
-from snaketune.training.loop.pipeline import PreparedTraining, examine_machine, ready_trainer
+from snaketune.training.loop.pipeline import examine_machine, ready_trainer
 from snaketune.training.loop.sample_order import SetEpoch
-from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
+from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.training.preference import dpo_trainer
 
 WINDOWS = 10
@@ -60,8 +60,7 @@ def time_training(
         training = sft_trainer.prepare_training(run, pack, tokenizer, model)
     else:
         training = dpo_trainer.prepare_training(run, model, pack, *ref_logps)
-    config = training.config or training.made
-    findings = examine_machine(training.trainer_class, training.rows, training.run, config).findings
+    findings = examine_machine(training).findings
     if small := [finding.problem for finding in findings if finding.certain and finding.key == "training"]:
         # Too little memory is a measurement, like a trial that runs out of memory.
         measured = {"fits": False, "why": small[0]}
@@ -120,8 +119,7 @@ class Windows(TrainerCallback):
 
 
 def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
-    with ready_trainer(*training[:5]) as ready:
-        trainer = ready.trainer
+    with ready_trainer(training) as trainer:
         args, meter, device = trainer.args, trainer.meter, trainer.meter.device
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
         windows = Windows(trainer, spec.warmup_steps, spec.steps, keeps_running=spec.profile)
@@ -165,9 +163,9 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
             "peak_flops_per_second": about["peak_flops_per_second"],
             "parts": profiled.shares(step_seconds),
             "compiled": trainer.compiled,
-            "kernel": ready.about.get("kernel", "its own attention"),
-            "parameters": ready.parameters,
-            "trainable_parameters": ready.trainable,
+            "kernel": trainer.checked.about.get("kernel", "its own attention"),
+            "parameters": trainer.parameters,
+            "trainable_parameters": trainer.trainable,
             "micro_batch_rows": args.per_device_train_batch_size,
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,

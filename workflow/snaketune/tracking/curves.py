@@ -1,15 +1,16 @@
 """Training curves: every point is written once to every tracker, however often the training was killed and resumed.
 
-The checkpoint that a training resumes from may be older than the newest points written, which are then computed again, or newer
-than the points that a tracker had flushed. So each tracker reports the newest step of each curve that it has stored. At the
-start it receives the later points that are in the checkpoint (in the Trainer's log history), and then every newer log line.
-Resume is exact, so a point that is computed again equals the one already written.
+Resume is exact, so a point that is computed again equals the one already written. Each tracker reports the newest step of each
+curve that it has stored. At the start it receives the later points of the checkpoint (the Trainer's log history), and then
+every newer log line:
 
     written before the kill      1 2 3 4 5 6 7 . .
     checkpoint at step 4         1 2 3 4               → nothing to fill in; 5, 6, 7 are computed again and not written
     a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written when computed
 
-Only the main process tracks. A tracker that fails is reported once and dropped; the training continues without it.
+A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt. `newest` is the
+newest step by curve, 0 for an unknown one; `write` takes ascending steps, each with its values by curve; `close` ends the
+attempt and is told whether the training is finished too.
 """
 
 import re
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 from transformers import TrainerCallback
 
@@ -35,55 +36,36 @@ class TrackedRun:
     """A training run as trackers see it.
 
     Attributes:
-        settings: the configured trackers.
-        name: stage and name, such as `sft/demo`.
-        fingerprint: the fingerprint of its result: the same in all attempts, and unique to this training.
-        out: the folder where its result is published.
-        results: the folder of all results.
+        out: the folder where its result is published; `results` is that of all results.
+        fingerprint: of its result: the same in all attempts, and unique to this training.
         parameters: its spec, by dotted keys; the same on every machine.
     """
 
     settings: Tracking
-    name: str
-    fingerprint: str
+    stage: str
     out: Path
     results: Path
+    fingerprint: str
     parameters: dict[str, bool | int | float | str]
 
     @classmethod
-    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> "TrackedRun":
+    def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> Self:
         """Args: spec: as plain JSON; work: its work folder, which is below the folder of all results."""
-        return cls(
-            settings=settings,
-            name=f"{stage}/{out.name}",
-            fingerprint=work.folder.name,
-            out=out,
-            results=work.folder.parents[2],
-            parameters=dict(_flat(spec)),
-        )
+        place = {"out": out, "results": work.folder.parents[2], "fingerprint": work.folder.name}
+        return cls(settings=settings, stage=stage, parameters=dict(_flat(spec)), **place)
 
-
-class Tracker(Protocol):
-    """One training in one tracker: a new run, or that of an earlier attempt. If a method raises, the tracker is dropped."""
-
-    newest: dict[str, int]
-    """The newest step of each curve that the tracker has stored; 0 for an unknown curve."""
-
-    def __init__(self, tracked: TrackedRun): ...
-
-    def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
-        """Write points that the tracker doesn't have: ascending steps, each with its values by curve."""
-
-    def close(self, finished: bool) -> None:
-        """End the attempt. Args: finished: whether the training is finished too."""
+    @property
+    def name(self) -> str:
+        """Stage and name, such as `sft/demo`."""
+        return f"{self.stage}/{self.out.name}"
 
 
 class Curves(TrainerCallback):
-    """Passes log lines to the trackers."""
+    """Passes log lines of the main process to the trackers. One that fails is reported and dropped; the training goes on."""
 
     def __init__(self, tracked: TrackedRun):
         self.tracked = tracked
-        self.trackers: dict[str, Tracker] = {}
+        self.trackers: dict[str, Any] = {}
 
     def on_train_begin(self, args, state, control, **_):
         """Open the trackers, and fill in the points that they lack."""
@@ -91,8 +73,12 @@ class Curves(TrainerCallback):
             return
         for name in Tracking.model_fields:
             if name != "project" and getattr(self.tracked.settings, name) not in (None, False):
-                self._try(name, lambda name=name: self.trackers.update({name: _open(name, self.tracked)}))
+                self._try(name, self._open, name)
         self._write(state.log_history)
+
+    def _open(self, name: str) -> None:
+        # Imported only if configured: each of these libraries takes up to a second.
+        self.trackers[name] = import_module(f"snaketune.tracking.to_{name}").Run(self.tracked)
 
     def on_log(self, args, state, control, **_):
         """Write the newest line."""
@@ -100,25 +86,24 @@ class Curves(TrainerCallback):
 
     def close(self, finished: bool) -> None:
         for name, tracker in list(self.trackers.items()):
-            self._try(name, lambda tracker=tracker: tracker.close(finished))
+            self._try(name, tracker.close, finished)
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         points = [(line["step"], metrics(line)) for line in lines if "loss" in line]
         for name, tracker in list(self.trackers.items()):
-            lacking = [
+            new = [
                 (step, {curve: value for curve, value in values.items() if step > tracker.newest[curve]})
                 for step, values in points
             ]
-            lacking = [(step, values) for step, values in lacking if values]
-            if lacking:
-                self._try(name, lambda tracker=tracker, lacking=lacking: tracker.write(lacking))
+            if lacking := [(step, values) for step, values in new if values]:
+                self._try(name, tracker.write, lacking)
                 for step, values in lacking:
                     tracker.newest |= dict.fromkeys(values, step)
 
-    def _try(self, name: str, do: Callable[[], None]) -> None:
-        """Call `do`; if it fails, print the error and drop the tracker."""
+    def _try(self, name: str, action: Callable[..., None], argument: Any) -> None:
+        """Call `action`; if it fails, print the error and drop the tracker."""
         try:
-            do()
+            action(argument)
         # Some libraries call sys.exit on settings that they reject.
         except (Exception, SystemExit) as error:
             self.trackers.pop(name, None)
@@ -136,19 +121,13 @@ def track_curves(trainer: Any, tracked: TrackedRun | None) -> Iterator[None]:
     if tracked is None:
         yield
         return
-    curves = Curves(tracked)
+    curves, finished = Curves(tracked), False
     trainer.add_callback(curves)
-    finished = False
     try:
         yield
         finished = True
     finally:
         curves.close(finished)
-
-
-def _open(name: str, tracked: TrackedRun) -> Tracker:
-    # Imported only if configured: each of these libraries takes up to a second.
-    return import_module(f"snaketune.tracking.to_{name}").Run(tracked)
 
 
 def metrics(line: dict[str, Any]) -> dict[str, float]:

@@ -13,8 +13,6 @@ from snaketune.stages.host.locks import locked
 from snaketune.tracking.curves import TrackedRun
 
 FINGERPRINT = "snaketune.fingerprint"
-# MLflow's limits per request.
-METRICS, PARAMETERS = 1000, 100
 # Retry for seconds, instead of MLflow's default of minutes, during which the training would wait.
 RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -30,38 +28,31 @@ class Run:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        local = tracked.results / "mlruns"
-        uri = tracked.settings.mlflow.tracking_uri or local.absolute().as_uri()
+        project, fingerprint = tracked.settings.project, tracked.fingerprint
+        uri = tracked.settings.mlflow.tracking_uri or (tracked.results / "mlruns").absolute().as_uri()
         self.client, self.metric = MlflowClient(tracking_uri=uri, registry_uri=uri), Metric
         # Locked, so that trainings that start together create only one experiment.
         with locked(tracked.results / ".mlflow.lock", "another training to make MLflow's experiment"):
-            experiment = self.client.get_experiment_by_name(tracked.settings.project)
-            experiment_id = (
-                experiment.experiment_id if experiment else self.client.create_experiment(tracked.settings.project)
-            )
-        known = self.client.search_runs(
-            [experiment_id], f"tags.`{FINGERPRINT}` = '{tracked.fingerprint}'", max_results=1
-        )
+            experiment = self.client.get_experiment_by_name(project)
+            experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(project)
+        known = self.client.search_runs([experiment_id], f"tags.`{FINGERPRINT}` = '{fingerprint}'", max_results=1)
         self.newest: dict[str, int] = defaultdict(int)
         if known:
-            self.id = known[0].info.run_id
+            self.id, logged = known[0].info.run_id, known[0].data.params
             self.client.update_run(self.id, status="RUNNING")
             for curve in known[0].data.metrics:
-                history = self.client.get_metric_history(self.id, curve)
-                self.newest[curve] = max((point.step for point in history), default=0)
+                self.newest[curve] = max(point.step for point in self.client.get_metric_history(self.id, curve))
         else:
-            tags = {FINGERPRINT: tracked.fingerprint, "snaketune.stage": tracked.name.partition("/")[0]}
-            self.id = self.client.create_run(experiment_id, run_name=tracked.name, tags=tags).info.run_id
-        logged = known[0].data.params if known else {}
-        parameters = [Param(name, str(value)) for name, value in tracked.parameters.items() if name not in logged]
-        for first in range(0, len(parameters), PARAMETERS):
-            self.client.log_batch(self.id, params=parameters[first : first + PARAMETERS])
+            tags = {FINGERPRINT: fingerprint, "snaketune.stage": tracked.stage}
+            self.id, logged = self.client.create_run(experiment_id, run_name=tracked.name, tags=tags).info.run_id, {}
+        # The client divides both into requests of the size that servers accept.
+        new = [Param(name, str(value)) for name, value in tracked.parameters.items() if name not in logged]
+        self.client.log_batch(self.id, params=new)
 
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
         now = int(time.time() * 1000)
         metrics = [self.metric(curve, value, now, step) for step, values in points for curve, value in values.items()]
-        for first in range(0, len(metrics), METRICS):
-            self.client.log_batch(self.id, metrics=metrics[first : first + METRICS])
+        self.client.log_batch(self.id, metrics=metrics)
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.id, "FINISHED" if finished else "FAILED")

@@ -18,40 +18,31 @@ class Run:
     def __init__(self, tracked: TrackedRun):
         # trackio reads it at import.
         os.environ.setdefault("TRACKIO_DIR", str((tracked.results / "trackio").absolute()))
-        from trackio.fragments import FragmentWriter, metric_record
         from trackio.sqlite_storage import SQLiteStorage
         from trackio.utils import get_storage_mode
 
-        self.storage, self.run = SQLiteStorage, {"run": tracked.name, "run_id": tracked.fingerprint}
-        self.run["project"] = tracked.settings.project
-        self.fragments = (FragmentWriter(), metric_record) if get_storage_mode() == "jsonl" else None
+        self.storage, self.in_files = SQLiteStorage, get_storage_mode() == "jsonl"
+        self.run = {"project": tracked.settings.project, "run": tracked.name, "run_id": tracked.fingerprint}
         newest = SQLiteStorage.get_max_step_for_run(**self.run) or 0
         self.newest: dict[str, int] = defaultdict(lambda: newest)
-        group = tracked.name.partition("/")[0]
-        self.config = tracked.parameters | {"_Created": datetime.now(UTC).isoformat(), "_Group": group}
-        if newest:
-            self.config = None
+        created = {"_Created": datetime.now(UTC).isoformat(), "_Group": tracked.stage}
+        # Written with the first points only.
+        self.config = None if newest else tracked.parameters | created
 
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
-        now = datetime.now(UTC).isoformat()
-        keys = [f"{self.run['run_id']}-{step}" for step, _ in points]
-        if self.fragments:
-            writer, record = self.fragments
-            writer.write_local(
-                [
-                    record(self.run | {"metrics": values, "step": step, "timestamp": now, "log_id": key})
-                    | {"config": self.config}
-                    for (step, values), key in zip(points, keys)
-                ]
-            )
+        steps, values = [step for step, _ in points], [values for _, values in points]
+        keys = [f"{self.run['run_id']}-{step}" for step in steps]
+        if self.in_files:
+            from trackio.fragments import FragmentWriter, metric_record
+
+            line = self.run | {"timestamp": datetime.now(UTC).isoformat()}
+            records = [
+                metric_record(line | {"metrics": metrics, "step": step, "log_id": key}) | {"config": self.config}
+                for step, metrics, key in zip(steps, values, keys)
+            ]
+            FragmentWriter().write_local(records)
         else:
-            self.storage.bulk_log(
-                **self.run,
-                metrics_list=[values for _, values in points],
-                steps=[step for step, _ in points],
-                log_ids=keys,
-                config=self.config,
-            )
+            self.storage.bulk_log(**self.run, metrics_list=values, steps=steps, log_ids=keys, config=self.config)
         self.config = None
 
     def close(self, finished: bool) -> None:

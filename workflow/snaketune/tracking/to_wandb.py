@@ -29,24 +29,19 @@ class Run:
             console="off",
             finish_timeout=SECONDS_TO_FINISH,
             # Machine, paths, command, code and packages are in run.json or private.
-            disable_code=True,
-            disable_git=True,
-            disable_job_creation=True,
-            save_code=False,
-            x_disable_machine_info=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
+            **dict.fromkeys(("save_code", "x_save_requirements"), False),
+            **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation"), True),
+            **dict.fromkeys(("x_disable_machine_info", "x_disable_meta", "x_disable_stats"), True),
         )
         if not configured.online:
-            for folder in (tracked.results / "wandb").glob(f"offline-run-*-{tracked.fingerprint}"):
+            for folder in tracked.results.glob(f"wandb/offline-run-*-{tracked.fingerprint}"):
                 shutil.rmtree(folder)
         tracked.results.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
             project=tracked.settings.project,
             entity=configured.entity,
             name=tracked.name,
-            group=tracked.name.partition("/")[0],
+            group=tracked.stage,
             id=tracked.fingerprint,
             config=tracked.parameters,
             # None leaves the mode to WANDB_MODE, which thus can't turn an offline run online.

@@ -1,8 +1,8 @@
 """The `dpo` stage: preference optimization on packed pairs, in worker processes.
 
 The prompt of a pair is computed once for both completions. Reference log-probabilities, if the loss needs them, are read from
-their artifact, so no reference model is in memory. `step_loss` defines the loss of an optimizer step, and for which losses it
-takes two passes; `dpo_trainer` trains.
+their artifact, so no reference model is in memory. `dpo_loss` defines the loss of an optimizer step;
+`dpo_trainer` trains.
 """
 
 import shutil
@@ -60,12 +60,14 @@ def build(
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
     from snaketune.training.launch.worker import is_main_process
+    from snaketune.training.loop.pipeline import train
     from snaketune.training.loop.trainer import TrainingRun
-    from snaketune.training.preference.dpo_trainer import train_on
+    from snaketune.training.preference.dpo_trainer import prepare_training
 
     for result in (model, *base_layers):
         result.files()
-    outcome = train_on(TrainingRun.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
+    run = TrainingRun.of(spec, operation, work, tracked)
+    outcome = train(prepare_training(run, (model, *base_layers), pack, *ref_logps))
     if is_main_process():
         for name in model.manifest["payload"]:
             # Copy the tokenizer and other files, but not weights, nor the index of their shards.

@@ -45,9 +45,15 @@ def build(
     base: Sequence[Path] = (),
     operation: Execution | None = None,
 ) -> Outcome:
-    """Write `logps.arrow` to `work.payload`; see `gather_logps`."""
+    """Write `logps.arrow` to `work.payload`.
+
+    Args:
+        model, base_layers: the reference's result, and the base layers of one that is an adapter alone.
+        tokenizer: tokenizer of the pairs; only for an external reference, which `spec.base` names.
+        base: folder of a local base model; unused, as `spec` has its path.
+        operation: with the pattern of the parts' manifests, if there are parts.
+    """
+    from snaketune.training.reference.compute import ReferenceModel
     from snaketune.training.reference.gather import gather_logps
 
-    return gather_logps(
-        spec, work, pack=pack, model=model, base_layers=base_layers, tokenizer=tokenizer, base=base, operation=operation
-    )
+    return gather_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack, operation)

@@ -41,7 +41,7 @@ def build(
     tokenizer: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
 ) -> Outcome:
-    """Write this part's `logps.arrow` to `work.payload`; see `compute_logps`."""
-    from snaketune.training.reference.compute import compute_logps
+    """Write this part's `logps.arrow` to `work.payload`; the inputs are those of `ref_logps`."""
+    from snaketune.training.reference.compute import ReferenceModel, compute_logps
 
-    return compute_logps(spec, work, pack, (*model, *base_layers), tokenizer, part=spec.part, parts=spec.parts)
+    return compute_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack)

@@ -57,13 +57,15 @@ def build(
     """
     from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
     from snaketune.training.launch.worker import is_main_process
-    from snaketune.training.loop.sft_trainer import train_on
+    from snaketune.training.loop.pipeline import train
+    from snaketune.training.loop.sft_trainer import prepare_training
     from snaketune.training.loop.trainer import TrainingRun
 
     tokenizer.files()
     for result in (*model, *base_layers):
         result.files()
-    outcome = train_on(TrainingRun.of(spec, operation, work, tracked), pack, tokenizer, (*model, *base_layers))
+    run = TrainingRun.of(spec, operation, work, tracked)
+    outcome = train(prepare_training(run, pack, tokenizer, (*model, *base_layers)))
     if is_main_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):

@@ -15,14 +15,13 @@ from accelerate.utils import gather_object
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError, first_line
-from snaketune.models.load_model import load_base, read_config, scratch_config
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.machine import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, SftSpec
-from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.batch_plan import (
     CURVE,
     OUT_OF_MEMORY,
@@ -37,7 +36,7 @@ from snaketune.training.autotune.timed_steps import Timing, time_steps
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop.pipeline import ready_trainer, refuse_unfit_machine
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
+from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 from snaketune.training.preference.pair_dataset import PairRows
@@ -53,16 +52,16 @@ def measure_curve(
     tokenizer.files()
     run = TrainingRun.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
-    chat = ChatTokenizer.load(tokenizer.folder)
-    base_config = read_config(spec.base) or scratch_config(spec.base, chat)
-    run = run.with_kernel_for(base_config, dropout=trainer_class.drops_out)
+    initial = AdapterStack(base=spec.base, tokenizer=tokenizer.folder)
+    run = run.with_kernel_for(initial.config() or initial.new_config(), dropout=trainer_class.drops_out)
     # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    refuse_unfit_machine(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
+    smallest_run = replace(run, operation=smallest.apply_to(operation))
+    refuse_unfit_machine(PreparedTraining.of(trainer_class, rows, smallest_run, initial))
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     batch_rows = run.spec.training.batch_rows
     possible = [n for n in divisors(batch_rows, spec.processes) if n == 1 or n * spec.processes <= items]
-    runner = TrialRunner(spec, run, rows, trainer_class, chat)
+    runner = TrialRunner(spec, run, rows, trainer_class, initial)
     trials = []
     for trial in search(possible, spec.gradient_checkpointing, runner.measure):
         trials.append(trial)
@@ -94,9 +93,9 @@ class TrialRunner:
     """Runs trials, each with a newly loaded model, and stores their results in the work folder."""
 
     def __init__(
-        self, spec: CalibrateSpec, run: TrainingRun, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer
+        self, spec: CalibrateSpec, run: TrainingRun, rows: Any, trainer_class: type[BaseTrainer], initial: AdapterStack
     ):
-        self.spec, self.run, self.rows, self.trainer_class, self.chat = spec, run, rows, trainer_class, chat
+        self.spec, self.run, self.rows, self.trainer_class, self.initial = spec, run, rows, trainer_class, initial
         self.store = Trials(run.work.state)
         # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()
@@ -120,14 +119,9 @@ class TrialRunner:
         reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
         run = replace(self.run, operation=plan.apply_to(self.run.operation))
-        base = self.spec.base
-
-        def load(weights_dtype, quantization):
-            return load_base(base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
-
         try:
-            with ready_trainer(self.trainer_class, self.rows, run, load, read_config(base)) as ready:
-                timing = Timing.across_processes(gather_object([time_steps(ready.trainer)]))
+            with ready_trainer(PreparedTraining.of(self.trainer_class, self.rows, run, self.initial)) as trainer:
+                timing = Timing.across_processes(gather_object([time_steps(trainer)]))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -1,9 +1,8 @@
 """Checkpoints without pickles, and exact resume.
 
-A checkpoint holds the weights that training changes, and optimizer, schedule and random states, as safetensors plus JSON.
-Weights have the module's own names (a saved model has the Hub's names, which split and rename some weights). A checkpoint is
-loaded completely or not at all, by any number of processes. It is valid once its `complete` file exists, which has the digests
-of all other files; a killed save writes no such file, and the previous checkpoint is used.
+A checkpoint holds the weights that training changes by the module's own names, and optimizer, schedule and random states. Any
+number of processes loads it, completely or not at all. It is valid once its `complete` file exists, which has the digests of
+all other files; a killed save writes no such file, and the previous checkpoint is used.
 """
 
 import json
@@ -22,10 +21,9 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import sync_folder
-from snaketune.training.checkpoint.numerics import Numerics, numerics_history, save_numerics
+from snaketune.training.checkpoint import random_states
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.checkpoint.random_states import restore, save_random_state, state_file
-from snaketune.training.checkpoint.tensor_files import StoredTensors, describe_tensor, write
+from snaketune.training.checkpoint.tensor_files import Kind, StoredTensors, write
 from snaketune.training.parallel.fsdp import full_tensor, is_sharded, local
 from snaketune.training.parallel.zero import (
     UnshardedOptimizer,
@@ -37,58 +35,46 @@ from snaketune.training.parallel.zero import (
 
 COMPLETE = "complete"
 WEIGHTS = "weights"
+# The data types and kernels of the training in order of use, as `Compute.about` describes them; the last ones are those of the
+# process that wrote the checkpoint. They may change when a training is resumed on another machine.
+NUMERICS = "computed_as.json"
 
 
 def remove_incomplete(folder: Path) -> None:
     """Remove checkpoints of a killed save, and damaged ones, which would otherwise be resumed from unnoticed."""
     for checkpoint in folder.glob("checkpoint-*"):
-        if not (checkpoint / COMPLETE).is_file():
-            shutil.rmtree(checkpoint)
-        elif wrong := _damaged(checkpoint):
-            print(
-                f"{checkpoint / wrong} is missing or damaged; the checkpoint is removed",
-                flush=True,
-            )
-            shutil.rmtree(checkpoint)
-
-
-def _damaged(checkpoint: Path) -> str | None:
-    """The first file of a complete checkpoint that is missing or differs from its digest; None if all are intact."""
-    try:
-        written = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
-        names = sorted(written)
-    except (ValueError, TypeError):
-        return COMPLETE
-    return next((name for name in names if _digest(checkpoint / name) != written[name]), None)
-
-
-def _digest(path: Path) -> str:
-    return digest_file(path) if path.is_file() else "missing"
-
-
-def _files_in(checkpoint: Path) -> list[str]:
-    return sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+        if (checkpoint / COMPLETE).is_file():
+            try:
+                digests = sorted(json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8")).items())
+            except (ValueError, AttributeError):
+                digests = [(COMPLETE, None)]
+            intact = {
+                name
+                for name, digest in digests
+                if (path := checkpoint / name).is_file() and digest_file(path) == digest
+            }
+            wrong = next((name for name, _ in digests if name not in intact), None)
+            if wrong is None:
+                continue
+            print(f"{checkpoint / wrong} is missing or damaged; the checkpoint is removed", flush=True)
+        shutil.rmtree(checkpoint)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
     complete = (path for path in folder.glob("checkpoint-*") if (path / COMPLETE).is_file())
-    return max(complete, key=step_of, default=None)
+    return max(complete, key=_step_of, default=None)
 
 
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written."""
+def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 class MarkComplete(TrainerCallback):
-    """Marks a checkpoint as complete once all its files are on disk, and removes the older ones.
-
-    Args:
-        check_held: raises if another process has taken over the work folder, and may have its own checkpoints there.
-    """
+    """Marks a checkpoint as complete once all its files are on disk, and removes the older ones."""
 
     def __init__(self, check_held: Callable[[], None]):
+        """Args: check_held: raises if another process has taken over the work folder, and may write its checkpoints there."""
         self.check_held = check_held
 
     def on_save(self, args, state, control, **_):
@@ -100,66 +86,64 @@ class MarkComplete(TrainerCallback):
         newest = folder / f"checkpoint-{state.global_step}"
         sync_folder(newest)
         # Digests, so that a checkpoint that the disk has damaged is never resumed from.
-        digests = {name: _digest(newest / name) for name in _files_in(newest)}
+        files = sorted(path for path in newest.rglob("*") if path.is_file())
+        digests = {path.relative_to(newest).as_posix(): digest_file(path) for path in files}
         self.check_held()
         write_json(newest / COMPLETE, digests)
         sync_names(folder)
         self.check_held()
         for other in folder.glob("checkpoint-*"):
-            if step_of(other) < state.global_step:
+            if _step_of(other) < state.global_step:
                 shutil.rmtree(other)
 
 
 class CheckpointMixin:
     """Mixin for transformers' Trainer: its checkpoints are safetensors and JSON instead of pickles."""
 
-    # The numerics of the checkpoint that is resumed from, then those of this process.
-    numerics: list[Numerics] = []
+    # Those of the checkpoint that is resumed from, then those of this process; see NUMERICS.
+    numerics: list[dict[str, str]] = []
 
     def save_model(self, output_dir=None, _internal_call=False):
         self._save(output_dir)
 
     def _save(self, output_dir=None, state_dict=None):
-        model, is_main = self.accelerator.unwrap_model(self.model), self.args.should_save
+        folder, is_main = Path(output_dir), self.args.should_save
         if is_main:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            save_numerics(Path(output_dir), self.numerics or [self.run.compute.about()])
-        if is_zero(self.model_wrapped):
-            tensors, wrong = trained_weights(model, is_main)
-            self._stop_if(wrong)
-            write(Path(output_dir), WEIGHTS, tensors, is_main)
-            return
-        self.check_finite()
-        save_weights(Path(output_dir), model, is_main)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / NUMERICS, self.numerics or [self.run.compute.about()])
+        write(folder, WEIGHTS, self.finite_tensors(keep=is_main), is_main)
 
-    def check_finite(self) -> None:
-        """Raise SnaketuneError if a weight isn't finite; called by every process, so that all of them stop."""
+    def finite_tensors(self, keep: bool = False) -> dict[str, torch.Tensor]:
+        """Return the trained tensors; raise SnaketuneError in every process, which all call it, if a weight isn't finite.
+
+        Args:
+            keep: whether this process receives the tensors that DeepSpeed has to gather.
+        """
         model = self.accelerator.unwrap_model(self.model)
-        zero = is_zero(self.model_wrapped)
-        self._stop_if(trained_weights(model, keep=False)[1] if zero else not_finite(model))
-
-    def _stop_if(self, wrong: str | None) -> None:
+        if is_zero(self.model_wrapped):
+            tensors, wrong = trained_weights(model, keep)
+        else:
+            tensors = trained_tensors(model)
+            wrong = _not_finite(tensors)
         if wrong:
             raise diverged(self.state.global_step, f"{wrong} holds numbers that aren't finite")
+        return tensors
 
     def full_tensor_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
-        """Return the function that gathers a weight of the trained model; None if the model isn't sharded.
-
-        Called after the last step; it ends the use of DeepSpeed.
-        """
+        """The function that gathers a weight; None if the model isn't sharded. Called last: it ends the use of DeepSpeed."""
         if is_zero(self.model_wrapped):
             unset_deepspeed()
             return gathered_weight
         return full_tensor if is_sharded(self.model) else None
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        if not self.is_deepspeed_enabled:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         # DeepSpeed takes its weights from the model, so they are loaded first; transformers would look for its own checkpoint.
-        zero = self.is_deepspeed_enabled
-        if zero and resume_from_checkpoint:
+        if resume_from_checkpoint:
             self._load_from_checkpoint(resume_from_checkpoint)
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None if zero else resume_from_checkpoint)
-        if zero:
-            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return prepared
 
     def create_optimizer(self, *arguments, **keywords):
@@ -169,30 +153,38 @@ class CheckpointMixin:
         self.groups = [list(group["params"]) for group in optimizer.param_groups]
         return optimizer
 
+    @property
     def _unsharded_optimizer(self) -> Any:
-        zero = is_zero(self.model_wrapped)
-        return UnshardedOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
+        return UnshardedOptimizer(self.model_wrapped, self.groups) if is_zero(self.model_wrapped) else self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        current, is_main = self.run.compute.about(), self.is_world_process_zero()
-        self.numerics = numerics_history(Path(resume_from_checkpoint), current, is_main)
-        load_weights(Path(resume_from_checkpoint), model or self.model)
+        folder, current = Path(resume_from_checkpoint), self.run.compute.about()
+        self.numerics = json.loads((folder / NUMERICS).read_text(encoding="utf-8"))
+        if self.numerics[-1] != current:
+            if self.is_world_process_zero():
+                before, now = (", ".join(sorted(numerics.values())) for numerics in (self.numerics[-1], current))
+                print(
+                    f"{folder.name} was computed with {before}; resuming with {now}, so the result mixes both",
+                    flush=True,
+                )
+            self.numerics.append(current)
+        load_weights(folder, model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        save_optimizer(Path(output_dir), self._unsharded_optimizer(), self.lr_scheduler, self.args.should_save)
+        save_optimizer(Path(output_dir), self._unsharded_optimizer, self.lr_scheduler, self.args.should_save)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint is not None:
-            load_optimizer(Path(checkpoint), self._unsharded_optimizer(), self.lr_scheduler)
+            load_optimizer(Path(checkpoint), self._unsharded_optimizer, self.lr_scheduler)
 
     def _save_rng_state(self, output_dir):
         Path(output_dir).mkdir(parents=True, exist_ok=True)
-        save_random_state(state_file(Path(output_dir), self.args.process_index))
+        random_states.save_random_state(random_states.state_file(Path(output_dir), self.args.process_index))
 
     def _load_rng_state(self, checkpoint):
         if checkpoint is not None:
             process, processes = self.args.process_index, self.args.world_size
-            restore(Path(checkpoint), process, processes, self.args.seed, self.state.global_step)
+            random_states.restore(Path(checkpoint), process, processes, self.args.seed, self.state.global_step)
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -217,21 +209,20 @@ def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return trained
 
 
-def save_weights(folder: Path, model: torch.nn.Module, is_main: bool = True) -> None:
-    """Write the model's `trained_tensors` to `weights`."""
-    write(folder, WEIGHTS, trained_tensors(model), is_main)
+def save_weights(folder: Path, model: torch.nn.Module) -> None:
+    """Write the model's `trained_tensors`, as a single process does."""
+    write(folder, WEIGHTS, trained_tensors(model), is_main=True)
 
 
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
-    """Load all weights that `save_weights` wrote.
+    """Load the `trained_tensors` of a checkpoint.
 
     Raises:
         SnaketuneError: a tensor is missing, unexpected, or of another shape or data type; the model is then unchanged.
     """
-    stored = StoredTensors(folder, WEIGHTS)
-    wanted = trained_tensors(model)
+    stored, wanted = StoredTensors(folder, WEIGHTS), trained_tensors(model)
     try:
-        _compare({name: describe_tensor(*kind) for name, kind in stored.tensors.items()}, wanted)
+        _check_same(stored.tensors, wanted)
     except ValueError as error:
         raise SnaketuneError(f"{stored.path} doesn't fit the model ({error}); remove {folder} to begin again") from None
     stored.read(wanted)
@@ -241,45 +232,40 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
 def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
     """Copy the trained tensors of `trained` to `model`; raise ValueError if their names, shapes or data types differ."""
     tensors, wanted = trained_tensors(trained), trained_tensors(model)
-    _compare({name: describe_tensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
+    _check_same({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
     for name, tensor in wanted.items():
         tensor.copy_(tensors[name])
     return model
 
 
-def _compare(stored: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    wanted = {name: describe_tensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+def _check_same(stored: dict[str, Kind], tensors: dict[str, torch.Tensor]) -> None:
+    """Raise ValueError if names, data types or shapes differ."""
+    there = {name: _describe(*kind) for name, kind in stored.items()}
+    here = {name: _describe(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    others = [name for name in sorted(there.keys() & here.keys()) if there[name] != here[name]]
     differences = [
-        *(f"{name} is missing" for name in sorted(wanted.keys() - stored.keys())),
-        *(f"{name} isn't in the model" for name in sorted(stored.keys() - wanted.keys())),
-        *(
-            f"{name} is {stored[name]} there, {wanted[name]} in the model"
-            for name in sorted(stored.keys() & wanted.keys())
-            if stored[name] != wanted[name]
-        ),
+        *(f"{name} is missing" for name in sorted(here.keys() - there.keys())),
+        *(f"{name} isn't in the model" for name in sorted(there.keys() - here.keys())),
+        *(f"{name} is {there[name]} there, {here[name]} in the model" for name in others),
     ]
     if differences:
         raise ValueError(f"{differences[0]}; {len(differences)} such tensors")
 
 
-def not_finite(model: torch.nn.Module) -> str | None:
-    """The name of the first weight that isn't finite, or None.
+def _describe(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
-    If the model is sharded, each process checks its own shards, and all processes return the same name.
-    """
-    tensors = trained_tensors(model)
-    names = list(tensors)
-    wrong = next((index for index, tensor in enumerate(tensors.values()) if not _finite(tensor)), len(names))
+
+def _not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
+    """The name of the first tensor that isn't finite, or None; the same in all processes, which check their own shards."""
+    own = map(local, tensors.values())
+    infinite = (index for index, tensor in enumerate(own) if tensor.is_floating_point() and not tensor.isfinite().all())
+    first = next(infinite, len(tensors))
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        lowest = torch.tensor(wrong, device=PartialState().device)
+        lowest = torch.tensor(first, device=PartialState().device)
         dist.all_reduce(lowest, dist.ReduceOp.MIN)
-        wrong = int(lowest)
-    return names[wrong] if wrong < len(names) else None
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    own = local(tensor)
-    return not own.is_floating_point() or bool(own.isfinite().all())
+        first = int(lowest)
+    return [*tensors, None][first]
 
 
 def diverged(step: int, evidence: str) -> SnaketuneError:

@@ -1,6 +1,7 @@
 """Optimizer and schedule states in a checkpoint: tensors as safetensors, the rest as JSON, exactly or not at all."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from snaketune.training.checkpoint.tensor_files import StoredTensors, write
 from snaketune.training.parallel.zero import UnshardedOptimizer
 
 OPTIMIZER = "optimizer"
+# Between the keys of nested states.
 SEPARATOR = "/"
+# Tensor subclasses of other libraries have attributes that safetensors would lose.
+TENSORS = (torch.Tensor, torch.nn.Parameter, DTensor)
 # bitsandbytes 0.50: the names of paged states, and the number of elements from which a parameter's states are paged.
 PAGED_STATES, PAGED_FROM = ("state1", "state2"), 100_000
 TUPLE = "(tuple)"
@@ -27,7 +31,9 @@ def save_optimizer(
         SnaketuneError: the state holds a value that JSON can't restore exactly.
     """
     state = optimizer.state_dict()
-    tensors, numbers = _flatten(state["state"])
+    flat = dict(_flat(state["state"]))
+    tensors = {key: value for key, value in flat.items() if type(value) in TENSORS}
+    numbers = {key: value for key, value in flat.items() if key not in tensors}
     plain = _plain({"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()})
     write(folder, OPTIMIZER, tensors, is_main)
     if is_main:
@@ -36,11 +42,11 @@ def save_optimizer(
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | UnshardedOptimizer, scheduler: Any) -> None:
     """Load the states that `save_optimizer` wrote."""
-    plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
+    plain = json.loads((folder / "optimizer.json").read_text(encoding="utf-8"), object_hook=_with_tuples)
     stored = StoredTensors(folder, OPTIMIZER)
+    scheduler.load_state_dict(plain["scheduler"])
     if isinstance(optimizer, UnshardedOptimizer):
         optimizer.load(stored, plain["numbers"], plain["groups"])
-        scheduler.load_state_dict(plain["scheduler"])
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tensors = {
@@ -62,7 +68,6 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | UnshardedOpt
         _load_paged(inner, saved)
     else:
         optimizer.load_state_dict(saved)
-    scheduler.load_state_dict(plain["scheduler"])
 
 
 def _is_paged(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
@@ -93,21 +98,13 @@ def _empty(dtype: torch.dtype, shape: torch.Size, parameter: torch.Tensor) -> to
     return torch.empty(shape, dtype=dtype)
 
 
-def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Split a nested state into tensors and other values, by their keys joined with SEPARATOR."""
-    tensors, numbers = {}, {}
+def _flat(state: dict[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested state, with their keys joined."""
     for key, value in state.items():
-        name = f"{path}{key}"
         if isinstance(value, dict):
-            inner_tensors, inner_numbers = _flatten(value, name + SEPARATOR)
-            tensors |= inner_tensors
-            numbers |= inner_numbers
-        # Tensor subclasses of other libraries have attributes that safetensors would lose.
-        elif type(value) in (torch.Tensor, torch.nn.Parameter, DTensor):
-            tensors[name] = value
+            yield from _flat(value, f"{path}{key}{SEPARATOR}")
         else:
-            numbers[name] = value
-    return tensors, numbers
+            yield f"{path}{key}", value
 
 
 def _plain(value: Any) -> Any:
@@ -126,9 +123,5 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _unplain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_unplain(item) for item in value]
-    if isinstance(value, dict):
-        return tuple(_unplain(value[TUPLE])) if TUPLE in value else {key: _unplain(item) for key, item in value.items()}
-    return value
+def _with_tuples(read: dict[str, Any]) -> Any:
+    return tuple(read[TUPLE]) if TUPLE in read else read

@@ -1,8 +1,7 @@
 """Random states of a training, one file per process.
 
-When a training is resumed with the same number of processes, each restores its own state. With another number, each is seeded
-anew from seed, step and its rank: the sample order doesn't depend on these states and stays the same, but dropout, if any,
-draws other numbers.
+A training that is resumed by another number of processes seeds each anew from seed, step and rank: the sample order doesn't
+depend on these states and stays the same, but dropout, if any, draws other numbers.
 """
 
 import json
@@ -16,7 +15,6 @@ from safetensors.torch import save_file
 
 
 def state_file(folder: Path, process: int) -> Path:
-    """The file of a process's state in a checkpoint."""
     return folder / f"random-{process}.safetensors"
 
 
@@ -38,24 +36,23 @@ def restore(folder: Path, process: int, processes: int, seed: int, step: int) ->
 
 def save_random_state(path: Path) -> None:
     """Write the states of Python's, numpy's and torch's generators."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, *numbers = np.random.get_state()
     tensors = {"torch": torch.random.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()
-    numbers = {"python": [version, list(internal), gauss], "numpy": [name, position, has_gauss, cached]}
-    save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
+    plain = {"python": random.getstate(), "numpy": [name, *numbers]}
+    save_file(tensors, path, metadata={"numbers": json.dumps(plain)})
 
 
 def load_random_state(path: Path) -> None:
     """Restore the states that `save_random_state` wrote."""
     with safe_open(path, framework="pt") as file:
-        numbers = json.loads(file.metadata()["numbers"])
+        plain = json.loads(file.metadata()["numbers"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    version, internal, gauss = numbers["python"]
+    version, internal, gauss = plain["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, position, has_gauss, cached = numbers["numpy"]
-    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
+    name, *numbers = plain["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), *numbers))
     torch.random.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])

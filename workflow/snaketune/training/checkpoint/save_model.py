@@ -1,25 +1,23 @@
-"""Save a trained model as a folder for transformers: adapters merged, in the chosen data type, in files of at most 5 GB; or, if
-configured, adapters alone.
+"""Save a trained model as a folder for transformers: adapters merged, in files of at most 5 GB; or, if configured, alone.
 
-Training has float32 master weights, or 16-bit weights with float32 adapters. Saved weights are rounded once, after merging in
-float32, one layer at a time, so that a GPU that could train the model can also merge it.
+Weights are rounded to the chosen data type once, after merging in float32, one layer at a time, so that a GPU that could train
+the model can also merge it.
 """
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from snaketune.config.training_runs import Pretrained, SaveDtype
+from snaketune.config.training_runs import SaveDtype
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.adapters import add_lora, cast_parameters, merge, parameter_cast, save_adapter
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
 from snaketune.models.load_model import stored_dtype
-from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoint.checkpoints import copy_trained
 from snaketune.training.parallel.fsdp import gather
 
@@ -42,33 +40,48 @@ def choose_dtype(requested: SaveDtype, config: PretrainedConfig | None, compute:
     return torch.bfloat16 if torch.bfloat16 in (compute.dtype, stored_dtype(config)) else torch.float32
 
 
-def save_trained(
-    model: torch.nn.Module,
-    folder: Path,
-    spec: SftSpec | DpoSpec,
-    dtype: torch.dtype,
-    reload: Callable[[], PreTrainedModel],
-    *,
-    base: Pretrained | None = None,
-    known_tokens: int | None = None,
-) -> None:
-    """Write a model folder: complete, or configs and adapters only if the spec doesn't merge them.
-
-    The model can't be trained afterwards.
+def save_trained(trainer: Any, training: Any) -> dict[str, str]:
+    """Write the trained model to the work folder's payload. Called by all processes; it can't be trained afterwards.
 
     Args:
-        reload: loads the base without quantization; adapters trained on 4-bit weights are merged into that.
-        base: the base of the adapters, if the config names one.
-        known_tokens: the vocabulary size of the base.
+        trainer, training: BaseTrainer and PreparedTraining of `training.loop.trainer`.
+    Returns:
+        The data types of the saved weights, and of the base of adapters that stay unmerged, for the manifest.
     """
+    spec, compute, config = training.run.spec, training.run.compute, training.config
+    model, is_main = trainer.accelerator.unwrap_model(trainer.model), trainer.is_world_process_zero()
+    dtype = choose_dtype(spec.training.save_dtype, config, compute)
+    # Adapters are merged into the weights that they were trained on; for QLoRA, into the weights before quantization.
+    trained_on = compute.weights_dtype(frozen=spec.lora is not None)
+    base_dtype = stored_dtype(config) or torch.float32 if spec.quantization else trained_on
+    if full_tensor_of := trainer.full_tensor_of():
+        # Without adapters each tensor is rounded as it is gathered, so that no more than the result is held in memory.
+        rounded = parameter_cast(inner_model(model), dtype)
+        gather(
+            model,
+            full_tensor_of,
+            keep=is_main,
+            only_trained=spec.quantization is not None,
+            finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
+        )
+    if is_main:
+        _write(model, training, dtype, base_dtype)
+    dtypes = {"saved_dtype": dtype} | ({"base_dtype": base_dtype} if spec.lora and not spec.lora.merge else {})
+    return {name: str(value).removeprefix("torch.") for name, value in dtypes.items()}
+
+
+def _write(model: torch.nn.Module, training: Any, dtype: torch.dtype, base_dtype: torch.dtype) -> None:
+    """Write complete weights, or configs and adapters only if the spec doesn't merge them."""
+    spec, folder, config = training.run.spec, training.run.work.payload, training.config
     if spec.lora:
         rows = model.get_input_embeddings().weight.shape[0]
-        save_adapter(model, folder / ADAPTER, base=base, grown=known_tokens is not None and rows > known_tokens)
+        grown = config is not None and rows > config.get_text_config().vocab_size
+        save_adapter(model, folder / ADAPTER, base=training.base, grown=grown)
         if not spec.lora.merge:
             _save_configs(model.get_base_model(), folder, dtype)
             return
         if spec.quantization:
-            model = copy_trained(model, add_lora(reload(), spec.lora))
+            model = copy_trained(model, add_lora(training.load(base_dtype, None), spec.lora))
         model = merge(model, dtype)
     cast_parameters(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
@@ -80,37 +93,10 @@ def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> N
     # Adapters that were trained on 4-bit weights are applied to the unquantized base.
     config.__dict__.pop("quantization_config", None)
     config.architectures = [type(model).__name__]
-    for part in {id(config): config, id(text := config.get_text_config()): text}.values():
-        part.dtype = dtype
+    config.dtype = config.get_text_config().dtype = dtype
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-
-
-def gather_trained(
-    model: torch.nn.Module,
-    spec: SftSpec | DpoSpec,
-    dtype: torch.dtype,
-    *,
-    full_tensor_of: Callable[[torch.nn.Parameter], torch.Tensor],
-    keep: bool,
-) -> None:
-    """Gather a sharded model in the host memory of one process, for `save_trained`; called by all processes.
-
-    Without adapters each tensor is rounded as it is gathered, so that no more than the result is held in memory.
-
-    Args:
-        full_tensor_of: see `training.parallel.fsdp.gather`.
-        keep: whether this process receives the model.
-    """
-    rounded = parameter_cast(inner_model(model), dtype)
-    gather(
-        model,
-        full_tensor_of,
-        keep=keep,
-        only_trained=spec.quantization is not None,
-        finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
-    )
 
 
 def warn_if_tokenizer_differs(folder: Path) -> None:

@@ -3,8 +3,8 @@
     weights.safetensors                              all tensors
     weights/shard-00001-model-00001-of-00002.saf…    the first process's shard of each tensor, and its offset in the tensor
 
-Each process writes its own shards, through torch.distributed.checkpoint (without a pickle: the offsets are in the files'
-headers). A reader takes the parts that it needs, so any number of processes can read them, sharded or not.
+Each process writes its own shards through torch.distributed.checkpoint, without a pickle, and any number of processes read
+the parts that they need.
 """
 
 import warnings
@@ -20,18 +20,20 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.tensor import DTensor
 
 SUFFIX = ".safetensors"
+# Data type and full shape of a tensor.
+Kind = tuple[torch.dtype, torch.Size]
 # Approximate bytes per file and process. A file that is being written is in memory twice.
 FILE_SIZE = 2**28
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], is_main: bool) -> None:
-    """Write tensors: sharded ones by all processes, replicated ones by the main process.
-
-    Args:
-        is_main: whether this is the main process.
-    """
+    """Write tensors: sharded ones by all processes, replicated ones by the main process."""
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        files = _files_of(tensors)
+        size, files = 0, {}
+        for key, tensor in tensors.items():
+            # The number, from 1, of the file of each process that holds the tensor.
+            files[key] = 1 + size // FILE_SIZE
+            size += tensor.numel() * tensor.element_size() // dist.get_world_size()
         writer = HuggingFaceStorageWriter(str(folder / name), fqn_to_index_mapping=files, save_distributed=True)
         dcp.save(dict(tensors), storage_writer=writer)
     elif is_main:
@@ -39,15 +41,6 @@ def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], is_main:
         # Copied, since 8-bit optimizers share one table among all states, and safetensors refuses shared memory.
         copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
         save_file(copies, folder / f"{name}{SUFFIX}")
-
-
-def _files_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Assign each tensor to one of a process's files, numbered from 1."""
-    size, files = 0, {}
-    for name, tensor in tensors.items():
-        files[name] = 1 + size // FILE_SIZE
-        size += tensor.numel() * tensor.element_size() // dist.get_world_size()
-    return files
 
 
 class StoredTensors:
@@ -61,7 +54,9 @@ class StoredTensors:
     def __init__(self, folder: Path, name: str):
         self.path = folder / name if (folder / name).is_dir() else folder / f"{name}{SUFFIX}"
         metadata = self._reader().read_metadata().state_dict_metadata
-        self.tensors = {key: (tensor.properties.dtype, tensor.size) for key, tensor in metadata.items()}
+        self.tensors: dict[str, Kind] = {
+            key: (tensor.properties.dtype, tensor.size) for key, tensor in metadata.items()
+        }
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors, or this process's shards of them, with the stored values of the same names, in place."""
@@ -82,11 +77,3 @@ class _OneFile(FileSystem):
 
     def ls(self, path: str) -> list[str]:
         return [str(path)]
-
-
-def describe_tensor(dtype: torch.dtype, shape: torch.Size) -> str:
-    """
-    >>> describe_tensor(torch.float32, torch.Size([2, 3]))
-    'float32[2, 3]'
-    """
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

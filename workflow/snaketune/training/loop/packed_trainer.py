@@ -4,7 +4,7 @@ The loss is a mean over all tokens or pairs of an optimizer step, independent of
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,17 @@ from snaketune.models.logprobs import summed_losses
 from snaketune.models.packing_support import check_config
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.training.loop.trainer import BaseTrainer, TrainingRun, training_arguments
+from snaketune.stages.outcome import Outcome
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
+from snaketune.training.loop.trainer_arguments import training_arguments
 
 
 class PackedTrainer(BaseTrainer, Trainer):
     """A Trainer whose batches come from `collate`; subclasses define the loss and the items that it is averaged over."""
 
     def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: TrainingRun):
-        items = EqualTokens(rows)
-        micro_batch_rows = run.operation.micro_batch_rows
-        use_threads(model.config.get_text_config().hidden_size, micro_batch_rows * rows.row_length, run.compute)
+        items, micro_batch_tokens = EqualTokens(rows), run.operation.micro_batch_rows * rows.row_length
+        use_threads(model.config.get_text_config().hidden_size, micro_batch_tokens, run.compute)
         super().__init__(
             run=run,
             rows=rows,
@@ -46,12 +47,10 @@ class PackedTrainer(BaseTrainer, Trainer):
         check_config(config, rows.longest[0], rows.has_prefixes, compute.kernel)
 
     @staticmethod
-    def check_model(
-        model: PreTrainedModel, rows: PackedRows, compute: Compute
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def check_model(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> Outcome:
         """Check that packed logits equal the logits of separate sequences."""
         tested = self_test(model, [rows], compute, training=True)
-        return tested.about(), {"self_test_share": tested.share}
+        return Outcome(about=tested.about(), run={"self_test_share": tested.share})
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}
@@ -60,9 +59,9 @@ class PackedTrainer(BaseTrainer, Trainer):
         return self.train_dataset.pairs
 
     def compile(self) -> None:
-        training = self.run.spec.training
+        training, compute = self.run.spec.training, self.run.compute
         flops = self.meter.flops.per_token * self.rows.tokens * training.epochs
-        choice = choose_compilation(training.compile, flops, self.run.compute.device)
+        choice = choose_compilation(training.compile, flops, compute.device)
         if choice.compiled and training.compile == "auto" and not layers_of(self.model):
             choice = CompileChoice(compiled=False, reason="auto: this model has no layers that can be compiled")
         print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.reason})", flush=True)
@@ -71,8 +70,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.compiled = True
         batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
         eager, again = self._loss_of(batch), self._loss_of(batch)
-        compile_layers(self.model, self.run.compute, checkpointing=self.run.operation.gradient_checkpointing)
-        _check_compiled(eager, again, self._loss_of(batch), self.run.compute)
+        compile_layers(self.model, compute, checkpointing=self.run.operation.gradient_checkpointing)
+        _check_compiled(eager, again, self._loss_of(batch), compute)
 
     def _loss_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """The loss of a batch, computed as in training but without side effects."""
@@ -81,13 +80,15 @@ class PackedTrainer(BaseTrainer, Trainer):
             return summed_losses(self.model, batch).detach()
 
     @contextmanager
-    def as_in_training(self) -> Iterator[None]:
-        """Run a forward pass outside the loop: under the autocast of a step; random states are restored at the end.
+    def as_in_training(self, autocast: bool = True) -> Iterator[None]:
+        """Run forward passes without a trace: random states of host and device are restored at the end.
 
-        The autocast is part of the model's forward only after accelerate has prepared the model.
+        Args:
+            autocast: whether to add the autocast of a step, for a model that accelerate hasn't prepared.
         """
         device = self.run.compute.device
-        with torch.random.fork_rng([device.index] if device.type == "cuda" else []), self.run.compute.autocast():
+        restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+        with restored, self.run.compute.autocast() if autocast else nullcontext():
             yield
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
@@ -99,9 +100,7 @@ class PackedTrainer(BaseTrainer, Trainer):
             rows += [self.rows.blank(tokens) for tokens in missing if tokens]
         return self.collate(rows, self.run.compute.kernel, self.rows.longest[0])
 
-    @staticmethod
-    def collate(rows: list[dict[str, Any]], kernel: str, longest: int | None = None) -> Batch:
-        return collate(rows, kernel, longest)
+    collate = staticmethod(collate)
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Move a batch to the device. The Trainer's own hook moves no segments, and under DeepSpeed casts all floats."""
@@ -121,10 +120,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         prefixes_D, lengths_D = layout.prefix_lengths[layout.documents], layout.lengths[layout.documents]
         self.meter.count(prefixes_D, lengths_D, supervised=len(inputs["targets"]), projected=len(inputs["sources"]))
         loss = self.batch_loss(model, inputs, num_items_in_batch)
-        if self.args.world_size > 1:
-            # Gradients are averaged over processes, but each loss is already divided by the items of all processes.
-            loss = loss * self.args.world_size
-        return loss
+        # Gradients are averaged over processes, but each loss is already divided by the items of all processes.
+        return loss * self.args.world_size if self.args.world_size > 1 else loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # Created on the device, since a copy from the host would wait for it.
@@ -134,12 +131,10 @@ class PackedTrainer(BaseTrainer, Trainer):
 
 
 def _check_compiled(eager: torch.Tensor, again: torch.Tensor, compiled: torch.Tensor, compute: Compute) -> None:
-    """Check that the compiled model's loss equals the eager one.
+    """Raise SnaketuneError if the compiled model's loss differs from the eager one by more than the data type's tolerance.
 
     Args:
         eager, again: the eager loss, computed twice; a model whose loss isn't reproducible is not checked.
-    Raises:
-        SnaketuneError: the losses differ by more than the tolerance of the data type.
     """
     if eager == again and not abs(compiled - eager) <= TOLERANCE[compute.dtype] * abs(eager):
         raise SnaketuneError(

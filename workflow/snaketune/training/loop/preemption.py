@@ -1,8 +1,7 @@
-"""Preemption: end a training early on SIGTERM, or shortly before the cluster's time limit ends its job.
+"""Preemption: end a training early, after a checkpoint, on SIGTERM or shortly before the cluster's time limit ends its job.
 
-The training finishes its step, writes a checkpoint and ends. Resume is exact, so the job that continues produces the result of
-an uninterrupted one. When the time limit was the reason, the launcher process has SLURM requeue the job
-(`training.launch.worker_endings`); a training longer than any time limit runs as a chain of jobs.
+Resume is exact, so the job that continues produces the result of an uninterrupted one. When the time limit was the reason, the
+launcher has SLURM requeue the job (`training.launch.worker_endings`): a training longer than any limit runs as a chain of jobs.
 """
 
 import json
@@ -38,23 +37,21 @@ class PreemptionCallback(TrainerCallback):
     """Ends a training early, with a checkpoint, on SIGTERM or before the job's time limit.
 
     Add it as the last callback: callbacks that end the training for good take precedence.
-
-    Attributes:
-        reason: "signal" or "deadline"; None while there is no reason to stop.
     """
 
     def __init__(self, trained_parameters: int, state: Path):
-        """Args: state: the `state` folder of the work folder."""
-        self.terminated, self.save_seconds_file = False, state / SAVE_SECONDS_FILE
-        self.main = PartialState().is_main_process
+        self.main, self.terminated, self.save_seconds_file = (
+            PartialState().is_main_process,
+            False,
+            state / SAVE_SECONDS_FILE,
+        )
         self.end, self.queried_at = job_end_time() if self.main else None, time.monotonic()
         self.min_seconds = min(MIN_SAVE_SECONDS, MAX_SAVE_SHARE * max(0.0, seconds_until(self.end)))
         self.timed = self._previous_save_seconds()
         estimated = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
         self.save_seconds = estimated if self.timed is None else self.timed
-        self.step_seconds = 0.0
-        self.agreed_seconds = 1.0
-        self.since = time.monotonic()
+        self.step_seconds, self.agreed_seconds, self.since = 0.0, 1.0, time.monotonic()
+        # "signal" or "deadline"; None while there is no reason to stop.
         self.reason: str | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -62,7 +59,6 @@ class PreemptionCallback(TrainerCallback):
         self.terminated = True
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Start timing a step."""
         self.since = time.monotonic()
 
     def on_step_end(self, args, state, control, **_):
@@ -77,8 +73,7 @@ class PreemptionCallback(TrainerCallback):
 
     def on_save(self, *_: Any, **__: Any) -> None:
         """Record how long the checkpoint took, from the end of its step."""
-        self.timed = max(self.timed or 0.0, time.monotonic() - self.since)
-        self.save_seconds = self.timed
+        self.save_seconds = self.timed = max(self.timed or 0.0, time.monotonic() - self.since)
         if self.main:
             write_json(self.save_seconds_file, round(self.timed, 3))
 
@@ -102,18 +97,14 @@ class PreemptionCallback(TrainerCallback):
         return None
 
     def _deadline_is_near(self) -> bool:
-        needed = max(self.min_seconds, 3 * self.save_seconds + 2 * self.step_seconds * (EVERY if self._short else 1))
-        return seconds_until(self.end) < needed
-
-    @property
-    def _short(self) -> bool:
-        return self.agreed_seconds < SHORT_STEP
+        steps = EVERY if self.agreed_seconds < SHORT_STEP else 1
+        return seconds_until(self.end) < max(self.min_seconds, 3 * self.save_seconds + 2 * self.step_seconds * steps)
 
     def _agree(self, step: int, reason: str | None) -> str | None:
         """The reason of any process, the same in all of them."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return reason
-        if self._short and step % EVERY:
+        if self.agreed_seconds < SHORT_STEP and step % EVERY:
             return None
         numbers = [float(reason == "signal"), float(reason == "deadline"), self.step_seconds]
         shared = torch.tensor(numbers, device=PartialState().device)

@@ -1,14 +1,12 @@
 """Prefetch: a thread collates batches, pins them and copies them to the GPU before the step that uses them.
 
-A thread rather than worker processes: collating a batch takes 0.2 to 0.4 ms, and receiving one from another process costs the
-training several times that (docs/LOG.md). Nothing is forked, so nothing inherits locks or outlives the training, and an error
-is raised where the batch is requested. On the CPU batches are collated on request: a thread would compete with the training.
+Receiving a batch from a worker process costs several times the 0.2 to 0.4 ms of collating it (docs/LOG.md), and a thread
+inherits no locks and outlives no training. On the CPU it would compete with the training, so there batches aren't prefetched.
 """
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from snaketune.models.batches import Batch
 
 # Prefetched batches occupy GPU memory.
 MAX_PREFETCHED = 32
-POLL_SECONDS = 0.1
 
 
 class Prefetcher(Iterator[Any]):
@@ -27,44 +24,26 @@ class Prefetcher(Iterator[Any]):
     """
 
     def __init__(self, source: Iterator[Any], depth: int, device: torch.device):
-        self.source = source
+        self.source, self.ended = source, None
         # The current GPU is a setting of each thread.
-        self.gpu = torch.cuda.current_device() if device.type == "cuda" else None
-        self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(min(depth, MAX_PREFETCHED))
-        self.closed = threading.Event()
-        self.ended: BaseException | None = None
-        self.thread = threading.Thread(target=self._work, name="batches", daemon=True)
-        self.thread.start()
+        gpu = (torch.cuda.set_device, (torch.cuda.current_device(),)) if device.type == "cuda" else (None, ())
+        self.thread = ThreadPoolExecutor(1, "batches", *gpu)
+        # One of them is being collated.
+        self.coming = deque(self.thread.submit(next, source) for _ in range(1 + min(depth, MAX_PREFETCHED)))
 
     def __next__(self) -> Any:
         if self.ended is None:
-            item, self.ended = self.ready.get()
-            if self.ended is None:
-                return item
+            self.coming.append(self.thread.submit(next, self.source))
+            try:
+                return self.coming.popleft().result()
+            except BaseException as error:
+                self.ended = error
+                self.close()
         raise self.ended
 
     def close(self) -> None:
         """Stop the thread and wait for it; it finishes the batch that it collates."""
-        self.closed.set()
-        self.thread.join()
-
-    def _work(self) -> None:
-        if self.gpu is not None:
-            torch.cuda.set_device(self.gpu)
-        end: BaseException | None = None
-        while end is None and not self.closed.is_set():
-            item = None
-            try:
-                item = next(self.source)
-            except BaseException as error:
-                end = error
-            self._put(item, end)
-
-    def _put(self, item: Any, end: BaseException | None) -> None:
-        while not self.closed.is_set():
-            with suppress(queue.Full):
-                self.ready.put((item, end), timeout=POLL_SECONDS)
-                return
+        self.thread.shutdown(cancel_futures=True)
 
 
 class PrefetchMixin:

@@ -12,11 +12,10 @@ from snaketune.packing.epoch_order import epoch_order
 class EpochPermutation(torch.utils.data.Sampler[int]):
     """A sampler that yields every item once per epoch, in an order that depends on seed and epoch alone.
 
-    All processes of a training take the same number of batches. The end of an epoch is filled with the index `items`, a blank
-    item, so that no row is repeated because of the number of GPUs.
+    The end of an epoch is filled with the index `items`, a blank item, so that all processes take equally many batches and no
+    row is repeated because of the number of GPUs.
 
-    >>> sampler = EpochPermutation(5, seed=0, multiple=4)
-    >>> list(sampler)
+    >>> list(EpochPermutation(5, seed=0, multiple=4))
     [2, 4, 3, 0, 1, 5, 5, 5]
     """
 
@@ -34,7 +33,6 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         return self.items + self.blanks
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the order of an epoch; called at its start."""
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
@@ -46,7 +44,7 @@ class SampleOrderMixin:
     """Mixin for transformers' Trainer: rows come in the order of EpochPermutation, also after a resume."""
 
     def items_per_epoch(self) -> int:
-        """The number of items in the training set, without a blank item at its end."""
+        """Without a blank item at the end of the training set."""
         return len(self.train_dataset)
 
     def item_weights(self) -> np.ndarray | None:
@@ -54,27 +52,23 @@ class SampleOrderMixin:
         return None
 
     def _get_train_sampler(self, train_dataset=None):
-        world = self.args.world_size
-        per_micro_step = self.args.per_device_train_batch_size * world
+        args, processes = self.args, self.args.world_size
+        per_micro_step = args.per_device_train_batch_size * processes
         self.order = EpochPermutation(
             self.items_per_epoch(),
-            self.args.seed,
-            per_micro_step if world > 1 else 1,
+            args.seed,
+            per_micro_step if processes > 1 else 1,
             weights=self.item_weights(),
-            batch=per_micro_step * self.args.gradient_accumulation_steps,
+            batch=per_micro_step * args.gradient_accumulation_steps,
         )
         return self.order
 
 
 class SetEpoch(TrainerCallback):
-    """Sets the epoch of the sample order.
-
-    The Trainer does so too, but in a resumed epoch it informs only the wrapper that skips the batches already trained on.
-    """
+    """Sets the epoch of the sample order: in a resumed epoch the Trainer informs only the wrapper that skips batches."""
 
     def __init__(self, trainer: SampleOrderMixin):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **_):
-        """Set the epoch that starts."""
-        self.trainer.order.set_epoch(int(state.epoch))
+        self.trainer.order.set_epoch(state.epoch)

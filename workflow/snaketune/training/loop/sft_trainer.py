@@ -1,4 +1,4 @@
-"""The trainer of the `sft` stage, for packed or raw rows, and its initial model.
+"""The trainer of the `sft` stage, for packed or raw rows.
 
 Packed rows (format 3.0) train on transformers' Trainer with attention over segments; raw rows (format 2.0) on TRL's
 SFTTrainer. The loss is the mean negative log-probability over all supervised tokens of an optimizer step.
@@ -9,11 +9,8 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
-from snaketune.stages.outcome import Outcome
-from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.pipeline import PreparedTraining
-from snaketune.training.loop.trainer import TrainingRun
+from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 
 
 class SftTrainer(PackedTrainer):
@@ -27,29 +24,18 @@ class SftTrainer(PackedTrainer):
         return summed_losses(model, batch) / totals[0].clamp(min=1)
 
 
-def train_on(run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Outcome:
-    """Train on rows of either format, from `results` if there are any, else from the spec's base."""
-    return pipeline.train(*prepare_training(run, pack, tokenizer, results))
-
-
 def prepare_training(
     run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
 ) -> PreparedTraining:
-    """Choose the trainer by the format of the rows, and resolve the initial model."""
+    """Prepare a training on rows of either format, from `results` if there are any, else from the spec's base."""
+    spec = run.spec
     initial = AdapterStack(
-        results=results,
-        base=run.spec.base,
-        tokenizer=tokenizer.folder,
-        trust_remote_code=run.spec.trust_remote_code,
+        results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
     )
     if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
-        trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
-        run = run.with_kernel_for(initial.config() or initial.new_config(), dropout=trainer.drops_out)
-    else:
-        # TRL takes a second to import.
-        from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
+        run = run.with_kernel_for(initial.config() or initial.new_config(), dropout=SftTrainer.drops_out)
+        return PreparedTraining.of(SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory), run, initial)
+    # TRL takes a second to import.
+    from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 
-        trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
-    return PreparedTraining(
-        trainer, rows, run, initial.load, initial.config(), initial.named_base, initial.new_config()
-    )
+    return PreparedTraining.of(RawTrainer, RawRows(pack, tokenizer.folder), run, initial)

@@ -1,10 +1,8 @@
-"""Throughput of a training: tokens, FLOPs and memory between two log lines, and the time spent waiting for data.
-
-    step 20/830  loss 3.21  grad norm 0.84  learning rate 0.0003  2,600 tokens/s (1,590 supervised)  MFU 52%  0.91 GB  …
+"""Throughput of a training: tokens (without padding), FLOPs and memory between two log lines, and the wait for data.
 
 The clock runs from the step's request for batches until the loss is read for the log, which synchronizes with the device; it
 is paused while a checkpoint is written. The first line of a process includes one-time work (compilation, first allocations), so
-it says `warming up` and is excluded from the medians. Tokens are those of documents, without padding.
+it says `warming up` and is excluded from the medians.
 """
 
 import time
@@ -32,16 +30,15 @@ class ThroughputMeter:
         # Peak FLOP/s of all devices, which may be of different models: exact once the first line is read.
         self.total_peak = self.peak.flops_per_second * processes
         self.running_since: float | None = None
-        self.seconds = 0.0
-        self.sums: dict[str, Any] = {}
-        self.lines = self.steps = 0
         self.waited_for_first_batch: float | None = None
-        self.waited = 0.0
+        self.sums: dict[str, Any] = {}
+        self.seconds = self.waited = 0.0
+        self.lines = self.steps = 0
 
     def __str__(self) -> str:
         """The definition of MFU in this training, for the log."""
-        share = self.peak.flops_per_second
-        of = f"{share / 1e12:,.4g} TFLOP/s" if share >= 1e12 else f"{share / 1e9:,.3g} GFLOP/s"
+        peak = self.peak.flops_per_second
+        of = f"{peak / 1e12:,.4g} TFLOP/s" if peak >= 1e12 else f"{peak / 1e9:,.3g} GFLOP/s"
         each = f" on each of {self.processes} GPUs" if self.processes > 1 else ""
         return f"MFU: {self.flops} over what is visible, of {of}{each} ({self.peak.source})"
 
@@ -50,21 +47,21 @@ class ThroughputMeter:
         if self.running_since is None:
             self.running_since = time.monotonic()
         self.steps += 1
-        return _TimedIterator(iterator, self._add_wait)
-
-    def _add_wait(self, seconds: float) -> None:
-        if self.waited_for_first_batch is None:
-            self.waited_for_first_batch = seconds
-        else:
-            self.waited += seconds
+        while True:
+            asked = time.monotonic()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            waited = time.monotonic() - asked
+            if self.waited_for_first_batch is None:
+                self.waited_for_first_batch = waited
+            else:
+                self.waited += waited
+            yield batch
 
     def count(self, prefixes_D: np.ndarray, lengths_D: np.ndarray, *, supervised: int, projected: int) -> None:
-        """Count a batch.
-
-        Args:
-            prefixes_D, lengths_D: prefix lengths and lengths of its D documents, in tokens.
-            supervised, projected: the number of supervised tokens, and of tokens that the head projects.
-        """
+        """Count a batch of D documents: their prefixes and lengths, supervised tokens, and those that the head projects."""
         tokens, flops = int(lengths_D.sum()), self.flops.batch(prefixes_D, lengths_D)
         computed = self.flops.computed(flops, tokens, projected)
         self.add(tokens=tokens, supervised=supervised, flops=flops, computed=computed)
@@ -92,31 +89,25 @@ class ThroughputMeter:
         if not self.sums:
             return {}
         names = sorted(self.sums)
-        memory_and_peak = float(peak_memory(self.device)), self.peak.flops_per_second
-        own = [*(float(self.sums[name]) for name in names), self.seconds, *memory_and_peak]
-        rows = (
-            [own] if gather is None else gather(torch.tensor([own], dtype=torch.float64, device=self.device)).tolist()
-        )
+        own = [float(self.sums[name]) for name in names]
+        own += [self.seconds, float(peak_memory(self.device)), self.peak.flops_per_second]
+        rows = [own]
+        if gather is not None:
+            rows = gather(torch.tensor(rows, dtype=torch.float64, device=self.device)).tolist()
         *columns, seconds, memory, peaks = zip(*rows)
-        self.total_peak = sum(peaks)
-        self.sums, self.seconds = {}, 0.0
-        self.lines += 1
-        rates = self._rates(dict(zip(names, map(sum, columns))), max(seconds)) | {
-            "memory_gb": round(max(memory) / GB, 3)
-        }
-        return rates | ({"warming_up": True} if self.lines == 1 else {})
-
-    def _rates(self, sums: dict[str, float], seconds: float) -> dict[str, float]:
-        tokens = sums.pop("tokens", 0)
-        rates = {
+        sums, slowest, self.total_peak = dict(zip(names, map(sum, columns))), max(seconds), sum(peaks)
+        self.sums, self.seconds, self.lines = {}, 0.0, self.lines + 1
+        tokens, items = sums.pop("tokens", 0), sums.pop("items", 0)
+        return {
             "tokens": tokens,
-            "tokens_per_second": round(tokens / seconds, 1),
-            "supervised_tokens_per_second": round(sums.pop("supervised", 0) / seconds, 1),
-            "mfu": round(sums.pop("flops", 0) / seconds / self.total_peak, 7),
-            "mfu_computed": round(sums.pop("computed", 0) / seconds / self.total_peak, 7),
+            "tokens_per_second": round(tokens / slowest, 1),
+            "supervised_tokens_per_second": round(sums.pop("supervised", 0) / slowest, 1),
+            "mfu": round(sums.pop("flops", 0) / slowest / self.total_peak, 7),
+            "mfu_computed": round(sums.pop("computed", 0) / slowest / self.total_peak, 7),
+            **{name: round(total / items, 6) for name, total in sums.items() if items},
+            "memory_gb": round(max(memory) / GB, 3),
+            **({"warming_up": True} if self.lines == 1 else {}),
         }
-        items = sums.pop("items", 0)
-        return rates | {name: round(total / items, 6) for name, total in sums.items() if items}
 
     def about(self, history: list[dict[str, float]]) -> dict[str, Any]:
         """Facts for run.json: medians over the log lines, how MFU is counted, peak memory, this process's wait for data.
@@ -129,50 +120,26 @@ class ThroughputMeter:
         names = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed")
         # The median is a logged value, not the mean of two.
         medians = {f"{name}_median": sorted(entry[name] for entry in settled)[len(settled) // 2] for name in names}
-        full, per_token = self.peak.flops_per_second, self.flops.per_parameter * self.flops.parameters
+        on_cuda, per_token = self.device.type == "cuda", self.flops.per_parameter * self.flops.parameters
+        reserved = torch.cuda.max_memory_reserved(self.device) if on_cuda else 0
         return medians | {
             "mfu_plain_median": round(medians["tokens_per_second_median"] * per_token / self.total_peak, 7),
             "flops": self.flops.about(),
             "flops_per_parameter_and_token": self.flops.per_parameter,
             "model_tflops_per_second": round(medians["mfu_median"] * self.total_peak / 1e12, 4),
-            "peak_flops_per_second": full,
+            "peak_flops_per_second": self.peak.flops_per_second,
             "peak_flops_source": self.peak.source,
             "peak_memory_gb": max(entry["memory_gb"] for entry in timed),
-            "peak_memory_is": "allocated on the GPU" if self.device.type == "cuda" else "resident in the process",
-            **self._reserved(),
+            "peak_memory_is": "allocated on the GPU" if on_cuda else "resident in the process",
+            **({"peak_memory_reserved_gb": round(reserved / GB, 3)} if on_cuda else {}),
             "steps_of_this_process": self.steps,
             "waited_for_data_s": round(self.waited, 4),
             "waited_for_first_batch_s": round(self.waited_for_first_batch or 0.0, 4),
         }
 
-    def _reserved(self) -> dict[str, float]:
-        if self.device.type != "cuda":
-            return {}
-        return {"peak_memory_reserved_gb": round(torch.cuda.max_memory_reserved(self.device) / GB, 3)}
-
-
-class _TimedIterator:
-    """An iterator that reports the seconds spent waiting for each item."""
-
-    def __init__(self, iterator: Iterator[Any], report: Any):
-        self.iterator, self.report = iterator, report
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        started = time.monotonic()
-        try:
-            return next(self.iterator)
-        finally:
-            self.report(time.monotonic() - started)
-
 
 def log_line(logs: dict[str, float], step: int, steps: int, remaining: float | None) -> str:
-    """Format one line of the log.
-
-    Args:
-        remaining: estimated seconds to the end; None while there is no estimate.
+    """Format one line of the log. Args: remaining: estimated seconds to the end; None while there is no estimate.
 
     >>> log_line({"loss": 3.2149, "learning_rate": 3e-4, "tokens_per_second": 2600.4, "supervised_tokens_per_second": 1590.0,
     ...       "mfu": 0.5213, "memory_gb": 0.914}, 20, 830, 754.0)

@@ -1,4 +1,4 @@
-"""The base of every trainer, for any rows and for any Trainer of transformers or TRL.
+"""A training and its trainer, for any rows and for any Trainer of transformers or TRL.
 
 The Trainer's loop, schedule, precision and distribution are used as they are. Added are the sample order, prefetch, checkpoints
 without pickles, and throughput in every log line.
@@ -6,19 +6,23 @@ without pickles, and throughput in every log line.
 
 import math
 import time
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback
 
 from snaketune.config.operation import Execution
+from snaketune.config.training_runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.machine import is_out_of_memory
 from snaketune.models.packing_support import with_supported_kernel
 from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import record_out_of_memory
@@ -26,21 +30,16 @@ from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
-from snaketune.training.loop.step_arguments import step_arguments
 from snaketune.training.loop.throughput import ThroughputMeter, log_line
 from snaketune.training.parallel.fsdp import ShardedModelMixin, world_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """One training.
+    """What a training is, and how it runs.
 
     Attributes:
-        spec: the spec of its stage.
-        operation: how it runs, with every `auto` resolved.
-        work: its work folder.
-        compute: device, data type and attention kernel.
-        tracked: the run in the trackers; None without tracking.
+        operation: with every `auto` resolved.
         adapter: folder of the adapter that is trained further; None if there is none.
     """
 
@@ -54,7 +53,7 @@ class TrainingRun:
     @classmethod
     def of(
         cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
-    ) -> "TrainingRun":
+    ) -> Self:
         """Return a run on the device and precision that this process has."""
         compute = resolve_compute(spec.training.precision)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
@@ -73,6 +72,34 @@ class TrainingRun:
         return self.work.state / "checkpoints"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreparedTraining:
+    """A training with its rows and its initial model, before that is loaded; all that `pipeline` needs.
+
+    Attributes:
+        rows: training rows, as the trainer takes them; `str(rows)` describes them in the log.
+        load: loads the initial model in a data type, quantized or not.
+        config: the config of the model that `load` returns; None for a model from scratch.
+        new_config: the config of a model from scratch.
+        base: the model that `load` loads, unless that is a result of this workflow.
+    """
+
+    trainer_class: "type[BaseTrainer]"
+    rows: Sized
+    run: TrainingRun
+    load: Callable[[torch.dtype, Quantization | None], PreTrainedModel]
+    config: PretrainedConfig | None = None
+    new_config: PretrainedConfig | None = None
+    base: Pretrained | None = None
+
+    @classmethod
+    def of(cls, trainer_class: "type[BaseTrainer]", rows: Sized, run: TrainingRun, initial: AdapterStack) -> Self:
+        """Return the training that starts from `initial`."""
+        model = {"load": initial.load, "base": initial.named_base}
+        configs = {"config": initial.config(), "new_config": initial.new_config()}
+        return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs)
+
+
 class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin):
     """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls."""
 
@@ -81,6 +108,10 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
     # Whether the loss is a sum over the batch, so that the chunked head can compute gradients in the forward pass.
     sums_losses = True
     compiled = False
+    # Facts about the model for manifest and run.json, and the number of its parameters, and of those that are trained.
+    checked: Outcome
+    parameters: int
+    trainable: int
 
     def __init__(self, *, run: TrainingRun, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
@@ -92,13 +123,10 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
         """Raise SnaketuneError if a model with this config can't be trained on these rows; called before loading weights."""
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Check the loaded model, usually before adapters are added.
+    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> Outcome:
+        """Check the loaded model, usually before adapters are added; return facts for manifest and run.json.
 
-        Returns:
-            Facts for the manifest, and facts for run.json.
-        Raises:
-            SnaketuneError: the model can't be trained on these rows.
+        Raises SnaketuneError if the model can't be trained on these rows.
         """
         raise TypeError("a subclass defines this")
 
@@ -112,9 +140,14 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
         """Counts for the manifest: rows, and document tokens of all steps."""
         return {"rows": len(self.rows), "tokens": self.state.num_input_tokens_seen}
 
-    def conclusions(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Facts for the manifest, and facts for run.json; called after the last step."""
-        return {}, {}
+    def conclusions(self) -> Outcome:
+        """Facts for manifest and run.json; called after the last step."""
+        return Outcome()
+
+    @property
+    def gather_processes(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Gathers a tensor of all processes along its first dimension; None for a single process."""
+        return self.accelerator.gather if self.args.world_size > 1 else None
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         """Train; record the step if memory runs out, and stop the prefetch thread in any case."""
@@ -128,7 +161,6 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
             self.stop_prefetch()
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Take the batches of a step through prefetch and the throughput meter."""
         batches = self.meter.batches(self.prefetched(epoch_iterator, device))
         return super().get_batch_samples(batches, num_batches, device)
 
@@ -138,13 +170,13 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
         super()._save_checkpoint(*arguments, **keywords)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0: the meter counts FLOPs, and the Trainer would iterate over all parameters for every batch."""
+        # The meter counts them, and the Trainer would iterate over all parameters for every batch.
         return 0
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Add throughput and the meter's means to the Trainer's own line."""
         if "loss" in logs:
-            logs |= self.meter.read(self.accelerator.gather if self.args.world_size > 1 else None)
+            logs |= self.meter.read(self.gather_processes)
             # This count is saved in checkpoints, and every checkpoint has a log line, so resume counts each step once.
             self.state.num_input_tokens_seen += int(logs.pop("tokens", 0))
         super().log(logs, *arguments, **keywords)
@@ -176,50 +208,8 @@ class LogCallback(TrainerCallback):
             return
         if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
             raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
-        if not state.is_world_process_zero:
-            return
-        first, since = self.warm
-        done, to_do = state.global_step - first, state.max_steps - state.global_step
-        remaining = (time.monotonic() - since) / done * to_do if done else None
-        print(log_line(logs, state.global_step, state.max_steps, remaining), flush=True)
-
-
-def training_arguments(run: TrainingRun, items: int) -> TrainingArguments:
-    """Return the Trainer's arguments.
-
-    Args:
-        items: items per epoch.
-    Raises:
-        SnaketuneError: see `step_arguments`.
-    """
-    training, operation = run.spec.training, run.operation
-    world, on_cpu = world_size(), run.compute.device.type == "cpu"
-    return TrainingArguments(
-        output_dir=str(run.checkpoints),
-        num_train_epochs=training.epochs,
-        per_device_train_batch_size=operation.micro_batch_rows,
-        gradient_accumulation_steps=training.batch_rows // (operation.micro_batch_rows * world),
-        **step_arguments(training, items, run.compute.device),
-        max_grad_norm=training.max_grad_norm,
-        gradient_checkpointing=operation.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if operation.gradient_checkpointing else None,
-        bf16=run.compute.dtype == torch.bfloat16,
-        # With use_cpu accelerate would silently not use DeepSpeed; with the gloo backend it does.
-        use_cpu=on_cpu and operation.launch != "deepspeed",
-        ddp_backend="gloo" if on_cpu and operation.launch == "deepspeed" else None,
-        seed=training.seed,
-        logging_steps=operation.log_steps,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=operation.checkpoint_steps,
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,
-        # EpochPermutation fills the epoch with blank items; accelerate would repeat rows from its start.
-        accelerator_config={"even_batches": False, "use_seedable_sampler": False},
-        # training.loop.prefetch uses a thread instead.
-        dataloader_num_workers=0,
-        dataloader_pin_memory=run.compute.device.type == "cuda",
-    )
+        if state.is_world_process_zero:
+            first, since = self.warm
+            done, to_do = state.global_step - first, state.max_steps - state.global_step
+            remaining = (time.monotonic() - since) / done * to_do if done else None
+            print(log_line(logs, state.global_step, state.max_steps, remaining), flush=True)

@@ -1,9 +1,6 @@
-"""Training on unpacked text rows (manifest format 2.0) with TRL's SFTTrainer.
-
-TRL applies the chat template and takes loss on assistant turns.
-
-It is slower than training on packed rows, as each row is one conversation, padded to the longest of its batch. It is used for
-features that the packed engine lacks, and as a reference in tests.
+"""Training on unpacked text rows (manifest format 2.0) with TRL's SFTTrainer, which applies the chat template and takes loss on
+assistant turns. Each row is one conversation, padded to the longest of its batch. It is slower than training on packed rows;
+it serves features that the packed engine lacks, and as a reference in tests.
 """
 
 from pathlib import Path
@@ -18,10 +15,12 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
+from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
-from snaketune.training.loop.trainer import BaseTrainer, TrainingRun, training_arguments
+from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
+from snaketune.training.loop.trainer_arguments import training_arguments
 
 
 class RawRows:
@@ -33,15 +32,19 @@ class RawRows:
         if version != RAW_FORMAT_VERSION:
             raise SnaketuneError(f"{pack.manifest_path}: format_version {version!r}; expected '2.0' or '3.0'")
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
+        read = [row for path in pack.files("train-") for row in read_table(path).to_pylist()]
         rows = [
-            {
-                "messages": [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]],
-                "tools": row["tools"],
-            }
-            for path in pack.files("train-")
-            for row in read_table(path).to_pylist()
+            {"messages": [{key: turn[key] for key in ("role", "content")} for turn in row["messages"]]}
+            | {"tools": row["tools"]}
+            for row in read
         ]
-        _check_calls(rows, ChatTokenizer.load(tokenizer_folder))
+        if ChatTokenizer.load(tokenizer_folder).reads_calls:
+            conversations = (with_calls(row["messages"], row["tools"]) for row in rows)
+            if affected := sum(any("tool_calls" in turn for turn in turns) for turns in conversations):
+                raise SnaketuneError(
+                    f"packing.strategy none: {affected} of {len(rows)} rows have tool calls, which TRL's trainer would render "
+                    "as text, although the chat template has its own format for them; choose best-fit-decreasing"
+                )
         self.conversations = Dataset.from_list(rows)
 
     def __len__(self) -> int:
@@ -49,17 +52,6 @@ class RawRows:
 
     def __str__(self) -> str:
         return f"{len(self)} rows that aren't packed"
-
-
-def _check_calls(rows: list[dict[str, Any]], chat: ChatTokenizer) -> None:
-    affected = chat.reads_calls and sum(
-        any("tool_calls" in turn for turn in with_calls(row["messages"], row["tools"])) for row in rows
-    )
-    if affected:
-        raise SnaketuneError(
-            f"packing.strategy none: {affected} of {len(rows)} rows have tool calls, which TRL's trainer would render as text, "
-            "although the chat template has its own format for them; choose best-fit-decreasing"
-        )
 
 
 class RawTrainer(BaseTrainer, SFTTrainer):
@@ -81,9 +73,9 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return facts only: every row is a single sequence for the model's own attention, so there is nothing to check."""
-        return {"trainer": "trl", "dtype": compute.about()["dtype"]}, {}
+    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> Outcome:
+        """Check nothing: every row is a single sequence for the model's own attention."""
+        return Outcome(about={"trainer": "trl", "dtype": compute.about()["dtype"]})
 
     def items_per_epoch(self) -> int:
         # The last item is the blank one.

@@ -14,16 +14,13 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
 from snaketune.models.batches import collate
 from snaketune.stages.outcome import Outcome
-from snaketune.training.loop import pipeline
 from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.pipeline import PreparedTraining
-from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
-from snaketune.training.loop.trainer import TrainingRun
-from snaketune.training.preference.dpo_loss import PairLogps
+from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
+from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts, needs_whole_step
 from snaketune.training.preference.dpo_monitor import DpoMonitor
 from snaketune.training.preference.metrics import MetricSums, Sums, add_steps, by_source, means
 from snaketune.training.preference.pair_dataset import PairRows
-from snaketune.training.preference.pair_features import pair_logps
+from snaketune.training.preference.pair_logps import PairLogps, pair_logps
 from snaketune.training.reference.logps_table import check_policy_is_reference, check_ref_logps
 
 MONITOR_STATE = "dpo_monitor.json"
@@ -40,9 +37,9 @@ class DpoTrainer(PackedTrainer):
 
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)
-        spec = self.run.spec
-        self.metric_sums = MetricSums(spec, self.rows.sources)
-        self.monitor = DpoMonitor(spec, from_zero=spec.reference is None)
+        self.spec = self.run.spec
+        self.metric_sums = MetricSums(self.spec, self.rows.sources)
+        self.monitor = DpoMonitor(self.spec, from_zero=self.spec.reference is None)
         # Sums of the steps since the last log line, per step and source.
         self.unlogged: list[list[Sums]] = []
         # For a loss over a whole step: its micro-batches, between `get_batch_samples` and the first `training_step`.
@@ -64,68 +61,56 @@ class DpoTrainer(PackedTrainer):
         return batch["items"]
 
     def check_start(self):
-        if not self.run.spec.needs_reference:
+        if not self.spec.needs_reference:
             return
         batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
-        trained, evaluated = (self._initial_pairs(batch, training=training) for training in (True, False))
+        pairs: dict[bool, PairLogps] = {}
+        for training in (True, False):
+            self.model.train(training)
+            with torch.no_grad(), self.as_in_training():
+                pairs[training] = pair_logps(self.model, batch, self.spec)
         self.model.train()
-        external = self.run.spec.reference is not None
-        check_policy_is_reference(
-            trained.ratios_P2, evaluated.ratios_P2, trained.counts_P2, self.run.compute.dtype, external=external
-        )
-
-    @torch.no_grad()
-    def _initial_pairs(self, batch: dict[str, Any], training: bool) -> PairLogps:
-        """Log-probabilities in training or in evaluation mode; leaves the random states as they are."""
-        self.model.train(training)
-        with self.as_in_training():
-            return pair_logps(self.model, batch, self.run.spec)
+        ratios, counts_P2 = (pairs[True].ratios_P2, pairs[False].ratios_P2), pairs[True].counts_P2
+        external = self.spec.reference is not None
+        check_policy_is_reference(*ratios, counts_P2, self.run.compute.dtype, external=external)
 
     def batch_loss(self, model, batch, totals):
-        pairs = pair_logps(model, batch, self.run.spec)
+        pairs = pair_logps(model, batch, self.spec)
         self.metric_sums.add(pairs, batch["source"])
         if "derivatives" not in batch:
-            return loss_of(pairs, self.run.spec, totals)
-        share = (features(pairs) * batch["derivatives"]).sum()
+            return loss_of(pairs, self.spec, totals)
+        share = (pairs.features_PF * batch["derivatives"]).sum()
         # The gradient of `share`, the value of the micro-batch's share of the step's loss.
         return share + (batch["loss"] - share).detach()
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Trainer hook at the start of a step: keep its micro-batches if the loss is over the whole step."""
         batches, totals = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if needs_whole_step(self.run.spec) and (len(batches) > 1 or self.args.world_size > 1):
+        if needs_whole_step(self.spec) and (len(batches) > 1 or self.args.world_size > 1):
             self.step_batches = batches
         return batches, totals
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """Trainer hook: compute the step's derivatives before its first micro-batch.
-
-        This can't be done in `get_batch_samples`: a resumed training restores its random states only after that.
-        """
         if self.step_batches:
+            # Not in `get_batch_samples`: a resumed training restores its random states only after that.
             self._add_derivatives(model, num_items_in_batch)
             self.step_batches = []
         return super().training_step(model, inputs, num_items_in_batch)
 
     @torch.no_grad()
     def _add_derivatives(self, model: torch.nn.Module, totals: torch.Tensor) -> None:
-        """Add to each micro-batch the derivatives of the step's loss with respect to its log-probabilities, which its own
-        forward pass computes again with a graph.
+        """Add to each micro-batch the derivatives of the step's loss with respect to its log-probabilities.
 
-        The random states are restored, so that adapter dropout is the same in both passes.
+        Its own forward pass computes these again with a graph, from the same random states, so with the same adapter dropout.
         """
-        device = self.run.compute.device
         model.train()
-        with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-            step_pairs = []
+        step_pairs = []
+        with self.as_in_training(autocast=False):
             for batch in self.step_batches:
                 with self.compute_loss_context_manager():
-                    step_pairs.append(pair_logps(model, self._prepare_inputs(batch), self.run.spec))
-        own_PK = torch.cat([_as_rows(pairs) for pairs in step_pairs])
-        all_PK, first = self._gather_rows(own_PK)
-        loss, derivative_PF = derivatives(
-            _from_rows(all_PK, step_pairs[0].desirable_P is not None), self.run.spec, totals
-        )
+                    step_pairs.append(pair_logps(model, self._prepare_inputs(batch), self.spec))
+        all_PK, first = self._gather_rows(torch.cat([_as_rows(pairs) for pairs in step_pairs]))
+        every = _from_rows(all_PK, labelled=step_pairs[0].desirable_P is not None)
+        loss, derivative_PF = derivatives(every, self.spec, totals)
         for batch, pairs in zip(self.step_batches, step_pairs, strict=True):
             stop = first + len(pairs.counts_P2)
             batch["derivatives"] = derivative_PF[first:stop]
@@ -137,26 +122,23 @@ class DpoTrainer(PackedTrainer):
         if self.args.world_size == 1:
             return own_PK, 0
         sizes = self.accelerator.gather(torch.full((1,), len(own_PK), device=own_PK.device)).tolist()
-        padded = own_PK.new_zeros(max(sizes), own_PK.shape[1])
-        padded[: len(own_PK)] = own_PK
-        gathered = self.accelerator.gather(padded[None])
+        gathered = self.accelerator.gather(self.accelerator.pad_across_processes(own_PK)[None])
         return torch.cat([rows[:size] for rows, size in zip(gathered, sizes)]), sum(sizes[: self.args.process_index])
 
     def update_monitor(self) -> None:
         """Pass the metrics of finished steps to the monitor and print its new warnings. A collective operation."""
-        for sums in self.metric_sums.read(self.accelerator.gather if self.args.world_size > 1 else None):
+        for sums in self.metric_sums.read(self.gather_processes):
             self.unlogged.append(sums)
             for text in self.monitor.step(add_steps(sums)):
                 if self.is_world_process_zero():
                     print(f"warning: {text}", flush=True)
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Trainer hook: add the metrics since the last log line."""
         if "loss" in logs:
             self.update_monitor()
             if self.unlogged:
-                logs |= means(add_steps([sums for step in self.unlogged for sums in step]), self.run.spec)
-                logs |= by_source(self.unlogged, self.run.spec)
+                logs |= means(add_steps(sums for step in self.unlogged for sums in step), self.spec)
+                logs |= by_source(self.unlogged, self.spec)
             self.unlogged = []
         super().log(logs, *arguments, **keywords)
 
@@ -178,7 +160,7 @@ class DpoTrainer(PackedTrainer):
             if warning["at_end"] and self.is_world_process_zero():
                 print(f"warning, at the end: {warning['at_end']['text']}", flush=True)
         stopped = {"stopped": self.monitor.stopped} if self.monitor.stopped else {}
-        return stopped, stopped | {"warnings": warnings}
+        return Outcome(about=stopped, run=stopped | {"warnings": warnings})
 
 
 class _StepEndCallback(TrainerCallback):
@@ -188,7 +170,7 @@ class _StepEndCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **_):
-        stop_if = self.trainer.run.spec.stop_if
+        stop_if = self.trainer.spec.stop_if
         if not stop_if or not state.is_world_process_zero:
             return
         if (first := max(stop_if.window, stop_if.from_step)) >= state.max_steps:
@@ -208,7 +190,7 @@ class _StepEndCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         trainer = self.trainer
         trainer.metric_sums.end_step()
-        if not trainer.run.spec.stop_if or state.global_step >= state.max_steps:
+        if not trainer.spec.stop_if or state.global_step >= state.max_steps:
             return
         trainer.update_monitor()
         if stopped := trainer.monitor.early_stop():
@@ -223,7 +205,7 @@ class _StepEndCallback(TrainerCallback):
 def _as_rows(pairs: PairLogps) -> torch.Tensor:
     """Pairs as float32[P, K], the form in which processes exchange them; token counts below 2^24 are exact."""
     desirable = [] if pairs.desirable_P is None else [pairs.desirable_P[:, None]]
-    columns = (features(pairs), pairs.reference_P2, pairs.counts_P2, *desirable)
+    columns = (pairs.features_PF, pairs.reference_P2, pairs.counts_P2, *desirable)
     return torch.cat([column.float() for column in columns], dim=1)
 
 
@@ -237,18 +219,10 @@ def _from_rows(rows_PK: torch.Tensor, labelled: bool) -> PairLogps:
     )
 
 
-def train_on(
-    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
-) -> Outcome:
-    """Train on packed pairs. The initial weights are also the reference, unless `spec.reference` is set or the loss needs
-    none."""
-    return pipeline.train(*prepare_training(run, results, pack, ref_logps))
-
-
 def prepare_training(
     run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
 ) -> PreparedTraining:
-    """Prepare a training: trainer class, rows, run and initial weights.
+    """Prepare a training on packed pairs, whose initial weights are also the reference, unless the spec names another.
 
     Args:
         results: the SFT result and, if it is an adapter alone, its base layers, from the top down.
@@ -258,14 +232,13 @@ def prepare_training(
     """
     spec, tokenizer = run.spec, results[0].folder
     base_layers = results[1:] if spec.continued else results
-    start = AdapterStack(
+    initial = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    run = run.with_kernel_for(start.config(), dropout=DpoTrainer.drops_out)
+    run = run.with_kernel_for(initial.config(), dropout=DpoTrainer.drops_out)
     if ref_logps:
-        check_ref_logps(
-            ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=run.operation.share_kernels
-        )
+        share_kernels = run.operation.share_kernels
+        check_ref_logps(ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=share_kernels)
     elif spec.needs_reference:
         raise SnaketuneError(
             f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"
@@ -275,4 +248,4 @@ def prepare_training(
         check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    return PreparedTraining(DpoTrainer, rows, run, start.load, start.config(), start.named_base)
+    return PreparedTraining.of(DpoTrainer, rows, run, initial)

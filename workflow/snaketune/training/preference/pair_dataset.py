@@ -19,8 +19,7 @@ class PairRows(PackedRows):
     `desirable`, bool[p].
 
     Attributes:
-        pairs: number of pairs.
-        sources: 1 + the highest index of a source that a pair comes from.
+        pairs, sources: number of pairs; 1 + the highest index of a source that a pair comes from.
         distinct_labels: the labels that occur among single completions; empty for pairs.
     """
 
@@ -33,8 +32,7 @@ class PairRows(PackedRows):
     ):
         """
         Args:
-            ref_logps: the reference log-probabilities; None for a loss without a reference and for timed trials, which get
-                zeros.
+            ref_logps: None for a loss without a reference and for timed trials, which get zeros.
             ld_alpha: weight of the tokens beyond the length of the pair's other completion; None for no weighting.
         Raises:
             SnaketuneError: a packed pair has no reference log-probabilities, or none per token although `ld_alpha` is set.
@@ -42,48 +40,40 @@ class PairRows(PackedRows):
         super().__init__(pack, "train", load_in_memory)
         self.unpaired = pack.manifest.get("kind") == "unpaired"
         known = read_ref_logps(ref_logps, "train") if ref_logps else {}
-        self.references: list[list[tuple[float, float]]] = [[] for _ in range(len(self))]
-        self.labels: list[list[bool]] = [[] for _ in range(len(self))]
-        self.from_sources: list[list[int]] = [[] for _ in range(len(self))]
-        for document in documents(pack, "train"):
-            self.from_sources[document["row"]].append(document["source"])
-            if self.unpaired:
-                self.labels[document["row"]].append(document["label"])
-            if ref_logps is None:
-                self.references[document["row"]].append((0.0, 0.0))
-                continue
-            reference = known.get(document["id"])
-            if reference is None:
-                raise SnaketuneError(
-                    f"{ref_logps.manifest_path} has no log-probabilities for pair {document['id']}; rebuild it with: "
-                    f"{rebuild_command(ref_logps.manifest_path)}"
-                )
-            if ld_alpha is not None and reference.chosen_token_logps is None:
-                raise SnaketuneError(
-                    f"{ref_logps.manifest_path} has no log-probabilities per token, which dpo.ld_alpha needs; rebuild it with: "
-                    f"{rebuild_command(ref_logps.manifest_path)}"
-                )
-            self.references[document["row"]].append(weighted_logps(reference, ld_alpha))
-        self.pairs = sum(map(len, self.references))
-        self.distinct_labels = set(chain.from_iterable(self.labels))
-        self.sources = 1 + max(chain.from_iterable(self.from_sources), default=0)
+        # Log-probabilities, source and label of each row's pairs.
+        self.of_rows: list[list[tuple[tuple[float, float], int, bool]]] = [[] for _ in range(len(self))]
+        for pair in documents(pack, "train"):
+            logps = _logps(ref_logps, known.get(pair["id"]), pair["id"], ld_alpha) if ref_logps else (0.0, 0.0)
+            self.of_rows[pair["row"]].append((logps, pair["source"], pair.get("label", False)))
+        every = list(chain.from_iterable(self.of_rows))
+        self.pairs = len(every)
+        self.distinct_labels = {label for _, _, label in every} if self.unpaired else set()
+        self.sources = 1 + max((source for _, source, _ in every), default=0)
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
-        return super().blank(tokens) | self._pair_columns([], [], [])
+        return super().blank(tokens) | self._pair_columns([])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return super().__getitem__(row) | self._pair_columns(
-            self.references[row], self.from_sources[row], self.labels[row]
-        )
+        return super().__getitem__(row) | self._pair_columns(self.of_rows[row])
 
-    def _pair_columns(
-        self, references: list[tuple[float, float]], sources: list[int], labels: list[bool]
-    ) -> dict[str, torch.Tensor]:
+    def _pair_columns(self, pairs: list[tuple[tuple[float, float], int, bool]]) -> dict[str, torch.Tensor]:
+        references, sources, labels = zip(*pairs) if pairs else ((), (), ())
         columns = {
             "reference": torch.tensor(references, dtype=torch.float32).reshape(-1, 2),
             "source": torch.tensor(sources, dtype=torch.int64),
         }
         return columns | ({"desirable": torch.tensor(labels, dtype=torch.bool)} if self.unpaired else {})
+
+
+def _logps(artifact: Artifact, reference: Reference | None, pair: str, ld_alpha: float | None) -> tuple[float, float]:
+    per_token = reference is not None and reference.chosen_token_logps is None and ld_alpha is not None
+    if reference is None or per_token:
+        lacks = "per token, which dpo.ld_alpha needs" if per_token else f"for pair {pair}"
+        raise SnaketuneError(
+            f"{artifact.manifest_path} has no log-probabilities {lacks}; rebuild it with: "
+            f"{rebuild_command(artifact.manifest_path)}"
+        )
+    return weighted_logps(reference, ld_alpha)
 
 
 def weighted_logps(reference: Reference, ld_alpha: float | None) -> tuple[float, float]:

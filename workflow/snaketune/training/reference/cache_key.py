@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Pretrained
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
@@ -36,38 +35,9 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
     """The cache keys of a reference or of a part of one: its own key first, then those of equivalent results.
 
     Args:
-        code: digest of the stage's code.
-        device: kind of device, such as `cuda`.
+        code, device: digest of the stage's code; kind of device, such as `cuda`.
     """
-    own = _computation(spec, device) | {
-        "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
-        "base": _base_identity(spec.base),
-        "apart": spec.apart,
-        "token_logps": spec.token_logps,
-    }
-    part = {"part": spec.part, "parts": spec.parts} if isinstance(spec, RefPassSpec) else {}
-    computed = [(own["kernel"], device)]
-    if operation.share_kernels:
-        computed += [(kernel, kind) for kernel in sorted({*KERNEL_FAMILIES.values()}) for kind in ("cuda", "cpu")]
-    # A whole reference contains every part.
-    wholes = [(WHOLE_STAGE, {}, code if stage == WHOLE_STAGE else code_digest(STAGES[WHOLE_STAGE].module))]
-    candidates = [
-        Key(
-            stage=name,
-            spec=own | several | {"kernel": kernel, "token_logps": with_tokens},
-            code=digest,
-            device=kind,
-            by=STAGES[name].digested_by,
-        )
-        for kernel, kind in dict.fromkeys(computed)
-        for with_tokens in dict.fromkeys((spec.token_logps, True))
-        for name, several, digest in ([(stage, part, code)] if part else []) + wholes
-    ]
-    return tuple(candidates)
-
-
-def _computation(spec: RefLogpsSpec, device: str) -> dict[str, str]:
-    """Data types and kernel family of the computation on this machine, as `models.devices` resolves them."""
+    # As `models.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
         dtype, kernel = "bfloat16" if spec.precision == "bfloat16" else "float32", "sdpa"
     else:
@@ -75,16 +45,35 @@ def _computation(spec: RefLogpsSpec, device: str) -> dict[str, str]:
 
         about = resolve_compute(spec.precision).about()
         dtype, kernel = about["dtype"], about["kernel"]
-    return {
+    # A local base is an input with a content digest of its own.
+    named = spec.base is not None and not Path(spec.base.path).is_dir()
+    own = {
         "dtype": dtype,
         "weights_dtype": dtype if spec.frozen_weights else "float32",
-        "kernel": kernel_family(kernel),
+        "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
+        "base": path_and_revision(spec.base) if named else None,
+        "apart": spec.apart,
     }
-
-
-def _base_identity(base: Pretrained | None) -> dict[str, Any] | None:
-    """Path and revision of a Hub model; None for a local folder, which is an input with a content digest of its own."""
-    return None if base is None or Path(base.path).is_dir() else path_and_revision(base)
+    computed = [(kernel_family(kernel), device)]
+    if operation.share_kernels:
+        computed += [(family, kind) for family in sorted({*KERNEL_FAMILIES.values()}) for kind in ("cuda", "cpu")]
+    # A whole reference contains every part.
+    whole_code = code if stage == WHOLE_STAGE else code_digest(STAGES[WHOLE_STAGE].module)
+    candidates: list[tuple[str, dict[str, int], str]] = [(WHOLE_STAGE, {}, whole_code)]
+    if isinstance(spec, RefPassSpec):
+        candidates.insert(0, (stage, {"part": spec.part, "parts": spec.parts}, code))
+    return tuple(
+        Key(
+            stage=name,
+            spec=own | part | {"kernel": family, "token_logps": with_tokens},
+            code=digest,
+            device=kind,
+            by=STAGES[name].digested_by,
+        )
+        for family, kind in dict.fromkeys(computed)
+        for with_tokens in dict.fromkeys((spec.token_logps, True))
+        for name, part, digest in candidates
+    )
 
 
 def kernel_family(kernel: str | None) -> str | None:

@@ -1,19 +1,13 @@
-"""Compute the log-probabilities of one part of the pairs under the reference model: the work of the `ref_pass` stage. The
-`ref_logps` stage gathers the parts.
+"""Compute the log-probabilities of one part of the pairs under the reference model, in one forward pass over packed rows of
+both splits: the work of the `ref_pass` stage. The `ref_logps` stage gathers the parts.
 
-One forward pass over packed rows of both splits, with the batch size that suits the device. An adapter that policies train
-further stays unmerged for the pairs of the train split, as in the policy. Held-out pairs are for evaluations, which load saved
-results, so for them the adapter is merged and rounded as its run saved it; otherwise an unchanged policy would differ from its
-reference by that rounding. With 4-bit weights, to which evaluations don't compare, the adapter stays unmerged for both splits.
-
-Results are stored per pair every SECONDS_BETWEEN_CHUNKS seconds. A killed pass resumes with the remaining pairs, even if they
-are packed into other rows by then.
-
-    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; complete once the file has this name
+An adapter that policies train further stays unmerged for the pairs of the train split, as in the policy. Held-out pairs are for
+evaluations, which load saved results, so for them the adapter is merged and rounded as its run saved it; otherwise an unchanged
+policy would differ from its reference by that rounding. With 4-bit weights, to which evaluations don't compare, it stays so.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,87 +18,122 @@ import torch
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.training_runs import Pretrained
+from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.load_model import own_tokenizer
 from snaketune.models.logprobs import completion_logprobs, losses_of_rows
 from snaketune.models.machine import inspect_machine
 from snaketune.models.packing_support import check_config, with_supported_kernel
-from snaketune.models.selftest import self_test
+from snaketune.models.selftest import SelfTest, self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.stages.cache.work_folders import WorkFolder, sync
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
-from snaketune.stages.specs import RefLogpsSpec
+from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import library_findings
-from snaketune.training.reference.external import check_same_tokens
 from snaketune.training.reference.logps_table import FILE, check_finite, reference_splits, schema, sort_rows
 
 SECONDS_BETWEEN_CHUNKS = 20.0
 
 
-def compute_logps(
-    spec: RefLogpsSpec,
-    work: WorkFolder,
-    pack: Artifact,
-    results: Sequence[Artifact],
-    tokenizer: Sequence[Artifact],
-    *,
-    part: int = 1,
-    parts: int = 1,
-) -> Outcome:
-    """Write `logps.arrow` of one part of the pairs to `work.payload`.
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A reference model.
 
-    Args:
-        results: the reference's result and its base layers, from the top down; empty for an external model.
+    Attributes:
+        results: the reference's result and its base layers, from the top down; empty for an external model, `spec.base`.
         tokenizer: tokenizer of the pairs; only for an external model.
-        part: which of `parts` equal ranges of rows, from 1.
+    """
+
+    spec: RefLogpsSpec
+    results: tuple[Artifact, ...]
+    tokenizer: Sequence[Artifact] = ()
+
+    def stack(self, *, merged: bool = False) -> AdapterStack:
+        """The adapter stack without an adapter that stays unmerged. Args: merged: with it, merged as its run saved it."""
+        spec, results = self.spec, self.results
+        layers, base = results[1:] if spec.apart and not merged else results, spec.base
+        if merged and not is_adapter_only(results[0]):
+            # The result holds complete weights, so it needs no base layers.
+            layers, base = results[:1], None
+        folder = (*self.tokenizer, *results)[0].folder
+        return AdapterStack(results=layers, base=base, tokenizer=folder, trust_remote_code=spec.trust_remote_code)
+
+    def load(
+        self, compute: Compute, packs: list[PackedRows], *, merged: bool = False
+    ) -> tuple[torch.nn.Module, SelfTest]:
+        """Load the model and run its self-test. Args: merged: as evaluations load it, not as the policies' trainings do."""
+        stack, spec = self.stack(merged=merged), self.spec
+        compute = with_supported_kernel(compute, stack.config(), dropout=False)
+        check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
+        loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
+        if not spec.quantization:
+            loaded = loaded.to(compute.device)
+        tested = self_test(loaded, packs, compute, training=False)
+        if spec.apart and not merged:
+            from snaketune.models.adapters import load_adapter
+
+            loaded = load_adapter(loaded, self.results[0].folder / ADAPTER)
+        return loaded, tested
+
+
+def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -> Outcome:
+    """Write `logps.arrow` of the pairs, or of the part of them that the spec names, to `work.payload`.
+
     Raises:
         SnaketuneError: a log-probability isn't finite, or an external model has another vocabulary.
     """
-    for result in (*results, *tokenizer):
+    spec = reference.spec
+    # One of several equal ranges of rows, from 1.
+    part, parts = (spec.part, spec.parts) if isinstance(spec, RefPassSpec) else (1, 1)
+    for result in (*reference.results, *reference.tokenizer):
         result.files()
     compute = resolve_compute(spec.precision)
     report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
-    if tokenizer:
-        check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
+    packs = list(rows_by_split.values())
+    if reference.tokenizer:
+        check_same_tokens(spec.base, ChatTokenizer.load(reference.tokenizer[0].folder), packs)
     chunks, started = Chunks(work, schema(spec.token_logps)), time.monotonic()
-    part_pairs = {split: _PartPairs.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
-    model, tested = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()))
+    model, tested = reference.load(compute, packs)
     stored, computed, tokens = chunks.pairs(), 0, 0
+    counts: dict[str, int] = {}
     if stored:
         print(f"resuming after {len(stored)} pairs that an earlier attempt computed", flush=True)
     for split, rows in rows_by_split.items():
-        pairs = part_pairs[split]
-        rest = [row for row in pairs.rows if any((split, pair) not in stored for pair in pairs.ids[row])]
+        # The ids of the pairs in each row.
+        ids: list[list[str]] = [[] for _ in range(len(rows))]
+        for document in documents(pack, split):
+            ids[document["row"]].append(document["id"])
+        own = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
+        counts[split] = len({pair for row in own for pair in ids[row]})
+        rest = [row for row in own if any((split, pair) not in stored for pair in ids[row])]
         if rest and split == "held_out" and spec.apart and not spec.quantization:
             # Free the first model before the second is loaded.
             model = None
-            model, _ = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()), merged=True)
-        total = sum(len(pairs.ids[row]) for row in rest)
-        done = progress(
-            losses_of_rows(model, rows, rest, tested.compute, f"reference, {split}"),
-            f"reference, {split}",
-            "pairs",
-            total,
-            lambda batch, ids=pairs.ids: sum(len(ids[row]) for row in batch[0]),
-        )
-        for numbers, batch, losses_N in done:
-            ids = [pair for row in numbers for pair in pairs.ids[row]]
-            chunks.add(_columns(ids, split, batch, losses_N, spec.token_logps))
-            computed += len(ids)
+            model, _ = reference.load(compute, packs, merged=True)
+        what, total = f"reference, {split}", sum(len(ids[row]) for row in rest)
+        passes = losses_of_rows(model, rows, rest, tested.compute, what)
+        for numbers, batch, losses_N in progress(
+            passes, what, "pairs", total, lambda done, ids=ids: sum(len(ids[row]) for row in done[0])
+        ):
+            pairs = [pair for row in numbers for pair in ids[row]]
+            chunks.add(_columns(pairs, split, batch, losses_N, spec.token_logps))
+            computed += len(pairs)
             tokens += batch["segments"].layout.document_tokens
     table = sort_rows(chunks.table())
-    check_finite(table, f"{[one.manifest_path for one in results] or spec.base.path} on {pack.manifest_path}")
+    check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")
     write_table(work.payload / FILE, table)
     seconds = time.monotonic() - started
     weights = compute.weights_dtype(frozen=spec.frozen_weights)
     return Outcome(
-        counts={"pairs": {split: len(pairs.distinct) for split, pairs in part_pairs.items()}},
+        counts={"pairs": counts},
         about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch.")},
         run={
             "tokens_per_second": round(tokens / seconds, 1),
@@ -116,77 +145,38 @@ def compute_logps(
     )
 
 
-@dataclass(frozen=True)
-class _PartPairs:
-    """The rows of a part, and the pair ids in each row of the split."""
-
-    rows: range
-    ids: list[list[str]]
-
-    @classmethod
-    def of(cls, pack: Artifact, split: str, rows: int, part: int, parts: int) -> "_PartPairs":
-        ids: list[list[str]] = [[] for _ in range(rows)]
-        for document in documents(pack, split):
-            ids[document["row"]].append(document["id"])
-        return cls(range(rows * (part - 1) // parts, rows * part // parts), ids)
-
-    @property
-    def distinct(self) -> set[str]:
-        return {pair for row in self.rows for pair in self.ids[row]}
-
-
-def reference_stack(
-    spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
-) -> AdapterStack:
-    """The adapter stack of the reference, without an adapter that stays unmerged.
+def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterable[PackedRows]) -> None:
+    """Check that every token id in the pairs stands for the same text in the tokenizer of an external reference.
 
     Args:
-        merged: whether to include that adapter, merged as its run saved it.
+        chat: tokenizer of the pairs.
+        packs: the packed rows of all splits; only tokens that occur in them are checked.
+    Raises:
+        SnaketuneError: some tokens differ, or the reference has no tokenizer.json.
     """
-    layers, base = results[1:] if spec.apart and not merged else results, spec.base
-    if merged and not is_adapter_only(results[0]):
-        # The result holds complete weights, so it needs no base layers.
-        layers, base = results[:1], None
-    return AdapterStack(
-        results=layers,
-        base=base,
-        tokenizer=(*tokenizer, *results)[0].folder,
-        trust_remote_code=spec.trust_remote_code,
-    )
-
-
-def _load(
-    spec: RefLogpsSpec,
-    results: tuple[Artifact, ...],
-    tokenizer: Sequence[Artifact],
-    compute: Compute,
-    packs: list[PackedRows],
-    *,
-    merged: bool = False,
-):
-    """Load the reference and run its self-test.
-
-    Args:
-        merged: whether to load it as evaluations do, not as the policies' trainings do.
-    """
-    stack = reference_stack(spec, results, tokenizer, merged=merged)
-    compute = with_supported_kernel(compute, stack.config(), dropout=False)
-    check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
-    loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
-    if not spec.quantization:
-        loaded = loaded.to(compute.device)
-    tested = self_test(loaded, packs, compute, training=False)
-    if spec.apart and not merged:
-        from snaketune.models.adapters import load_adapter
-
-        loaded = load_adapter(loaded, results[0].folder / ADAPTER)
-    return loaded, tested
+    own = own_tokenizer(reference)
+    if own is None:
+        raise SnaketuneError(
+            f"dpo.reference: {reference.path!r} has no tokenizer.json, so its vocabulary can't be compared with that of the "
+            "pairs; add the file, or choose a model that has one"
+        )
+    used = set().union(*(np.unique(batch["input_ids"]).tolist() for rows in packs for batch in rows.batches))
+    if chat.pad_id not in chat.stop_ids:
+        # It is only padding: no document contains it.
+        used.discard(chat.pad_id)
+    if other := sorted(id for id in used if own.id_to_token(id) != chat.id_to_token(id)):
+        first = other[0]
+        raise SnaketuneError(
+            f"dpo.reference: {len(other)} of {len(used)} tokens in the pairs are different in {reference.path!r}, for instance "
+            f"{first}, which is {chat.id_to_token(first)!r} here and {own.id_to_token(first)!r} there; a reference needs the "
+            "same vocabulary as the SFT run"
+        )
 
 
 def _columns(
     ids: list[str], split: str, batch: dict[str, Any], losses_N: torch.Tensor, token_logps: bool
 ) -> dict[str, Any]:
-    """Columns of `logps.arrow` for one batch, in the order of its completions. Args: ids: of the batch's pairs."""
+    """Columns of `logps.arrow` for a batch with these pairs, in the order of its completions."""
     sums_C, counts_C = completion_logprobs(losses_N, batch)
     counts = counts_C.cpu().numpy()
     columns = {
@@ -205,7 +195,10 @@ def _columns(
 
 
 class Chunks:
-    """Computed rows, stored in files from which a later attempt resumes."""
+    """Computed rows, stored per pair in files from which a later attempt resumes, even if pairs are in other rows by then.
+
+    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; complete once the file has this name
+    """
 
     def __init__(self, work: WorkFolder, columns: pa.Schema):
         self.work, self.folder, self.schema = work, work.state / "chunks", columns
@@ -213,31 +206,29 @@ class Chunks:
         self._waiting: list[pa.Table] = []
         self._last = time.monotonic()
 
-    def _files(self) -> Iterator[Path]:
-        return iter(sorted(self.folder.glob("*.arrow")))
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.arrow"))
 
     def pairs(self) -> set[tuple[str, str]]:
         """Split and id of every stored pair. Damaged files are removed, so that their pairs are computed again."""
         pairs: set[tuple[str, str]] = set()
         for path in self._files():
-            if path.name != self._name(path.name[:6], path):
+            if path.name == self._name(path.name[:6], path):
+                table = read_table(path)
+                pairs.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+            else:
                 print(
                     f"{path} is damaged: its content doesn't match the digest in its name; its pairs are computed again",
                     flush=True,
                 )
                 path.unlink()
-                continue
-            table = read_table(path)
-            pairs.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
         return pairs
 
     def add(self, columns: dict[str, Any]) -> None:
         """Add rows; every SECONDS_BETWEEN_CHUNKS, write the added ones to a file."""
         self._waiting.append(pa.table(columns, schema=self.schema))
-        if time.monotonic() - self._last >= SECONDS_BETWEEN_CHUNKS:
-            self._write()
-
-    def _write(self) -> None:
+        if time.monotonic() - self._last < SECONDS_BETWEEN_CHUNKS:
+            return
         self.work.check_held()
         last = max((int(path.name[:6]) for path in self._files()), default=-1)
         partial = self.folder / f"{last + 1:06d}.partial"

@@ -1,118 +1,80 @@
-"""Produce the table of all pairs' log-probabilities under the reference model: the work of the `ref_logps` stage.
+"""Produce the table of all pairs' log-probabilities under the reference model: the work of the `ref_logps` stage. It is one
+forward pass (`training.reference.compute`) in this job, or in several jobs whose parts are gathered here.
 
-It is one forward pass over the packed pairs (`training.reference.compute`), in this job or in several jobs whose parts are
-gathered here. DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference
-model. `training.reference.logps_table` describes the table, `training.reference.cache_key` its cache key.
+DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference model.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.devices import resolve_compute
 from snaketune.models.packing_support import with_supported_kernel
 from snaketune.packing.reader import documents
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import read_table, write_table
+from snaketune.training.reference import logps_table as logps
 from snaketune.training.reference.cache_key import kernel_family
-from snaketune.training.reference.compute import compute_logps, reference_stack
-from snaketune.training.reference.logps_table import FILE, check_finite, reference_splits, schema, sort_rows
+from snaketune.training.reference.compute import ReferenceModel, compute_logps
 
 
-def gather_logps(
-    spec: RefLogpsSpec,
-    work: WorkFolder,
-    *,
-    pack: Artifact,
-    model: Sequence[Artifact] = (),
-    base_layers: Sequence[Artifact] = (),
-    tokenizer: Sequence[Artifact] = (),
-    base: Sequence[Path] = (),
-    operation: Execution | None = None,
-) -> Outcome:
+def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
     """Write `logps.arrow` to `work.payload`.
 
     Args:
-        model: the reference's result; empty for an external reference, which `spec.base` names.
-        base_layers: the base layers of a reference that is an adapter alone.
-        tokenizer: tokenizer of the pairs; only for an external reference.
-        base: folder of a local base model; unused, as `spec` has its path.
         operation: with the pattern of the parts' manifests, if there are parts.
     Raises:
         SnaketuneError: a log-probability isn't finite, or parts are missing or belong to another reference.
     """
-    results = (*model, *base_layers)
     if operation is None or not operation.parts:
-        return compute_logps(spec, work, pack, results, tokenizer)
+        return compute_logps(reference, work, pack)
+    spec = reference.spec
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
-    compute = with_supported_kernel(
-        resolve_compute(spec.precision), reference_stack(spec, results, tokenizer).config(), dropout=False
-    )
-    _check_parts(parts, spec, results, pack, operation, compute)
-    names = schema(spec.token_logps).names
-    tables = [read_table(part.file(FILE)).select(names) for part in parts]
-    table = sort_rows(pa.concat_tables([schema(spec.token_logps).empty_table(), *tables]))
-    _check_complete(table, pack, operation.parts)
-    check_finite(table, operation.parts)
-    write_table(work.payload / FILE, table)
-    counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
-    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
-    return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
-
-
-def _check_parts(
-    parts: list[Artifact],
-    spec: RefLogpsSpec,
-    results: tuple[Artifact, ...],
-    pack: Artifact,
-    operation: Execution,
-    compute: Compute,
-) -> None:
-    expected: dict[str, Any] = {
-        "model": [one.content for one in results],
+    compute = with_supported_kernel(resolve_compute(spec.precision), reference.stack().config(), dropout=False)
+    own = {
+        "model": [one.content for one in reference.results],
         "rows": [pack.content],
         "dtype": compute.about()["dtype"],
         "spec": spec.model_dump(mode="json"),
         "kernel": kernel_family(compute.kernel),
     }
-    if operation.share_kernels:
-        del expected["kernel"]
     for part in parts:
-        manifest = part.manifest
-        actual = {
-            "model": manifest["inputs"]["model"] + manifest["inputs"]["base_layers"],
-            "rows": manifest["inputs"]["pack"],
+        manifest, inputs = part.manifest, part.manifest["inputs"]
+        made = {
+            "model": inputs["model"] + inputs["base_layers"],
+            "rows": inputs["pack"],
             "dtype": manifest["dtype"],
             "spec": {key: value for key, value in manifest["spec"].items() if key not in ("part", "parts")},
             "kernel": kernel_family(manifest["kernel"]),
         }
-        if differences := [
-            f"{key}: {actual[key]} there, {value} here" for key, value in expected.items() if actual[key] != value
-        ]:
-            hint = ""
-            if [one.partition(":")[0] for one in differences] == ["kernel"]:
-                hint = "; `reference_pass.share_kernels: true` accepts it"
+        if different := logps.differences(own, made, operation.share_kernels):
+            hint = "; `reference_pass.share_kernels: true` accepts it" if list(different) == ["kernel"] else ""
             raise SnaketuneError(
-                f"{part.manifest_path} is not a part of this reference ({'; '.join(differences)}){hint}; rebuild it with: "
-                f"{rebuild_command(part.manifest_path)}"
+                f"{part.manifest_path} is not a part of this reference ({'; '.join(different.values())}){hint}; rebuild it "
+                f"with: {rebuild_command(part.manifest_path)}"
             )
-
-
-def _check_complete(table: pa.Table, pack: Artifact, parts: str) -> None:
+    columns = logps.schema(spec.token_logps)
+    tables = [read_table(part.file(logps.FILE)).select(columns.names) for part in parts]
+    table = logps.sort_rows(pa.concat_tables([columns.empty_table(), *tables]))
     computed = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-    expected = {(split, document["id"]) for split in reference_splits(pack) for document in documents(pack, split)}
+    expected = {
+        (split, document["id"]) for split in logps.reference_splits(pack) for document in documents(pack, split)
+    }
     if missing := sorted(expected - computed):
         raise SnaketuneError(
-            f"{parts}: {len(missing)} of {len(expected)} pairs are in no part, for instance {missing[0][1]}; rebuild the parts"
+            f"{operation.parts}: {len(missing)} of {len(expected)} pairs are in no part, for instance {missing[0][1]}; rebuild "
+            "the parts"
         )
+    logps.check_finite(table, operation.parts)
+    write_table(work.payload / logps.FILE, table)
+    counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
+    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
+    return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})

@@ -1,17 +1,16 @@
 """The table of reference log-probabilities, as DPO and evaluation read it, and the checks that it is complete, finite and
-belongs to the right model.
+belongs to the right model. Rows are sorted by split (train first), id and completion.
 
     logps.arrow     id string, split string ("train", "held_out"), completion int8 (0 chosen, 1 rejected),
                     logp float64 (nats, summed over the completion's tokens), tokens int32 (number of these tokens),
                     token_logps list<float32> (nats per token, in order; only if requested)
-
-Rows are sorted by split (train first), id and completion.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,24 +27,12 @@ from snaketune.training.reference.cache_key import kernel_family, path_and_revis
 
 FILE = "logps.arrow"
 COMPLETIONS = ("chosen", "rejected")
+COLUMNS = {"id": pa.string(), "split": pa.string(), "completion": pa.int8(), "logp": pa.float64(), "tokens": pa.int32()}
+ORDER = [("split", "descending"), ("id", "ascending"), ("completion", "ascending")]
 # Tolerances for the same model in batches of other shapes, in nats per token: the mean over completions may differ by ROUNDING,
 # a single completion by OUTLIER times as much. In float32 that is ROUNDING for every completion.
 OUTLIER = {torch.float32: 1, torch.bfloat16: 10, torch.float16: 10}
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-
-
-def schema(token_logps: bool = False) -> pa.Schema:
-    """The columns of `logps.arrow`, with or without `token_logps`."""
-    return pa.schema(
-        [
-            ("id", pa.string()),
-            ("split", pa.string()),
-            ("completion", pa.int8()),
-            ("logp", pa.float64()),
-            ("tokens", pa.int32()),
-            *([("token_logps", pa.list_(pa.float32()))] if token_logps else []),
-        ]
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +47,18 @@ class Reference:
     rejected_token_logps: np.ndarray | None = None
 
 
+def schema(token_logps: bool = False) -> pa.Schema:
+    """The columns of `logps.arrow`, with or without `token_logps`."""
+    return pa.schema(COLUMNS | ({"token_logps": pa.list_(pa.float32())} if token_logps else {}))
+
+
 def sort_rows(table: pa.Table) -> pa.Table:
     """Sort rows in the order of `logps.arrow` and drop duplicates."""
-    keys = [("split", "descending"), ("id", "ascending"), ("completion", "ascending")]
-    table = table.take(pc.sort_indices(table, keys)).combine_chunks()
+    table = table.take(pc.sort_indices(table, ORDER)).combine_chunks()
     if len(table) < 2:
         return table
-    same = [pc.equal(table[name].slice(1), table[name].slice(0, len(table) - 1)) for name, _ in keys]
-    duplicate = np.logical_and.reduce([np.asarray(one) for one in same])
-    return table.filter(np.concatenate([[True], ~duplicate]))
+    same = [np.asarray(pc.equal(table[name].slice(1), table[name].slice(0, len(table) - 1))) for name, _ in ORDER]
+    return table.filter(np.concatenate([[True], ~np.logical_and.reduce(same)]))
 
 
 def reference_splits(pack: Artifact) -> tuple[str, ...]:
@@ -89,23 +79,37 @@ def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
     table = table.filter(pc.equal(table["split"], split)).combine_chunks()
     if table["completion"].to_pylist() != [0, 1] * (len(table) // 2):
         raise SnaketuneError(f"{path}: a pair has other than two completions; {_rebuild_hint(artifact)}")
-    logps, tokens = table["logp"].to_pylist(), table["tokens"].to_pylist()
-    token_logps = _lists(table["token_logps"]) if "token_logps" in table.column_names else [None] * len(table)
+    logps, tokens, per_token = table["logp"].to_pylist(), table["tokens"].to_pylist(), [None] * len(table)
+    if "token_logps" in table.column_names:
+        lists = (row for chunk in table["token_logps"].chunks for row in chunk)
+        per_token = [row.values.to_numpy(zero_copy_only=False) for row in lists]
     return {
         pair: Reference(
             chosen_logp=logps[at],
             rejected_logp=logps[at + 1],
             chosen_tokens=tokens[at],
             rejected_tokens=tokens[at + 1],
-            chosen_token_logps=token_logps[at],
-            rejected_token_logps=token_logps[at + 1],
+            chosen_token_logps=per_token[at],
+            rejected_token_logps=per_token[at + 1],
         )
         for at, pair in zip(range(0, len(table), 2), table["id"].to_pylist()[::2])
     }
 
 
-def _lists(column: pa.ChunkedArray) -> list[np.ndarray]:
-    return [row.values.to_numpy(zero_copy_only=False) for chunk in column.chunks for row in chunk]
+def check_finite(table: pa.Table, where: str) -> None:
+    """Raise SnaketuneError for the first log-probability that is missing or not finite. Args: where: path for the message."""
+    for name in [name for name in ("logp", "token_logps") if name in table.column_names]:
+        column = table[name]
+        values = pc.list_flatten(column) if name == "token_logps" else column
+        if not column.null_count and pc.all(pc.fill_null(pc.is_finite(values), False), min_count=0).as_py():
+            continue
+        for row in table.to_pylist():
+            for value in row[name] if isinstance(row[name], list) else [row[name]]:
+                if value is None or not math.isfinite(value):
+                    raise SnaketuneError(
+                        f"{where}: {name} of the {COMPLETIONS[row['completion']]} completion of pair {row['id']} is {value}; "
+                        "expected a finite number"
+                    )
 
 
 def check_ref_logps(
@@ -125,41 +129,49 @@ def check_ref_logps(
     Raises:
         SnaketuneError: names what differs, and the command that computes the right ones.
     """
-    manifest, inputs = artifact.manifest, artifact.manifest["inputs"]
-    made_spec = manifest["spec"]
+    manifest, inputs, made_spec = artifact.manifest, artifact.manifest["inputs"], artifact.manifest["spec"]
     external, outside = spec.reference, not inputs.get("model")
     # The data type in which the reference is loaded: an external one isn't quantized and has no float32 master weights.
     weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
-    expected = {
-        "model": (
-            [] if external else [one.content for one in model],
-            inputs.get("model", []) + inputs.get("base_layers", []),
-        ),
-        "pairs": ([pack.manifest.get("pairs")], inputs.get("pack")),
-        "dtype": (compute.about()["dtype"], manifest.get("dtype")),
-        "weights_dtype": (str(weights).removeprefix("torch."), manifest.get("weights_dtype")),
-        "kernel": (kernel_family(compute.kernel), kernel_family(manifest.get("kernel"))),
-        "quantization": (
-            None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
-            made_spec["quantization"],
-        ),
-        "adapter unmerged": (spec.continued and not external, made_spec.get("apart", False)),
-        "reference": (path_and_revision(external), path_and_revision(made_spec["base"]) if outside else None),
+    own = {
+        "model": [] if external else [one.content for one in model],
+        "pairs": [pack.manifest.get("pairs")],
+        "dtype": compute.about()["dtype"],
+        "weights_dtype": str(weights).removeprefix("torch."),
+        "kernel": kernel_family(compute.kernel),
+        "quantization": None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
+        "adapter unmerged": spec.continued and not external,
+        "reference": path_and_revision(external),
+    }
+    made = {
+        "model": inputs.get("model", []) + inputs.get("base_layers", []),
+        "pairs": inputs.get("pack"),
+        "dtype": manifest.get("dtype"),
+        "weights_dtype": manifest.get("weights_dtype"),
+        "kernel": kernel_family(manifest.get("kernel")),
+        "quantization": made_spec["quantization"],
+        "adapter unmerged": made_spec.get("apart", False),
+        "reference": path_and_revision(made_spec["base"]) if outside else None,
     }
     if outside and external and Path(external.path).is_dir():
         # A local folder is identified by its content, not by its path.
-        del expected["reference"]
-    if share_kernels:
-        del expected["kernel"]
-    differences = [f"{what}: {there} there, {here} here" for what, (here, there) in expected.items() if there != here]
-    if not differences:
-        return
-    hint = ""
-    if [one.partition(":")[0] for one in differences] == ["kernel"]:
-        hint = "The two kernels agree except for rounding: `reference_pass.share_kernels: true` accepts them. "
-    raise SnaketuneError(
-        f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differences)}). {hint}{_rebuild_hint(artifact)}"
-    )
+        made["reference"] = own["reference"]
+    if different := differences(own, made, share_kernels):
+        only_kernels = list(different) == ["kernel"]
+        accepts = "The two kernels agree except for rounding: `reference_pass.share_kernels: true` accepts them. "
+        raise SnaketuneError(
+            f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(different.values())}). "
+            f"{accepts if only_kernels else ''}{_rebuild_hint(artifact)}"
+        )
+
+
+def differences(own: dict[str, Any], made: dict[str, Any], share_kernels: bool) -> dict[str, str]:
+    """Describe what differs between this computation and a stored one, by key; `share_kernels` leaves out the kernel."""
+    return {
+        what: f"{what}: {made[what]} there, {here} here"
+        for what, here in own.items()
+        if made[what] != here and not (share_kernels and what == "kernel")
+    }
 
 
 def _rebuild_hint(artifact: Artifact) -> str:
@@ -205,32 +217,14 @@ def check_policy_is_reference(
 
 def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     """Whether unquantized log-probabilities computed on this machine are comparable with the artifact's; prints why not."""
-    made = artifact.manifest
-    here = compute.about()
-    alike = made.get("dtype") == here["dtype"] and kernel_family(made.get("kernel")) == kernel_family(here["kernel"])
-    same = alike and not made["spec"]["quantization"]
-    if not same:
-        print(
-            f"{artifact.manifest_path} was computed differently (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
-            f"quantization {made['spec']['quantization']}) from this evaluation (dtype {here['dtype']}, kernel "
-            f"{here['kernel']}); rewards against it are left out",
-            flush=True,
-        )
-    return same
-
-
-def check_finite(table: pa.Table, where: str) -> None:
-    """Raise SnaketuneError for the first log-probability that is missing or not finite. Args: where: path for the message."""
-    names = [name for name in ("logp", "token_logps") if name in table.column_names]
-    for name in names:
-        column = table[name] if name == "logp" else pc.list_flatten(table[name])
-        if pc.all(pc.fill_null(pc.is_finite(column), False)).as_py() is not False and not table[name].null_count:
-            continue
-        for row in table.to_pylist():
-            values = row[name] if name != "logp" else [row[name]]
-            for value in values if values is not None else [None]:
-                if value is None or not math.isfinite(value):
-                    raise SnaketuneError(
-                        f"{where}: {name} of the {COMPLETIONS[row['completion']]} completion of pair {row['id']} is {value}; "
-                        "expected a finite number"
-                    )
+    made, here, quantization = artifact.manifest, compute.about(), artifact.manifest["spec"]["quantization"]
+    same_kernel = kernel_family(made.get("kernel")) == kernel_family(here["kernel"])
+    if made.get("dtype") == here["dtype"] and same_kernel and not quantization:
+        return True
+    print(
+        f"{artifact.manifest_path} was computed differently (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
+        f"quantization {quantization}) from this evaluation (dtype {here['dtype']}, kernel {here['kernel']}); rewards against "
+        "it are left out",
+        flush=True,
+    )
+    return False

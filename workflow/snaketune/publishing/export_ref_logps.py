@@ -48,8 +48,7 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
         raise SnaketuneError(
             f"{ref_logps.manifest_path} was computed for other pairs than those in {pack.manifest_path}"
         )
-    known = read_ref_logps(ref_logps, split)
-    tokens = dict(_tokens(pack, split))
+    known, tokens = read_ref_logps(ref_logps, split), dict(_tokens(pack, split))
     written, seen = 0, set()
     partial = out.with_name(f".{out.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -101,10 +100,8 @@ def _tokens(pack: Artifact, split: str) -> Iterator[tuple[str, dict[str, list[in
         completions = [_completion(row, layout, segment) for segment in layout.completions]
         for pair, chosen, rejected in zip(ids.get(number, ()), completions[::2], completions[1::2]):
             same = chosen and rejected and chosen[0] == rejected[0]
-            yield (
-                pair,
-                {"prompt_ids": chosen[0], "chosen_ids": chosen[1], "rejected_ids": rejected[1]} if same else None,
-            )
+            found = {"prompt_ids": chosen[0], "chosen_ids": chosen[1], "rejected_ids": rejected[1]} if same else None
+            yield pair, found
 
 
 def _completion(row: dict[str, Any], layout: Any, segment: int) -> tuple[list[int], list[int]] | None:
