@@ -1,7 +1,9 @@
 """The `eval` stage: evaluates one model on held-out rows (`evaluation.model_scores`)."""
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
+from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import ModelCost, Stage, any_number, exactly_one
@@ -30,8 +32,33 @@ STAGE = Stage(
 )
 
 
-def build(spec: EvalSpec, work: WorkFolder, **inputs: Any) -> Outcome:
-    """Fill `work.payload` with scores, responses, losses and log-probabilities; `inputs` as in `score_model`."""
+def build(
+    spec: EvalSpec,
+    work: WorkFolder,
+    *,
+    model: list[Artifact],
+    tokenizer: Artifact,
+    corpora: list[Artifact],
+    packs: list[Artifact],
+    ref_logps: list[Artifact],
+    base: list[Path],
+    tasks: list[Path],
+    task_data: list[Path],
+    base_layers: Sequence[Artifact] = (),
+) -> Outcome:
+    """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`."""
     from snaketune.evaluation.model_scores import score_model
 
-    return score_model(spec, work, **inputs)
+    return score_model(
+        spec,
+        work,
+        model=model,
+        tokenizer=tokenizer,
+        corpora=corpora,
+        packs=packs,
+        ref_logps=ref_logps,
+        base=base,
+        tasks=tasks,
+        task_data=task_data,
+        base_layers=base_layers,
+    )
