@@ -65,8 +65,7 @@ LIBRARIES = [
 ]
 # Libraries read these when they are imported, so a fork can't change them.
 READ_AT_IMPORT = re.compile(
-    r"PYTHON(?!PATH$)|HF_|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|TORCHINDUCTOR|CUDA|HOME$|MPL|"
-    "OMP_WAIT|LD_"
+    r"PYTHON(?!PATH$)|HF_(?!XET)|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|CUDA|HOME$|MPL|OMP_WAIT|LD_"
 )
 # As it was before imports changed it.
 ENVIRONMENT = dict(os.environ)
