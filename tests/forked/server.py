@@ -65,7 +65,7 @@ LIBRARIES = [
 ]
 # Libraries read these when they are imported, so a fork can't change them.
 READ_AT_IMPORT = re.compile(
-    r"PYTHON(?!PATH$)|HF_(?!XET)|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|CUDA|HOME$|MPL|OMP_WAIT|LD_"
+    r"PYTHON(?!PATH$|DONTWRITEBYTECODE$)|HF_(?!XET)|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|CUDA|HOME$|MPL|OMP_WAIT|LD_"
 )
 # As it was before imports changed it.
 ENVIRONMENT = dict(os.environ)
@@ -186,6 +186,7 @@ def run(request: dict, streams: list[int], paths: list[str]) -> int:
     )
     sys.stderr.reconfigure(line_buffering=True)
     sys.executable = request["executable"]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     _, module, *arguments = request["arguments"]
     sys.argv = ["-m", *arguments]
     sys.path[:] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *paths]

@@ -6,10 +6,23 @@ import pytest
 import yaml
 from invented_results import Results
 
+from snaketune.report.charts import style
+
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     return Results(tmp_path)
+
+
+# Modules whose tests read tables and texts, and figures only where they are marked so.
+TABLES = ("test_variants", "test_preference_shift", "test_earlier_runs")
+
+
+@pytest.fixture(autouse=True)
+def figures_as_needed(request, monkeypatch):
+    """Draw figures without layout and SVG, which take most of a report's time, where no test reads them."""
+    if request.module.__name__.rpartition(".")[2] in TABLES and not request.node.get_closest_marker("figures"):
+        monkeypatch.setattr(style, "_svg", lambda figure: '<svg viewBox="0 0 1 1"></svg>')
 
 
 @pytest.fixture(scope="session")

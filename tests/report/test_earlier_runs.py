@@ -71,6 +71,7 @@ def compare(results: Results, *entries: str):
     return results.report(compare=entries, **files)
 
 
+@pytest.mark.figures
 def test_an_earlier_run_is_compared_with_the_most_similar_current_one(earlier, current):
     outcome, pages = compare(current, BEFORE)
     assert {path.name for path in pages.iterdir()} == set(pages_for(outcome.counts["results"], compared=True))
@@ -229,6 +230,7 @@ def test_a_changed_score_is_refused(earlier, current):
         compare(current, BEFORE)
 
 
+@pytest.mark.figures
 def test_text_of_compared_runs_is_escaped(earlier, current):
     result = earlier.folder / "results/dpo/demo"
     manifest = json.loads((result / "manifest.json").read_text())

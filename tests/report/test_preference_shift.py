@@ -28,6 +28,7 @@ def test_changes_are_broken_down_by_source(results):
     assert shares == {f"reward accuracy: source {number}": str(number / 4) for number in (0, 1)}
 
 
+@pytest.mark.figures
 def test_a_tie_is_half_a_preference(results):
     made = sft_and_pairs(results)
     counts = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}

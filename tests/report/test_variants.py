@@ -129,6 +129,7 @@ def test_runs_from_two_models_list_the_models(results):
     assert compare_variants(result_set(results), None).keys == {"from": {"dpo:one": "one", "dpo:two": "two"}}
 
 
+@pytest.mark.figures
 def test_a_run_that_was_stopped_early_has_a_reason_and_is_not_the_best(results):
     reason = "<b>margin</b> -2.1 below -1 at 3 lines of the log"
     made = sft_and_pairs(results)
@@ -200,6 +201,7 @@ def test_warnings_of_a_training_are_shown(results):
     assert "0.21 nats</span> Resolved at the end." in page
 
 
+@pytest.mark.figures
 def test_unknown_metrics_are_drawn(results):
     made = sft_and_pairs(results)
     # Metrics of single sources would hide the others.

@@ -164,15 +164,16 @@ def test_without_layers_auto_continues_and_true_fails(tmp_path, fresh, monkeypat
 def test_without_a_compiler_auto_continues_and_true_fails(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "none"),))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    choice = choose_compilation("auto", 1e20, CPU)
-    assert not choice.compiled
-    assert "torch can't compile here" in choice.reason
-    with pytest.raises(
-        SnaketuneError, match=r"training\.compile: torch can't compile here .*expected `auto` or `false`"
-    ):
-        choose_compilation(True, 1e20, CPU)
+    # monkeypatch wouldn't restore a setting that torch looks up.
+    with torch._inductor.config.patch({"cpp.cxx": (str(tmp_path / "none"),)}):
+        choice = choose_compilation("auto", 1e20, CPU)
+        assert not choice.compiled
+        assert "torch can't compile here" in choice.reason
+        with pytest.raises(
+            SnaketuneError, match=r"training\.compile: torch can't compile here .*expected `auto` or `false`"
+        ):
+            choose_compilation(True, 1e20, CPU)
 
 
 def test_rows_that_are_not_packed_are_not_compiled():

@@ -2,19 +2,18 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-
-from tests.forked import python
 
 CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
 
 
 def run(folder: Path, which: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [python(), "-m", "tests.training.many_processes", str(folder), which],
+        [sys.executable, "-m", "tests.training.many_processes", str(folder), which],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]

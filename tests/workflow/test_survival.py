@@ -83,6 +83,9 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
         if process != running.pid:
             os.kill(process, signal.SIGKILL)
     assert running.wait() != 0
+    # A killed process holds its locks until it has ended.
+    while processes("snaketune", interrupted.folder):
+        time.sleep(0.05)
     assert not (interrupted.folder / target).exists()
     # Old work may be cleaned in between: work that can be resumed is retained.
     assert "resumes when its config runs again" in interrupted.snakemake("clean_work")
@@ -139,6 +142,7 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # A limit is that of a process and its children, and forks have other parents.
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
     assert done.returncode != 0
