@@ -9,6 +9,8 @@ from tests.forked import share_server
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Hundreds of jobs import the package; the first one compiles it for all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser):
