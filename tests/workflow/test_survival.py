@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file
 
@@ -79,12 +80,12 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
         if target == DPO:
             project.config["sft"]["run"] = finished.config["sft"]["run"]
     running = start_and_wait_for_checkpoint(interrupted, target)
-    for process in processes("snaketune", interrupted.folder):
-        if process != running.pid:
-            os.kill(process, signal.SIGKILL)
+    killed = [psutil.Process(number) for number in processes("snaketune", interrupted.folder) if number != running.pid]
+    for process in killed:
+        process.kill()
     assert running.wait() != 0
     # A killed process holds its locks until it has ended.
-    while processes("snaketune", interrupted.folder):
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in killed):
         time.sleep(0.05)
     assert not (interrupted.folder / target).exists()
     # Old work may be cleaned in between: work that can be resumed is retained.
