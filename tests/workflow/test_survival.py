@@ -40,6 +40,13 @@ def processes(needle: str, folder: Path) -> list[int]:
     return result
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
     log = (project.folder / "first.log").open("w")
     running = subprocess.Popen(
@@ -85,7 +92,7 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
         process.kill()
     assert running.wait() != 0
     # A killed process holds its locks until it has ended.
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in killed):
+    while any(map(is_alive, killed)):
         time.sleep(0.05)
     assert not (interrupted.folder / target).exists()
     # Old work may be cleaned in between: work that can be resumed is retained.
