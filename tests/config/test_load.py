@@ -167,6 +167,7 @@ WRONG = [
         "greedy",
         ["sft.demo.training.schedule: 'greedy' isn't supported: it needs a metric"],
     ),
+    ("sft.demo.training.optimizer", "greedy", ["sft.demo.training.optimizer: found 'greedy'", "'adamw_torch_fused'"]),
     ("dpo.demo.training.schedule", "cosin", ["dpo.demo.training.schedule: found 'cosin'", "'cosine'"]),
     (
         "sft.demo.training.schedule",

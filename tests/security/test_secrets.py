@@ -67,6 +67,7 @@ PLACES = {
     "tokenizers.t.adopt": {"tokenizers": {"t": {"adopt": f"https://me:{HF}@hf.co/a/b"}}},
     "sft": {"sft": HF},
     "hf_token": {"hf_token": HF},
+    "": {"": HF},
     "corpora.c.answer_pattern": {"corpora": {"c": {"answer_pattern": SECRETS["AWS_ACCESS_KEY_ID"]}}},
     "eval.e.key": {"eval": {"e": {"key": SECRETS["OPENAI_API_KEY"]}}},
 }

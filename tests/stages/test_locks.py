@@ -214,6 +214,18 @@ def test_an_empty_lease_is_dead_in_time(lock):
         pass
 
 
+def test_a_full_disk_leaves_no_lease(lock, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            Lease(lock).take(flock=True)
+    assert not list(lock.parent.glob("*lease*"))
+    assert Lease(lock).take(flock=True)
+
+
 def test_without_hard_links_it_is_made_all_the_same(lock, monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EPERM, "no")

@@ -6,6 +6,7 @@ import pytest
 from small_tokenizers import LLAMA3, MISTRAL, chat_of, families, messages
 from test_tokenize_stage import artifact, corpus_of, run
 
+from snaketune.corpus.layouts.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -64,6 +65,12 @@ def test_omitted_turns_of_other_roles_are_counted_too(chat, tmp_path):
     answered = [*messages("a", "b"), {"role": "tool", "content": "result"}, {"role": "assistant", "content": "c"}]
     with pytest.raises(SnaketuneError, match="omits the tool turn of 1 of 4 rows"):
         run(tmp_path / "work", corpus_of(tmp_path / "rows", {"messages": [ROWS[1]] * 3 + [answered]}), artifact(folder))
+
+
+def test_rows_whose_tools_are_omitted_too_are_counted(chat):
+    own = chat(NO_SYSTEM)
+    tools = tools_of([{"name": "now", "parameters": {"type": "object", "properties": {}}}])
+    assert [own.omitted_turns(row, tools) for row in ROWS] == [[0], [], [0]]
 
 
 def test_rows_whose_system_turn_is_written_are_not_refused(chat):

@@ -207,6 +207,12 @@ def test_a_template_that_omits_parts_of_calls_is_refused(chat):
         encoded(chat(first), TWO)
 
 
+def test_a_template_may_write_calls_only_where_there_are_tools(chat):
+    template = MARKED.replace("{%- if 'tool_calls' in m %}", "{%- if 'tool_calls' in m and tools %}")
+    assert template != MARKED
+    assert encoded(chat(template), ONE[:4])[:2] == encoded(chat(MARKED), ONE[:4])[:2]
+
+
 def test_calls_need_markers_too(chat):
     with pytest.raises(SnaketuneError, match=r"marks 2 generated blocks.*tool calls.*has 3 turns"):
         encoded(chat(HALF_MARKED), ONE)

@@ -38,7 +38,8 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
         SnaketuneError: the config is invalid; one line per error with key, value found and what was expected.
     """
     # First, as messages of other checks would quote the secret. `tracking` has stricter rules of its own.
-    if key := find_secret({name: value for name, value in raw.items() if name != "tracking"}):
+    key = find_secret({name: value for name, value in raw.items() if name != "tracking"})
+    if key is not None:
         raise SnaketuneError(
             f"the config is wrong:\n  {key}: contains what looks like a key, a token or a password, which doesn't belong in a "
             "config; put it into the environment (HF_TOKEN, WANDB_API_KEY, ...)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 
 from snaketune.config.base import Fraction, PositiveFloat, PositiveInt
 from snaketune.config.suggestions import unknown
@@ -126,9 +126,11 @@ SCHEDULES: dict[str, Schedule] = {
 ScheduleName = Literal[tuple(name for name, schedule in SCHEDULES.items() if not schedule.refused)]
 
 
-def check_supported(name: Any) -> Any:
+def check_supported(name: Any, info: ValidationInfo) -> Any:
     """Return the name of an optimizer or schedule; ValueError with the reason if it is a known one that isn't supported."""
-    known = OPTIMIZERS.get(name) or SCHEDULES.get(name) if isinstance(name, str) else None
+    known = (
+        {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}[info.field_name].get(name) if isinstance(name, str) else None
+    )
     if known and known.refused:
         raise ValueError(f"{name!r} isn't supported: {known.refused}")
     return name

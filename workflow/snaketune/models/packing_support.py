@@ -29,7 +29,10 @@ def is_known(config: PretrainedConfig | None) -> bool:
 
 
 def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a model without values, within a FakeTensorMode; raises errors of any type, as the families' own code does."""
+    """Return a model without values, on the meta device or within a FakeTensorMode.
+
+    Raises errors of any type, as the families' own code does.
+    """
     return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
 
 

@@ -73,8 +73,12 @@ class PackedRows:
 
     def values(self, name: str) -> np.ndarray:
         """Return the values of a column of lists, of all rows."""
-        views = (views[name] for views in self.batches)
-        return np.concatenate([np.empty(0, np.int32), *(values[at[0] : at[-1]] for at, values in views)])
+        return np.concatenate([np.empty(0, np.int32), *self._by_batch(name)])
+
+    def _by_batch(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the values of a column by batch, without copying them: every process of a training reads them."""
+        for at, values in (views[name] for views in self.batches):
+            yield values[at[0] : at[-1]]
 
     def counts(self, name: str) -> np.ndarray:
         """Return the lengths of the lists of a column, by row."""
@@ -83,7 +87,7 @@ class PackedRows:
     @cached_property
     def tokens(self) -> int:
         """The number of tokens without padding."""
-        return int(self.values("segment_lengths").sum(dtype=np.int64))
+        return sum(int(lengths.sum(dtype=np.int64)) for lengths in self._by_batch("segment_lengths"))
 
     @cached_property
     def longest(self) -> tuple[int, int]:
@@ -102,7 +106,7 @@ class PackedRows:
     @cached_property
     def has_prefixes(self) -> bool:
         """Whether any segment has a prefix, as pairs do."""
-        return bool(self.values("prefix_lengths").any())
+        return any(bool(lengths.any()) for lengths in self._by_batch("prefix_lengths"))
 
 
 class EqualTokens:

@@ -94,7 +94,9 @@ class ChatTokenizer:
         self._template_only = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
             self._template_only[vocab[unk]] = False
-        self._template_control = TemplateControl(template, self.render, self.encode_text, self._template_only)
+        self._template_control = TemplateControl(
+            template, self._variables, self.render, self.encode_text, self._template_only
+        )
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -221,6 +223,9 @@ class ChatTokenizer:
         texts, spans = self.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         frames = [self._template_control.frame(*row, add_generation_prompt) for row in zip(conversations, tools)]
+        for messages, own_tools, frame in zip(conversations, tools, frames):
+            if not frame.writes_tools:
+                raise tool_calls.tools_omitted([message["role"] for message in messages], own_tools)
         encoded: list[Encoded] = []
         to_guard = []
         for number, (frame, encoding, own_spans) in enumerate(zip(frames, encodings, spans, strict=True)):

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from snaketune.tokenization.template import SHIPPED, Message, Refused, Span, Tools
-from snaketune.tokenization.tool_calls import blank_message, replace_texts, tools_omitted
+from snaketune.tokenization.template import SHIPPED, Message, Refused, Span, Tools, render
+from snaketune.tokenization.tool_calls import blank_message, replace_texts
 
 # Private-use characters; those that occur in no text of a batch are used as guards.
 PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
@@ -206,11 +206,13 @@ class ControlFrame:
         ids: int32, its control tokens.
         ends: the indices of the control tokens that end a turn.
         omitted: the indices of the turns that the template doesn't write.
+        writes_tools: whether it writes the tools, where there are any.
     """
 
     ids: np.ndarray
     ends: list[int]
     omitted: list[int]
+    writes_tools: bool
 
 
 class OmittedTurn(Refused):
@@ -232,16 +234,18 @@ class TemplateControl:
     def __init__(
         self,
         template: str,
+        variables: dict[str, Any],
         render: Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]],
         encode: Callable[[str], Encoding],
         template_only: np.ndarray,
     ):
         """Set up with functions that render and encode, and bool by id: which tokens only a template can write."""
-        self._template, self._render, self._encode, self._template_only = template, render, encode, template_only
+        self._template, self._variables, self._template_only = template, variables, template_only
+        self._render, self._encode = render, encode
         self._frames: dict[tuple, ControlFrame] = {}
 
     def frame(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
-        """Return the frame of messages of this shape; SnaketuneError if the template omits the tools."""
+        """Return the frame of messages of this shape."""
         shape = (json.dumps(blank_message(one)) if "tool_calls" in one else one["role"] for one in messages)
         key = (add_generation_prompt, tools, *shape)
         if key not in self._frames:
@@ -256,8 +260,10 @@ class TemplateControl:
         marks = [f"{left}{number}{right}" for number in range(len(messages))]
         marked = [blank_message(message, mark) for message, mark in zip(messages, marks)]
         (text,), (spans,) = self._render([marked], add_generation_prompt, [tools])
-        if tools and text == self._render([marked], add_generation_prompt, [None])[0][0]:
-            raise tools_omitted([message["role"] for message in messages], tools)
+        # A template may write calls only where there are tools, which rendering by `ChatTokenizer` would refuse.
+        without = (
+            render(self._template, [marked], self._variables, add_generation_prompt, [None])[0][0] if tools else None
+        )
         encoding = self._encode(text)
         control = [
             (id, span) for id, span in zip(encoding.ids, encoding.offsets, strict=True) if self._template_only[id]
@@ -277,4 +283,5 @@ class TemplateControl:
             else:
                 after = [at for at, (_, (begin, _)) in enumerate(control) if start + len(mark) <= begin < following]
                 ends += after[:1]
-        return ControlFrame(np.array([id for id, _ in control], np.int32), ends, omitted)
+        ids = np.array([id for id, _ in control], np.int32)
+        return ControlFrame(ids, ends, omitted, writes_tools=text != without)

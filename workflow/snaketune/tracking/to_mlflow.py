@@ -41,7 +41,8 @@ class Run:
             self.id, logged = known[0].info.run_id, known[0].data.params
             self.client.update_run(self.id, status="RUNNING")
             for curve in known[0].data.metrics:
-                self.newest[curve] = max(point.step for point in self.client.get_metric_history(self.id, curve))
+                points = self.client.get_metric_history(self.id, curve)
+                self.newest[curve] = max((point.step for point in points), default=0)
         else:
             tags = {FINGERPRINT: fingerprint, "snaketune.stage": tracked.stage}
             self.id, logged = self.client.create_run(experiment_id, run_name=tracked.name, tags=tags).info.run_id, {}

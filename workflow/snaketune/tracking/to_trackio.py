@@ -18,10 +18,12 @@ class Run:
     def __init__(self, tracked: TrackedRun):
         # trackio reads it at import.
         os.environ.setdefault("TRACKIO_DIR", str((tracked.results / "trackio").absolute()))
+        from trackio.fragments import FragmentWriter
         from trackio.sqlite_storage import SQLiteStorage
         from trackio.utils import get_storage_mode
 
-        self.storage, self.in_files = SQLiteStorage, get_storage_mode() == "jsonl"
+        # One writer for all lines: each has a folder of its own.
+        self.storage, self.fragments = SQLiteStorage, FragmentWriter() if get_storage_mode() == "jsonl" else None
         self.run = {"project": tracked.settings.project, "run": tracked.name, "run_id": tracked.fingerprint}
         newest = SQLiteStorage.get_max_step_for_run(**self.run) or 0
         self.newest: dict[str, int] = defaultdict(lambda: newest)
@@ -32,15 +34,15 @@ class Run:
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
         steps, values = [step for step, _ in points], [values for _, values in points]
         keys = [f"{self.run['run_id']}-{step}" for step in steps]
-        if self.in_files:
-            from trackio.fragments import FragmentWriter, metric_record
+        if self.fragments:
+            from trackio.fragments import metric_record
 
             line = self.run | {"timestamp": datetime.now(UTC).isoformat()}
             records = [
                 metric_record(line | {"metrics": metrics, "step": step, "log_id": key}) | {"config": self.config}
                 for step, metrics, key in zip(steps, values, keys)
             ]
-            FragmentWriter().write_local(records)
+            self.fragments.write_local(records)
         else:
             self.storage.bulk_log(**self.run, metrics_list=values, steps=steps, log_ids=keys, config=self.config)
         self.config = None

@@ -11,6 +11,7 @@ prose after a complete sentence. Other lines in brackets (`[1, 2]`, or after a c
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -70,9 +71,11 @@ def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str,
     if not speakers and any(_is_tool(tag["speaker"]) for tag in tags):
         marks, tags = tags, []
         for number, mark in enumerate(marks):
-            before, after = _next_speaker(tags[::-1]), _next_speaker(marks[number:])
-            if not _is_tool(mark["speaker"]) or (before is not None and before == after):
-                tags.append(mark)
+            if _is_tool(mark["speaker"]):
+                before, after = _next_speaker(reversed(tags)), _next_speaker(marks[number:])
+                if before is None or before != after:
+                    continue
+            tags.append(mark)
     before, tagged_texts = split_at_marks(text, tags)
     return before, [(name.casefold(), content.strip()) for name, content in tagged_texts]
 
@@ -82,7 +85,7 @@ def _is_tool(speaker: str) -> bool:
     return speaker.casefold() in ("tool", "function", "observation")
 
 
-def _next_speaker(marks: list[re.Match[str]]) -> str | None:
+def _next_speaker(marks: Iterable[re.Match[str]]) -> str | None:
     return next((mark["speaker"].casefold() for mark in marks if role_of(mark["speaker"], {}) != "tool"), None)
 
 

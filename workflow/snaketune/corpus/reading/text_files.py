@@ -33,9 +33,11 @@ def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -
         SnaketuneError: a header with a name twice, or a quote that is never closed.
     """
     csv.field_size_limit(MAX_CELL_LENGTH)
-    with opener() as file:
-        detected = csv_delimiter(file.read(HEAD_LENGTH), display_name, len(keys.header) or None)
-    delimiter = keys.delimiter or detected or ("\t" if suffix_of(display_name) == ".tsv" else ",")
+    delimiter = keys.delimiter
+    if not delimiter:
+        with opener() as file:
+            delimiter = csv_delimiter(file.read(HEAD_LENGTH), display_name, len(keys.header) or None)
+        delimiter = delimiter or ("\t" if suffix_of(display_name) == ".tsv" else ",")
     with _text(opener) as text:
         last = [""]
 

@@ -102,6 +102,8 @@ class PreferenceChange:
 def preference_changes(results: ResultSet) -> list[PreferenceChange]:
     """The changes of every DPO run that was scored on pairs, by evaluation and corpus."""
     runs = {run.label: run for run in results.of("dpo")}
+    if not runs:
+        return []
     changes = []
     for models in results.evaluations.values():
         pairs_of = {scored.model: scored.pairs for scored in models}

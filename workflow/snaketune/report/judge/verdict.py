@@ -203,7 +203,7 @@ def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
     }
     for name, win_P in won.items():
         for corpus, pair, win in zip(pairs["corpus"].to_pylist(), pairs["id"].to_pylist(), win_P.tolist()):
-            if math.isfinite(win):
+            if name != "reward_accuracy" or math.isfinite(win):
                 correct.setdefault(f"preferences.{corpus}.{name}", {})[pair] = win
     return correct
 

@@ -24,9 +24,10 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
     """
     accepted = _read(results / RECORD)
     results_by_code: dict[tuple[str, str], list[str]] = {}
-    for path, manifest in published_manifests(results, "stage", "code"):
-        names = results_by_code.setdefault((manifest["stage"], manifest["code"]), [])
-        names.append(str(path.parent.relative_to(results)))
+    for path, ((made_by, code),) in published_manifests(
+        results, lambda manifest: {(manifest["stage"], manifest["code"])}
+    ):
+        results_by_code.setdefault((made_by, code), []).append(str(path.parent.relative_to(results)))
     count = 0
     for (stage, made_with), names in results_by_code.items():
         now = code_of(stage)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from snaketune.stages.cache.work_folders import WorkFolder, published_manifests
 from snaketune.stages.host.locks import holder, is_free
@@ -19,10 +20,9 @@ def clean(work_root: Path, *, remove: bool) -> None:
     evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
     """
     current, responses = set(), set()
-    for _, manifest in published_manifests(work_root.parent, "fingerprint"):
-        current |= {manifest["fingerprint"], *manifest.get("compared", ())}
-        # The key of an evaluation's responses.
-        responses.add((manifest.get("generation") or {}).get("responses"))
+    for _, (fingerprints, own_responses) in published_manifests(work_root.parent, _in_use_by):
+        current |= fingerprints
+        responses |= own_responses
     total = 0
     folders = [*work_root.glob("[!.]*/*"), *work_root.glob(f"{RESPONSES}/*")]
     for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | responses):
@@ -36,6 +36,12 @@ def clean(work_root: Path, *, remove: bool) -> None:
         if remove:
             shutil.rmtree(folder)
     print(f"{total / 1e6:.1f} MB {'freed' if remove else 'to free; add --remove'}; {len(current)} current results kept")
+
+
+def _in_use_by(manifest: dict[str, Any]) -> tuple[set[str], set[str | None]]:
+    """Return the names of the work folders that a result came from or compares with, and the key of its responses."""
+    generation = manifest.get("generation") or {}
+    return {manifest["fingerprint"], *manifest.get("compared", ())}, {generation.get("responses")}
 
 
 def _retained(folder: Path) -> str | None:

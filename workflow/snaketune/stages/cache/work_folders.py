@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,8 +199,8 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     work.unpublished.unlink(missing_ok=True)
 
 
-def published_manifests(results: Path, *keys: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield path and content of the manifest of each published result, all of which must have `keys`.
+def published_manifests(results: Path, facts_of: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield the manifest of each published result: its path, and its `facts_of`; SnaketuneError if it has none.
 
     Hidden folders are skipped: they hold work, and a job file may be named `manifest`.
     """
@@ -208,9 +208,7 @@ def published_manifests(results: Path, *keys: str) -> Iterator[tuple[Path, dict[
         if path.relative_to(results).parts[0].startswith("."):
             continue
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            for key in keys:
-                manifest[key]
-        except (ValueError, LookupError, TypeError) as error:
+            facts = facts_of(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
-        yield path, manifest
+        yield path, facts

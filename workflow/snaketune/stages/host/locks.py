@@ -190,13 +190,8 @@ class Lease:
         Args:
             flock: whether this process holds the lock that the lease belongs to, so no other process on this machine does.
         """
-        with suppress(FileExistsError):
-            # If this process dies before it writes, the empty file counts as dead in time.
-            self.path.open("x").close()
-            self._write()
-            return True
         if not (existing := self._read()):
-            return False
+            return self._create()
         holder, beat = existing
         if flock and holder and holder.is_on_this_machine:
             # A live process would still have the lock.
@@ -290,6 +285,27 @@ class Lease:
         except (ValueError, TypeError):
             return None, beat
 
+    def _create(self) -> bool:
+        """Create the file with its content; False if another process does so first."""
+        partial = self.path.with_name(f"{self._partial.name}.new")
+        try:
+            partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
+            os.link(partial, self.path)
+        except FileExistsError:
+            return False
+        except OSError:
+            if not partial.is_file() or not partial.stat().st_size:
+                raise
+            # No hard links here. A process that dies between the two steps leaves an empty file, which counts as dead in time.
+            try:
+                self.path.open("x").close()
+            except FileExistsError:
+                return False
+            partial.replace(self.path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return True
+
     def _write(self) -> None:
         self._partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
         self._partial.replace(self.path)
@@ -305,7 +321,9 @@ def _start_time(process: int) -> str:
 
 def _boot_and_namespace() -> tuple[str, str]:
     """Return the id of the machine's boot and this process's PID namespace; empty without /proc, as on macOS."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return "", ""
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return boot, namespace

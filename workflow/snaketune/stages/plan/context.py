@@ -1,8 +1,10 @@
 """The context of one plan: the config, the jobs planned so far, and what a run inherits from the SFT runs below it."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snaketune.config.base import Model
 from snaketune.config.paths import check_plain
@@ -12,17 +14,20 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 from snaketune.stages.specs import Kind
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """The shared argument of all functions of the planner. Those that several runs call are cached by it and their names."""
+    """The shared argument of all functions of the planner. Those that several runs call are `cached`."""
 
     config: Workflow
     variants: Variants
     # The jobs planned so far, by stage and name, each after those whose results it reads.
     jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
+    # What `cached` functions returned.
+    cache: dict[tuple, Any] = field(default_factory=dict)
 
     def add(self, job: Job) -> Job:
         """Add a job and return it, or return the equal job planned before; SnaketuneError if a different one has its name."""
@@ -37,6 +42,19 @@ class Context:
     def plan(self, stage: str, name: str, spec: Model, artifacts: dict[str, tuple[Job, ...]], **more: Any) -> Job:
         """Add the job that a stage's name, spec and inputs make. Args: more: other attributes of `Job`."""
         return self.add(Job(stage=stage, name=name, spec=spec, artifacts=artifacts, **more))
+
+
+def cached(function: Function) -> Function:
+    """Return a function that is computed once per context and (hashable) arguments, as for a corpus that many runs share."""
+
+    @wraps(function)
+    def lookup(context: Context, *arguments: Hashable) -> Any:
+        key = (function, *arguments)
+        if key not in context.cache:
+            context.cache[key] = function(context, *arguments)
+        return context.cache[key]
+
+    return lookup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ Packed rows have no name in the config: they are named after corpus and tokenize
 
 import math
 import os
-from functools import cache
 from pathlib import Path
 
 from snaketune.config.packing import Packing
@@ -13,13 +12,13 @@ from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, kind_of, local_files, tokenizer_of
+from snaketune.stages.plan.context import Context, cached, kind_of, local_files, tokenizer_of
 from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 
 
-@cache
+@cached
 def corpus_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `corpora:`, after those that it is decontaminated against."""
     corpora, corpus = context.config.corpora, context.config.corpora[name]
@@ -49,7 +48,7 @@ def part_count(context: Context, corpus: str) -> int:
     return min(max(1, math.ceil(size / BYTES_PER_PART)), MAX_PARTS)
 
 
-@cache
+@cached
 def tokenizer_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `tokenizers:`."""
     tokenizer = context.config.tokenizers[name]
@@ -65,7 +64,7 @@ def tokenizer_job(context: Context, name: str) -> Job:
     )
 
 
-@cache
+@cached
 def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
     """Return the jobs of all parts of a corpus; rows of any length are packed from them."""
     # Only conversations have turns to choose from: pairs are supervised in their completions, documents as a whole.
@@ -86,7 +85,7 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
     return tuple(context.plan("tokenize", f"{name}/{spec.part}-of-{parts}", spec, artifacts) for spec in specs)
 
 
-@cache
+@cached
 def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
     """Return the job that joins the packed rows of a corpus, after those that plan and write them."""
     packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})

@@ -4,13 +4,12 @@ The config doesn't name the latter two: they are named after model and pack with
 """
 
 from dataclasses import replace
-from functools import cache
 
 from snaketune.config.diagnose import slow_settings, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, Weights, tokenizer_of, trusts_remote_code
+from snaketune.stages.plan.context import Context, Weights, cached, tokenizer_of, trusts_remote_code
 from snaketune.stages.plan.data_jobs import pack_of, tokenizer_job
 from snaketune.stages.plan.training_jobs import start_of, training_job
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
@@ -19,7 +18,7 @@ from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 Key = tuple[str, str, str]
 
 
-@cache
+@cached
 def dpo_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `dpo:`."""
     run = context.config.dpo[name]
@@ -32,7 +31,7 @@ def reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
     return (_ref_logps_job(context, _key(context, run)),) if run.needs_reference else ()
 
 
-@cache
+@cached
 def _ref_logps_job(context: Context, key: Key) -> Job:
     """Return the job for all runs that share the log-probabilities.
 
@@ -69,7 +68,7 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
     return context.plan("ref_logps", name, spec, operation=operation, after=(*first, *parts), **inputs)
 
 
-@cache
+@cached
 def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
     """Return the runs, and the variants of runs that are timed, by the reference that they share."""
     config = context.config

@@ -1,7 +1,5 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
-from functools import cache
-
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
@@ -12,6 +10,7 @@ from snaketune.stages.plan.context import (
     Context,
     Weights,
     base_of,
+    cached,
     first_run,
     kind_of,
     lora_of,
@@ -37,7 +36,7 @@ CHECKED_LEARNING = {"epochs", "batch_rows", "learning_rate", "optimizer", "preci
 MEASURED_LEARNING = {"batch_rows", "optimizer", "precision", "deterministic"}
 
 
-@cache
+@cached
 def sft_job(context: Context, name: str) -> Job:
     """Return the job of an entry of `sft:`."""
     run = context.config.sft[name]
@@ -133,7 +132,7 @@ def calibrated_learning(learning: Learning) -> Learning:
     return Learning(**kept, compile=False, learning_rate=1e-6, schedule="constant")
 
 
-@cache
+@cached
 def preflight_job(context: Context, family: str) -> Job:
     """Return the job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
     config = context.config

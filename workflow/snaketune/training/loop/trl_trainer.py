@@ -32,11 +32,11 @@ class RawRows:
         if version != RAW_FORMAT_VERSION:
             raise SnaketuneError(f"{pack.manifest_path}: format_version {version!r}; expected '2.0' or '3.0'")
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
-        read = [row for path in pack.files("train-") for row in read_table(path).to_pylist()]
         rows = [
             {"messages": [{key: turn[key] for key in ("role", "content")} for turn in row["messages"]]}
             | {"tools": row["tools"]}
-            for row in read
+            for path in pack.files("train-")
+            for row in read_table(path).to_pylist()
         ]
         if ChatTokenizer.load(tokenizer_folder).reads_calls:
             conversations = (with_calls(row["messages"], row["tools"]) for row in rows)

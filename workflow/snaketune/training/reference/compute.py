@@ -3,7 +3,8 @@ both splits: the work of the `ref_pass` stage. The `ref_logps` stage gathers the
 
 An adapter that policies train further stays unmerged for the pairs of the train split, as in the policy. Held-out pairs are for
 evaluations, which load saved results, so for them the adapter is merged and rounded as its run saved it; otherwise an unchanged
-policy would differ from its reference by that rounding. With 4-bit weights, to which evaluations don't compare, it stays so.
+policy would differ from its reference by that rounding. With 4-bit weights, to which evaluations don't compare, it
+stays unmerged for both splits.
 """
 
 import time
