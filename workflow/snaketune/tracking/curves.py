@@ -10,7 +10,7 @@ every newer log line:
 
 A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt. `newest` is the
 newest step by curve, 0 for an unknown one; `write` takes ascending steps, each with its values by curve; `close` ends the
-attempt and is told whether the training is finished too.
+attempt and receives whether the training is finished, too.
 """
 
 import re
@@ -61,7 +61,7 @@ class TrackedRun:
 
 
 class Curves(TrainerCallback):
-    """Passes log lines of the main process to the trackers. One that fails is reported and dropped; the training goes on."""
+    """Passes log lines of the main process to the trackers. One that fails is reported and dropped; the training continues."""
 
     def __init__(self, tracked: TrackedRun):
         self.tracked = tracked
