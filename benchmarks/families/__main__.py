@@ -3,8 +3,8 @@
     python -m benchmarks.families                  all of them, in ten minutes on two cores; writes docs/models.md
     python -m benchmarks.families llama mamba      some, and nothing is written
 
-Each family is a tiny random model in a process of its own: made from its default config, shrunk. Packed losses and gradients
-are held against every sequence run alone, unless the package refuses the family first.
+Each family is a tiny random model in a process of its own: made from its default config, shrunk. Losses and gradients of packed
+rows are compared with those of every sequence run alone.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import queue
 import sys
 import traceback
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
@@ -25,28 +26,33 @@ from benchmarks.families.examine import ROUNDING, Outcome, examine
 from benchmarks.results import ROOT, markdown
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from snaketune.models.packing_support import ALTERNATIVES
+from snaketune.models.packing_support import INSTEAD
 
 PAGE = ROOT / "docs/models.md"
 SECONDS = 300
+PATHS = ("packed", "hybrid", "separate", "refused", "WRONG")
 HEAD = """# Models
 
-This table shows which causal language models of transformers can be trained on packed rows. A tiny random model of each
-family was tested with the package's own functions, in float32 on a CPU, with torch {torch} and transformers {transformers}, by
+This table shows how the causal language models of transformers train on packed rows: on documents (`sft`), on pairs with a
+shared prompt (`dpo`, and the reference pass), and on pairs with adapters on all linear layers (`lora`). Evaluations compute
+documents and pairs in the same way. A tiny random model of each family was tested with the package's own functions, in float32
+on a CPU, with torch {torch} and transformers {transformers}, by
 
     make families
 
-- `right`: losses and gradients of packed rows equal those of each sequence run alone (within {rounding:.0e} of the largest).
-- `refused`: the run stops before training, with the reason given here ({instead}). Evaluation runs a refused model one sequence
-  at a time.
-- The fourth column tests a training step, reading a checkpoint into another model, reading a model folder, and resizing the
-  vocabulary.
+- `packed`: attention over the documents of a row; a shared prompt is computed once.
+- `hybrid`: packed, but for the layers that carry a state (linear attention, Mamba, short convolutions). These run on the
+  documents, padded on the right, and compute a shared prompt for each completion.
+- `separate`: each document is a sequence of its own, padded on the right; the last column says why. It needs no option.
+- `refused`: not a causal decoder. The model is an encoder, or its decoder needs an encoder's output.
+- In each of these, losses and gradients equal those of each sequence run alone, within {rounding:.0e} of the largest.
+- `trains and saves`: a training step, a checkpoint read into another model, a model folder, and a larger vocabulary.
 
 {counts}
 
 {table}
 """
-COLUMNS = ("family", "packed sft", "dpo, shared prompts", "step, checkpoint, folder", "reason")
+COLUMNS = ("family", "sft", "dpo", "lora", "adapters on", "trains and saves", "reason")
 
 
 def main() -> None:
@@ -63,7 +69,7 @@ def main() -> None:
             print(json.dumps(dataclasses.asdict(found)), flush=True)
     if not chosen:
         PAGE.write_text(page(outcomes), encoding="utf-8")
-    wrong = [found.family for found in outcomes if "WRONG" in (found.sft, found.dpo)]
+    wrong = [found.family for found in outcomes if "WRONG" in (found.sft, found.dpo, found.lora)]
     sys.exit(f"silently wrong: {', '.join(wrong)}" if wrong else 0)
 
 
@@ -95,16 +101,15 @@ def _answer(family: str, answers) -> None:
 def page(outcomes: list[Outcome]) -> str:
     made = sorted((found for found in outcomes if found.sft), key=lambda found: found.family)
     missing = [f"- {found.family}: {_short(found.reason)}\n" for found in outcomes if not found.sft]
-    both = sum(found.sft == found.dpo == "right" for found in made)
-    sft_only = sum(found.sft == "right" and found.dpo != "right" for found in made)
-    refused = sum(found.sft == "refused" for found in made)
-    cells = [(one.family, one.sft, one.dpo, one.trained, _short(one.reason)) for one in made]
+    paths = Counter(found.dpo for found in made)
+    cells = [
+        (one.family, one.sft, one.dpo, one.lora, " ".join(one.targets), one.trained, _short(one.reason)) for one in made
+    ]
     text = HEAD.format(
         torch=version("torch"),
         transformers=version("transformers"),
         rounding=ROUNDING,
-        instead=ALTERNATIVES,
-        counts=f"{len(outcomes)} families: {both} right in both, {sft_only} right in sft alone, {refused} refused, "
+        counts=f"{len(outcomes)} families, by pairs: {', '.join(f'{paths[path]} {path}' for path in PATHS if paths[path])}; "
         f"{len(missing)} not examined.",
         table=markdown(COLUMNS, [[cell.replace("|", "/") for cell in row] for row in cells]),
     )
@@ -115,9 +120,9 @@ def page(outcomes: list[Outcome]) -> str:
 
 def _short(reason: str) -> str:
     """Shorten a message by what all rows have in common."""
-    for repeated in (f". {ALTERNATIVES}", "not made: "):
+    for repeated in (f". {INSTEAD}", "not made: "):
         reason = reason.replace(repeated, "")
-    return reason.split(" doesn't support packed rows: ")[-1]
+    return reason.split(" doesn't support packed rows: ")[-1].split(" isn't a causal decoder: ")[-1]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""One family through the package's own functions: refused, right, or wrong."""
+"""One family through the package's own functions: how it is computed, and whether that is right."""
 
+import io
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from benchmarks.alone import losses_alone
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from transformers import PretrainedConfig, PreTrainedModel
 
+from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import grow_vocabulary, load_folder
-from snaketune.models.logprobs import separate_token_losses, token_losses
-from snaketune.models.packing_support import check_config
-from snaketune.models.selftest import self_test
+from snaketune.models.logprobs import token_losses
+from snaketune.models.packing_support import INSTEAD, choose_kernel
+from snaketune.models.selftest import SelfTest, self_test
 from snaketune.packing.shards import IGNORED
 from snaketune.training.checkpoint.checkpoints import load_weights, save_weights
 
@@ -35,12 +40,15 @@ class Outcome:
     """The outcome for a family."""
 
     family: str
-    # Packed, and with shared prompts: "right", "refused" or "WRONG".
+    # Documents, pairs with a shared prompt, and these with adapters: "packed", "hybrid" or "separate", "refused" or "WRONG".
     sft: str = ""
     dpo: str = ""
+    lora: str = ""
+    # The names of the layers that get adapters by `all-linear`.
+    targets: list[str] = field(default_factory=list)
     # "right", or what went wrong in a step, a checkpoint, a model folder or with more tokens.
     trained: str = ""
-    # Of refusals and failures.
+    # Why documents run separately, and of refusals and failures.
     reason: str = ""
     # As shares of the largest loss or gradient.
     differences: dict[str, float] = field(default_factory=dict)
@@ -75,18 +83,29 @@ def examine(family: str) -> Outcome:
     found = Outcome(family)
     tiny_model(config)(input_ids=torch.full((1, 4), 9), use_cache=False)
     for kind, rows in (("dpo", Rows(PAIRS)), ("sft", Rows(DOCUMENTS))):
+        printed = io.StringIO()
         try:
-            # A config that passes for shared prompts passes for documents too.
-            if kind == "dpo" or found.dpo == "refused":
-                check_config(config, rows.longest[0], rows.has_prefixes, CPU.kernel)
-            model = tiny_model(config)
-            self_test(model, [rows], CPU, training=True)
+            with redirect_stdout(printed):
+                compute = choose_kernel(CPU, config, rows.longest[0], prefixes=rows.has_prefixes, dropout=False)
+                model = tiny_model(config)
+                tested = self_test(model, [rows], compute, training=True)
         except Unpackable as error:
             setattr(found, kind, "refused")
             found.reason = str(error)
             continue
-        found.differences[kind] = _difference(model, tiny_model(config), rows)
-        setattr(found, kind, "right" if found.differences[kind] <= ROUNDING else "WRONG")
+        finally:
+            # The reason is that of pairs where only these run separately.
+            found.reason = found.reason or next(
+                (line for line in printed.getvalue().splitlines() if INSTEAD in line), ""
+            )
+        kernel = tested.compute.kernel
+        found.differences[kind] = _difference(model, tiny_model(config), rows, kernel)
+        setattr(found, kind, tested.path if found.differences[kind] <= ROUNDING else "WRONG")
+        if kind == "dpo":
+            try:
+                _with_adapters(found, model, tiny_model(config), rows, tested)
+            except (SnaketuneError, ValueError, RuntimeError, AttributeError) as error:
+                found.lora = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     try:
         _train_and_keep(config)
         found.trained = "right"
@@ -112,9 +131,25 @@ def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
     return torch.stack(losses)
 
 
-def _difference(packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows) -> float:
+def _with_adapters(
+    found: Outcome, packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows, tested: SelfTest
+) -> None:
+    """Compare both models with the same random adapters on all linear layers."""
+    adapted = [add_lora(model, Lora(rank=2, alpha=4, target_modules="all-linear")) for model in (packed, separate)]
+    torch.manual_seed(1)
+    weights = {name: torch.randn_like(p) * 0.1 for name, p in adapted[0].named_parameters() if p.requires_grad}
+    for model in adapted:
+        model.load_state_dict(weights, strict=False)
+    found.targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in weights} - {"base_layer"})
+    found.differences["lora"] = _difference(*adapted, rows, tested.compute.kernel)
+    found.lora = tested.path if found.differences["lora"] <= ROUNDING else "WRONG"
+
+
+def _difference(packed: torch.nn.Module, separate: torch.nn.Module, rows: Rows, kernel: str) -> float:
     """Return the largest difference of losses and gradients, relative to the largest value."""
-    found, expected = token_losses(packed, collate(rows, "sdpa")), _alone(separate, rows)
+    for model in (packed, separate):
+        model.zero_grad()
+    found, expected = token_losses(packed, collate(rows, kernel)), _alone(separate, rows)
     found.sum().backward()
     expected.sum().backward()
     scale = max(p.grad.abs().max().item() for p in separate.parameters() if p.grad is not None)
@@ -134,17 +169,17 @@ def _train_and_keep(config: PretrainedConfig) -> None:
     use_own_attention(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = collate(rows, "sdpa")
-    first = separate_token_losses(model, batch).mean()
+    first = losses_alone(model, batch).mean()
     first.backward()
     optimizer.step()
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        trained = separate_token_losses(model, batch)
+        trained = losses_alone(model, batch)
         if not trained.mean() < first:
             raise AssertionError(f"a step raised the loss from {first:.4f} to {trained.mean():.4f}")
         save_weights(Path(folder), model)
         other = tiny_model(config)
         load_weights(Path(folder), other)
-        if not torch.equal(separate_token_losses(other, batch), trained):
+        if not torch.equal(losses_alone(other, batch), trained):
             raise AssertionError("another model after the checkpoint was read back")
         model.save_pretrained(folder)
         try:
@@ -152,7 +187,7 @@ def _train_and_keep(config: PretrainedConfig) -> None:
         except SnaketuneError as error:
             # The folder has another name at every run.
             raise AssertionError(str(error).replace(folder, "FOLDER")) from None
-        difference = (separate_token_losses(saved, batch) - trained).abs().max().item()
+        difference = (losses_alone(saved, batch) - trained).abs().max().item()
         if not difference < ROUNDING:
             raise AssertionError(f"another model after the folder was read back: losses differ by {difference:.1e}")
         grow_vocabulary(model, VOCABULARY + 8)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.alone import losses_alone
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
@@ -19,7 +20,7 @@ from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
 from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed
-from snaketune.models.logprobs import separate_token_losses, token_losses
+from snaketune.models.logprobs import token_losses
 from snaketune.packing.shards import IGNORED
 
 # These take 16 bits alone.
@@ -92,7 +93,7 @@ def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any
         if compute.kernel == "dense":
             # Each document alone.
             use_own_attention(model)
-            expected = _losses_and_gradients(model, rows, compute, separate_token_losses)
+            expected = _losses_and_gradients(model, rows, compute, losses_alone)
             use_segment_attention(model)
         else:
             use_segment_attention(model)

@@ -11,7 +11,7 @@ from snaketune.config.training_runs import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
 from snaketune.models.packing_support import check_config, with_supported_kernel
-from snaketune.models.selftest import self_test
+from snaketune.models.selftest import check_kernel, self_test
 from tests.cuda import standin
 from tests.models.conftest import tiny_model
 from tests.models.test_selftest import Rows
@@ -88,7 +88,7 @@ def test_an_unsupported_head_size_uses_the_next_kernel_and_logs_why(capsys, call
     with pytest.raises(Unpackable, match="kernel varlen takes"):
         check_config(config, 20, prefixes=False, kernel="varlen")
     with pytest.raises(Unpackable, match="kernel varlen takes"):
-        self_test(tiny_model(family, **settings), [], VARLEN, training=True)
+        check_kernel(tiny_model(family, **settings), [], VARLEN, training=True)
     assert not calls
 
 
@@ -116,10 +116,12 @@ def test_kernels_are_tried_from_the_fastest(monkeypatch, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_attention_that_no_kernel_supports_does_not_change_the_kernel(calls):
-    config = tiny_config("gemma2")
-    assert with_supported_kernel(VARLEN, config, dropout=False) == VARLEN
-    with pytest.raises(Unpackable, match="soft-capped"):
+@pytest.mark.parametrize(("family", "reason"), [("gemma2", "is soft-capped"), ("gpt_oss", "has sinks")])
+def test_attention_that_only_sdpa_supports_uses_it(calls, capsys, family, reason):
+    config = tiny_config(family)
+    assert with_supported_kernel(VARLEN, config, dropout=False).kernel == "sdpa"
+    assert f"its attention {reason}, which kernel varlen doesn't support" in capsys.readouterr().out
+    with pytest.raises(Unpackable, match=reason):
         check_config(config, 20, prefixes=False, kernel="varlen")
 
 
@@ -130,7 +132,7 @@ def test_a_kernel_that_raises_is_reported(monkeypatch, calls, error):
 
     monkeypatch.setattr("snaketune.models.kernels.varlen_attn", broken)
     with pytest.raises(Unpackable, match=f"a packed forward fails \\({error.__name__}: no such instruction"):
-        self_test(tiny_model("llama"), [], VARLEN, training=False)
+        check_kernel(tiny_model("llama"), [], VARLEN, training=False)
 
 
 def test_an_operation_without_a_deterministic_kernel_is_not_reported_as_unpackable(tmp_path, calls, monkeypatch):
@@ -188,7 +190,7 @@ def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls
     assert tested.about()["self_test"] == "packed = separate within 5e-02 in 90% of the tokens"
     noisy(slice(0, 26))
     with pytest.raises(Unpackable, match="packed logits of synthetic documents differ"):
-        self_test(model, [nothing], VARLEN, training=True)
+        check_kernel(model, [nothing], VARLEN, training=True)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +208,4 @@ def test_a_wrong_kernel_is_refused_in_16_bits_too(monkeypatch, calls, change):
 
     monkeypatch.setattr("snaketune.models.kernels.varlen_attn", wrong)
     with pytest.raises(Unpackable, match=r"differ from separate ones by .*kernel varlen"):
-        self_test(tiny_model("qwen2"), [], VARLEN, training=False)
+        check_kernel(tiny_model("qwen2"), [], VARLEN, training=False)

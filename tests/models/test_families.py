@@ -1,68 +1,113 @@
-"""Model families are right or refused, never silently wrong. benchmarks/families makes the whole table."""
+"""Families are right in packed rows, or documents run separately; none is silently wrong. The table: benchmarks/families."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.alone import losses_alone
 from benchmarks.families.examine import CPU, DOCUMENTS, PAIRS, Rows, examine
 from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import choose_forward, held_out_loss
 from snaketune.models.attention import Unpackable, attend
 from snaketune.models.batches import collate
-from snaketune.models.kernels import segments_for
-from snaketune.models.logprobs import SEPARATE, separate_token_losses, token_losses
-from snaketune.models.packing_support import check_config
-from snaketune.models.selftest import self_test
+from snaketune.models.kernels import SEPARATE, segments_for
+from snaketune.models.logprobs import token_losses
+from snaketune.models.packing_support import check_config, choose_kernel
+from snaketune.models.selftest import check_kernel, self_test
 from snaketune.packing.segments import layout_of
 
-# The most common families.
-COMMON = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt2", "gpt_neox", "olmo2",
-          "deepseek_v3")  # fmt: skip
+# The families that people fine-tune most, and how their pairs are computed.
+COMMON = (
+    dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe"), "packed"
+    )
+    | dict.fromkeys(("gpt2", "gpt_neox", "olmo2", "deepseek_v3", "gpt_oss", "smollm3", "glm4"), "packed")
+    | dict.fromkeys(("qwen3_5_text", "qwen3_next", "lfm2", "granitemoehybrid", "nemotron_h"), "hybrid")
+    | dict.fromkeys(("deepseek_v32", "stablelm"), "separate")
+)
 
 
 @pytest.mark.parametrize("family", COMMON)
 def test_the_most_used_families_are_right_in_everything(family):
     result = examine(family)
-    assert (result.sft, result.dpo, result.trained) == ("right", "right", "right"), result
+    assert (result.sft, result.dpo, result.lora) == (COMMON[family],) * 3, result
+    assert result.trained == "right", result
 
 
 @pytest.mark.parametrize(
     "family",
     [
-        *("lfm2", "jamba", "granitemoehybrid", "minimax", "recurrent_gemma", "mamba", "rwkv"),
-        *("falcon", "bloom", "mpt", "xglm", "openai-gpt", "bart"),
+        "qwen3_5_moe_text",
+        "kimi_linear",
+        "lfm3",
+        "olmo_hybrid",
+        "jamba",
+        "bamba",
+        "falcon_h1",
+        "minimax",
+        "mamba2",
+        "zamba2",
     ],
 )
-def test_the_self_test_refuses_a_model_with_leaks_between_documents(family):
+def test_hybrids_stay_packed(family):
+    """But for their mixers; the losses and gradients of all families are in docs/models.md."""
+    for rows in (Rows(DOCUMENTS), Rows(PAIRS)):
+        tested = self_test(tiny_model(tiny_config(family)), [rows], CPU, training=True)
+        assert tested.path == "hybrid"
+        assert tested.about()["mixers"] == "by document"
+
+
+@pytest.mark.parametrize(
+    "family", ["falcon", "bloom", "mpt", "xglm", "openai-gpt", "bart", "recurrent_gemma", "rwkv", "zaya"]
+)
+def test_the_self_test_finds_leaks_between_documents(family, capsys):
     """Independently of the config: models with state across the row, or attention that doesn't receive segments."""
+    model, rows = tiny_model(tiny_config(family)), Rows(DOCUMENTS)
     with pytest.raises(Unpackable, match=f"{family} doesn't support packed rows"):
-        self_test(tiny_model(tiny_config(family)), [Rows(DOCUMENTS)], CPU, training=False)
+        check_kernel(model, [rows], CPU, training=False)
+    assert self_test(model, [rows], CPU, training=True).path == "separate"
+    assert f"{family} doesn't support packed rows" in capsys.readouterr().out
+    batch = collate(rows, SEPARATE)
+    expected = losses_alone(tiny_model(tiny_config(family)), batch)
+    torch.testing.assert_close(token_losses(model, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_mixers_that_run_on_whole_rows_are_found(monkeypatch):
+    monkeypatch.setattr("snaketune.models.mixers.MIXERS", re.compile("nothing"))
+    with pytest.raises(
+        Unpackable, match="qwen3_next doesn't support packed rows: packed logits of synthetic documents"
+    ):
+        check_kernel(tiny_model(tiny_config("qwen3_next")), [Rows(DOCUMENTS)], CPU, training=False)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_an_encoder_is_refused(family):
+    """A model to which later tokens are visible."""
+    model = tiny_model(tiny_config(family, is_decoder=False))
+    with pytest.raises(Unpackable, match=f"{family} isn't a causal decoder: "):
+        self_test(model, [Rows(DOCUMENTS)], CPU, training=False)
 
 
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        *((family, "more than scaled_dot_product_attention") for family in ("gpt_oss", "granite_swa", "mimo_v2_flash")),
-        *((family, "ignore document boundaries") for family in ("mamba", "mamba2", "falcon_mamba", "lfm2")),
-        *((family, "ignore document boundaries") for family in ("qwen3_next", "qwen3_5", "bamba", "zamba")),
-        *((family, "ignore document boundaries") for family in ("falcon_h1", "nemotron_h", "olmo_hybrid")),
-        *((family, "ignore document boundaries") for family in ("deepseek_v32", "glm_moe_dsa", "minimax")),
+        *((family, "ignore document boundaries") for family in ("deepseek_v32", "glm_moe_dsa", "deepseek_v4")),
         *((family, "doesn't pass on the segments") for family in ("nemotron", "stablelm")),
-        *((family, "soft-capped") for family in ("gemma2", "vaultgemma")),
-        *((family, "carry a state") for family in ("rwkv", "xlstm")),
+        *((family, "can't be replaced") for family in ("rwkv", "bloom")),
     ],
 )
-def test_unsupported_configs_are_refused_before_weights_are_loaded(family, reason):
-    with pytest.raises(Unpackable) as caught:
-        check_config(tiny_config(family), 20, prefixes=False, kernel="sdpa")
-    message = str(caught.value)
-    assert message.startswith(f"{family} doesn't support packed rows")
-    assert reason in message
-    assert "packing.strategy: none" in message
+def test_the_config_tells_before_weights_are_loaded_that_documents_run_separately(family, reason, capsys):
+    compute = choose_kernel(CPU, tiny_config(family), 20, prefixes=True, dropout=False)
+    assert compute == replace(CPU, kernel=SEPARATE)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{family} doesn't support packed rows: ") and reason in said
+    assert said.endswith("padded on the right (kernel separate)\n")
 
 
 @pytest.mark.parametrize("family", ["gptj", "codegen", "gpt_neo"])
@@ -74,7 +119,7 @@ def test_attention_by_positions_is_right_for_documents_and_refused_for_shared_pr
     with pytest.raises(Unpackable, match="doesn't support shared prompts"):
         check_config(config, pairs.longest[0], prefixes=True, kernel="sdpa")
     with pytest.raises(Unpackable):
-        self_test(tiny_model(config), [pairs], CPU, training=True)
+        check_kernel(tiny_model(config), [pairs], CPU, training=True)
 
 
 def longrope(**settings):
@@ -89,42 +134,63 @@ def dynamic():
 
 
 @pytest.mark.parametrize("make", [longrope, dynamic])
-def test_batch_dependent_rotary_factors_ignore_padding_and_refuse_longer_sequences(make):
+def test_batch_dependent_rotary_factors_ignore_padding(make):
     config = make()
     # Enough padding to exceed the original length, if it had positions that continue those of the documents.
     rows = Rows((([11, 9], [0, 0], 60),))
-    check_config(config, rows.longest[0], prefixes=False, kernel="sdpa")
     model = tiny_model(config)
-    expected = separate_token_losses(tiny_model(config), collate(rows, "sdpa"))
-    self_test(model, [rows], CPU, training=True)
+    expected = losses_alone(tiny_model(config), collate(rows, "sdpa"))
+    assert self_test(model, [rows], CPU, training=True).path == "packed"
     torch.testing.assert_close(token_losses(model, collate(rows, "sdpa")), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_long_documents_run_apart_from_those_with_other_rotary_factors():
+    config, rows = longrope(), Rows((([30, 20, 27, 9], [0, 0, 0, 0], 90),))
     with pytest.raises(Unpackable, match="a sequence of 30 tokens is longer than the 24"):
         check_config(config, 30, prefixes=False, kernel="sdpa")
-    with pytest.raises(Unpackable):
-        self_test(tiny_model(config), [Rows((([30, 9], [0, 0], 40),))], CPU, training=False)
+    model = tiny_model(config)
+    assert self_test(model, [rows], CPU, training=True).path == "separate"
+    batch = collate(rows, SEPARATE)
+    torch.testing.assert_close(
+        token_losses(model, batch), losses_alone(tiny_model(config), batch), rtol=1e-4, atol=1e-4
+    )
+    assert batch["segments"].padded().shapes == ((2, 30), (2, 20))
 
 
-def test_attention_chunks_that_layers_do_not_pass_to_kernels_are_refused():
+def test_dynamic_rotary_factors_refuse_longer_documents():
+    with pytest.raises(SnaketuneError, match=r"30 tokens is longer than the 24 .* Lower packing\.length to 24"):
+        choose_kernel(CPU, dynamic(), 30, prefixes=False, dropout=False)
+
+
+def test_with_attention_chunks_that_layers_do_not_pass_to_kernels_documents_run_separately():
     config = tiny_config("llama4_text", attention_chunk_size=16)
     check_config(config, 16, prefixes=False, kernel="sdpa")
-    with pytest.raises(
-        Unpackable, match=r"20 tokens is longer than the window of 16 that some layers have.*lower packing\.length"
-    ):
+    with pytest.raises(Unpackable, match="20 tokens is longer than the window of 16 that some layers have"):
         check_config(config, 20, prefixes=False, kernel="sdpa")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "vaultgemma"])
-def test_soft_capped_attention_is_accepted_where_the_kernel_supports_it(family):
-    check_config(tiny_config(family), 20, prefixes=True, kernel="flash_attention_2")
-    with pytest.raises(Unpackable, match="which kernel varlen doesn't support"):
-        check_config(tiny_config(family), 20, prefixes=True, kernel="varlen")
+@pytest.mark.parametrize(
+    ("family", "reason"), [("gemma2", "soft-capped"), ("gpt_oss", "sinks"), ("mimo_v2_flash", "sinks")]
+)
+def test_capped_attention_and_sinks_are_computed_by_kernels_that_have_them(family, reason):
+    config = tiny_config(family, sliding_window=5)
+    with pytest.raises(Unpackable, match=f"{reason}, which kernel varlen doesn't support"):
+        check_config(config, 20, prefixes=True, kernel="varlen")
+    for kernel in ("sdpa", "dense"):
+        compute, rows = replace(CPU, kernel=kernel), Rows(PAIRS)
+        model = tiny_model(config)
+        assert check_kernel(model, [rows], compute, training=True).path == "packed"
+        batch = collate(rows, kernel)
+        torch.testing.assert_close(
+            token_losses(model, batch), losses_alone(tiny_model(config), batch), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_window_that_no_layer_uses_is_ignored():
     check_config(tiny_config("qwen2", sliding_window=16, use_sliding_window=False), 400, prefixes=False, kernel="sdpa")
 
 
-@pytest.mark.parametrize("name", ["s_aux", "sinks", "position_bias", "something_new"])
+@pytest.mark.parametrize("name", ["sinks", "position_bias", "something_new"])
 def test_an_unsupported_attention_argument_is_refused_by_name(name):
     segments = segments_for("sdpa", layout_of(Rows(DOCUMENTS)))
     query = torch.randn(1, 2, len(segments.positions_T), 4)
@@ -140,14 +206,12 @@ def test_an_unsupported_attention_argument_is_refused_by_name(name):
         attend(module, query, query, query, None)
 
 
-@pytest.mark.parametrize("family", ["mamba", "lfm2", "gpt_oss", "bloom"])
-def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, capsys):
+@pytest.mark.parametrize(("family", "kernel"), [("mamba", "sdpa"), ("gpt_oss", "sdpa"), ("bloom", SEPARATE)])
+def test_an_evaluation_has_the_losses_of_documents_alone(family, kernel):
     config = tiny_config(family)
     model, rows = tiny_model(config), Rows(DOCUMENTS)
     compute, about, _ = choose_forward(model, config, [rows], CPU)
-    assert compute.kernel == SEPARATE
-    assert about == {"kernel": SEPARATE, "dtype": "float32"}
-    assert f"{family} doesn't support packed rows" in capsys.readouterr().out
+    assert about["kernel"] == compute.kernel == kernel
     expected, count = 0.0, 0
     for row in rows:
         at = 0
@@ -159,7 +223,7 @@ def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, ca
                 if row["labels"][at + column] >= 0:
                     expected, count = expected - log_probs[column - 1, ids[column]].item(), count + 1
             at += length
-    result, documents = held_out_loss(model, rows, replace(CPU, kernel=about["kernel"]), "made")
+    result, documents = held_out_loss(model, rows, compute, "made")
     assert result["supervised_tokens"] == count
     assert result["held_out_loss"] == pytest.approx(expected / count, abs=1e-4)
     assert sum(documents["loss_nats"].to_pylist()) == pytest.approx(expected, rel=1e-4)

@@ -12,7 +12,7 @@ from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.cpu_attention import attention_blocks
 from snaketune.models.logprobs import token_losses
-from snaketune.models.selftest import self_test
+from snaketune.models.selftest import check_kernel, self_test
 
 from .conftest import CPU, tiny_model
 from .test_attention import packed_rows
@@ -25,7 +25,7 @@ class Rows(list):
 
 
 def run(model, rows, kernel="sdpa", training=True):
-    return self_test(model, [Rows(rows)], replace(CPU, kernel=kernel), training=training)
+    return check_kernel(model, [Rows(rows)], replace(CPU, kernel=kernel), training=training)
 
 
 def test_every_kernel_of_this_device_passes(model):

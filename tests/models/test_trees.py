@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.alone import losses_alone
 from benchmarks.families.examine import CPU
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
 from snaketune.models import fused_cross_entropy, kernels
 from snaketune.models.batches import collate
-from snaketune.models.logprobs import completion_logprobs, pair_logprobs, separate_token_losses, token_losses
+from snaketune.models.logprobs import completion_logprobs, pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.segments import layout_of
 
@@ -115,7 +116,7 @@ def test_trees_run_one_sequence_at_a_time_where_packing_is_unsupported():
     rows = tree_rows(VOCABULARY)
     model = tiny_model(tiny_config("llama"))
     batch = collate(rows, "sdpa")
-    found_C, _ = completion_logprobs(separate_token_losses(model, batch), batch)
+    found_C, _ = completion_logprobs(losses_alone(model, batch), batch)
     torch.testing.assert_close(found_C, alone(model, rows)[0], rtol=1e-5, atol=1e-5)
 
 

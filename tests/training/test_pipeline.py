@@ -9,14 +9,12 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.training_runs import Lora, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import logprobs
 from snaketune.models.adapters import add_lora
-from snaketune.models.attention import Unpackable
 from snaketune.models.device_speed import processor
 from snaketune.models.logprobs import all_pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
@@ -99,12 +97,6 @@ def no_model():
 def test_without_rows_nothing_is_loaded(tmp_path):
     with pytest.raises(SnaketuneError, match="no row to train on; lower the corpus' held_out"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=0), spec(), no_model)
-
-
-def test_an_unsupported_config_is_refused_before_weights_are_loaded(tmp_path):
-    config = AutoConfig.for_model("mamba", num_hidden_layers=1)
-    with pytest.raises(Unpackable, match="mamba doesn't support packed rows"):
-        train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(), no_model, config=config)
 
 
 def test_a_failed_run_resumes_from_its_last_checkpoint_and_logs_it(tmp_path, monkeypatch, capsys):

@@ -92,7 +92,8 @@ class Lora(Model):
     """Dropout probability of an adapter's inputs."""
     target_modules: str | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
     """Layers with an adapter: a list of suffixes of their names, or a regular expression that matches full names. `all-linear`
-    is all linear layers except the output head, and the experts of mixture models that peft supports."""
+    is all linear layers except the output head, routers, and those in Mamba's mixers whose adapters fused kernels would ignore;
+    and the experts of mixture models that peft supports."""
     rslora: bool = False
     """Scales by alpha / √rank instead (rsLoRA, Kalajdzievski, 2023), so that high ranks learn as fast as low ones."""
     dora: bool = False

@@ -1,8 +1,7 @@
-"""Loss and perplexity on held-out rows, packed if the model passes its self-test, else one sequence at a time."""
+"""Loss and perplexity on held-out rows."""
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +9,9 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.evaluation.score_intervals import per_token_interval
-from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import Compute
-from snaketune.models.logprobs import SEPARATE, losses_by_batch
-from snaketune.models.packing_support import check_config, with_supported_kernel
+from snaketune.models.logprobs import losses_by_batch
+from snaketune.models.packing_support import choose_kernel
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 
@@ -27,24 +25,13 @@ LOSSES = pa.schema(
 def choose_forward(
     model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
-    """Choose between packed rows, and one sequence at a time with the model's own attention; return device, data type and
-    kernel, entries for the manifest, and entries for run.json."""
+    """Return device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json."""
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
-    compute = with_supported_kernel(compute, config, dropout=False)
-    try:
-        if config:
-            longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
-            check_config(config, longest, prefixes, compute.kernel)
-        tested = self_test(model, packs, compute, training=False)
-    except Unpackable as error:
-        use_own_attention(model)
-        print(
-            f"{error}. Held-out rows therefore run one sequence at a time, with the model's own attention", flush=True
-        )
-        separate = replace(compute, kernel=SEPARATE)
-        return separate, separate.about(), {}
-    return compute, tested.about(), {"self_test_share": tested.share}
+    longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
+    compute = choose_kernel(compute, config, longest, prefixes=prefixes, dropout=False)
+    tested = self_test(model, packs, compute, training=False)
+    return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 
 class DocumentLosses:

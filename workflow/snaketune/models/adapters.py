@@ -5,6 +5,7 @@ float32 instead of the frozen originals. Saved adapters load with peft alone. Me
 """
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,9 @@ from snaketune.patterns import TooSlow, fullmatch
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
+# Mamba's fused CUDA kernels read the weights of these layers without calling them, so adapters there would have no effect.
+MAMBA_MIXER = re.compile(r".*(Mamba2?(Mixer|Layer)|BambaMixer|FalconH1Mixer)")
+MAMBA_FUSED = {"conv1d", "x_proj", "dt_proj", "out_proj"}
 # peft's prefix to the model's own parameter names.
 PREFIX = "base_model.model."
 
@@ -38,6 +42,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=_targets(model, lora.target_modules),
+            exclude_modules=_unadaptable(model) if lora.target_modules == ALL_LINEAR else None,
             use_rslora=lora.rslora,
             use_dora=lora.dora,
             modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
@@ -71,6 +76,23 @@ def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | lis
             f"{', '.join([name for name in names if name.count('.') > 2][:3])}"
         )
     return matches
+
+
+def _unadaptable(model: PreTrainedModel) -> str | None:
+    """Return a pattern of the names of linear layers that `all-linear` leaves out; None if there are none.
+
+    Those within Mamba's mixers that fused kernels read; and a family's own kinds of linear layers, such as routers, that return
+    more than a product.
+    """
+    patterns = set()
+    for name, module in model.named_modules():
+        own_kind = isinstance(module, torch.nn.Linear) and type(module).__module__.startswith("transformers.models.")
+        fused = MAMBA_FUSED if MAMBA_MIXER.fullmatch(type(module).__name__) else ()
+        names = ([name] if own_kind else []) + [
+            f"{name}.{child}" for child, _ in module.named_children() if child in fused
+        ]
+        patterns |= {re.sub(r"(?<=\\.)\d+", r"\\d+", re.escape(one)) for one in names}
+    return "|".join(sorted(patterns)) or None
 
 
 def _has_suffix(name: str, suffix: str) -> bool:

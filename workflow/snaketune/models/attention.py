@@ -10,7 +10,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
 from snaketune.errors import first_line
-from snaketune.models.kernels import KERNELS, AttentionOptions, Segments, Unpackable, refusal
+from snaketune.models.kernels import KERNELS, SEPARATE, AttentionOptions, Segments, Unpackable, refusal
+from snaketune.models.mixers import run_mixers_by_document, run_mixers_on_rows
 
 NAME = "snaketune_segments"
 # Modules of the kernels that aren't part of torch.
@@ -60,6 +61,7 @@ def attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' layers call; it returns [1, T, H, D], and None instead of attention
@@ -79,7 +81,8 @@ def attend(
         raise Unpackable(f"{layer} needs {', '.join(unknown)}, which no kernel here supports")
     # A window longer than every segment has no effect.
     window = sliding_window if sliding_window and segments.longest > sliding_window else None
-    options = AttentionOptions(scaling=scaling, dropout=dropout, window=window, softcap=softcap)
+    sinks = {"has_sinks": s_aux is not None, "sinks_H": s_aux}
+    options = AttentionOptions(scaling=scaling, dropout=dropout, window=window, softcap=softcap, **sinks)
     if reason := refusal(segments.kernel, query_1HTD.shape[-1], options):
         raise Unpackable(f"{layer}: {reason}")
     return KERNELS[segments.kernel](query_1HTD, key_1KTD, value_1KTD, segments, options), None
@@ -88,8 +91,10 @@ def attend(
 def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] = attend) -> None:
     """Make `model` attend over the `segments` argument of its forward by `function`; Unpackable if the model rejects it.
 
-    A model whose attention can't be replaced keeps it: some separate documents by their positions.
+    A model whose attention can't be replaced keeps it: some separate documents by their positions. Layers with a state run by
+    document.
     """
+    run_mixers_by_document(model)
     # No mask function is registered: with one, transformers synchronizes with the device in every forward to detect documents.
     AttentionInterface.register(NAME, function)
     if not model._can_set_attn_implementation():
@@ -103,6 +108,15 @@ def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] =
 
 
 def use_own_attention(model: PreTrainedModel) -> None:
-    """Undo `use_segment_attention`: restore the attention that the model was loaded with."""
+    """Undo `use_segment_attention`: restore the layers that the model was loaded with."""
+    run_mixers_on_rows(model)
     if model.config._attn_implementation == NAME:
         model.set_attn_implementation(model.own_attention)
+
+
+def use_kernel(model: PreTrainedModel, kernel: str) -> None:
+    """Make `model` compute batches of `kernel`: by its own layers if documents run separately, else over segments."""
+    if kernel == SEPARATE:
+        use_own_attention(model)
+    else:
+        use_segment_attention(model)

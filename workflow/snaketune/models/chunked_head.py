@@ -27,6 +27,8 @@ from transformers import PreTrainedModel
 
 from snaketune.models import fused_cross_entropy
 from snaketune.models.fused_cross_entropy import SummedLosses, TokenLosses, target_logits
+from snaketune.models.kernels import SEPARATE, Segments
+from snaketune.models.padded_documents import batch_dependent_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,7 @@ def _forward(
     forward's outputs."""
     if supervised is None:
         return model.original_forward(*arguments, **inputs)
-    outputs = _run_decoder(model, model.original_forward, inputs)
-    hidden_UH = outputs[0][0].index_select(0, supervised.sources_U)
+    outputs, inputs, hidden_UH = _decode(model, inputs, supervised.sources_U)
     rows_N, targets_N = supervised.rows_N, supervised.targets_N
     head = model.get_output_embeddings()
     if (copies := getattr(head, "modules_to_save", None)) is not None:
@@ -125,6 +126,23 @@ def _decoder(model: PreTrainedModel) -> torch.nn.Module:
     if decoder is model:
         raise _DecoderNotCalled
     return decoder
+
+
+def _decode(
+    model: PreTrainedModel, inputs: dict[str, Any], sources_U: torch.Tensor
+) -> tuple[Any, dict[str, Any], torch.Tensor]:
+    """Return outputs and inputs of the decoder, of the last group if documents run separately, and the sources' hidden states
+    [U, H]."""
+    segments: Segments = inputs["segments"]
+    if segments.kernel != SEPARATE:
+        outputs = _run_decoder(model, model.original_forward, inputs)
+        return outputs, inputs, outputs[0][0].index_select(0, sources_U)
+    padded, hidden = segments.padded(batch_dependent_rope(model.config)), []
+    for ids_BL in padded.split(inputs["input_ids"][0]):
+        inputs = {"input_ids": ids_BL, "use_cache": False}
+        outputs = _run_decoder(model, model.original_forward, inputs)
+        hidden.append(outputs[0])
+    return outputs, inputs, padded.merge(hidden, sources_U)
 
 
 def _run_decoder(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.attention import attend, use_segment_attention
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
-from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED
+from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED, SEPARATE
 
 # FLOPs of a run from which compiling pays: it costs some 10 s on a CPU and a minute on a GPU, and saves a tenth of the time.
 # FLOPs rather than seconds, since a measured time would change the choice, and the last bits of the weights, between runs.
@@ -100,7 +100,7 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
     torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
         use_segment_attention(model, torch.compiler.disable(attend))
-    else:
+    elif compute.kernel != SEPARATE:
         inner_model(model).register_forward_pre_hook(_mark_dynamic, with_kwargs=True)
     # On a CPU, eager passes work in its caches and save exponentials for the backward pass; fused ones would recompute logits.
     inner_model(model).fused_head = compute.device.type == "cuda"

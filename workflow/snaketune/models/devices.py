@@ -26,7 +26,7 @@ DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device, data type of matmuls, and attention kernel (of `models.kernels.KERNELS`, or `models.logprobs.SEPARATE`)."""
+    """Device, data type of matmuls, and kernel (of `models.kernels.KERNELS`, or `models.kernels.SEPARATE`)."""
 
     device: torch.device
     dtype: torch.dtype

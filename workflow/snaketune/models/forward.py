@@ -13,7 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from snaketune.models.chunked_head import Supervised
-from snaketune.models.kernels import Segments
+from snaketune.models.kernels import SEPARATE, Segments
+from snaketune.models.mixers import set_segments
+from snaketune.models.padded_documents import batch_dependent_rope
 
 # Names of probabilities in modules and configs: dropout, attn_pdrop, layerdrop, and the noise on inputs of experts and routers.
 # phimoe's `router_jitter_noise` is excluded: it is a threshold, used in evaluation too.
@@ -30,12 +32,13 @@ def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool
         raise RuntimeError(
             f"packed forward of {what} by kernel {segments.kernel} before its self-test; call self_test first"
         )
-    inputs, sources, targets = packed_inputs(batch), batch["sources"], batch["targets"]
+    set_segments(inner, segments)
+    sources, targets = batch["sources"], batch["targets"]
     if hasattr(inner, "original_forward"):
         rows_N = batch["source_rows"] if prefixed else None
         supervised = Supervised(sources_U=sources, rows_N=rows_N, targets_N=targets, summed=summed)
-        return model(**inputs, supervised=supervised)
-    logits_NV = logits_at(model, inputs, sources)[0].index_select(0, batch["source_rows"])
+        return model(**packed_inputs(batch), supervised=supervised)
+    logits_NV = packed_logits(model, batch, sources).index_select(0, batch["source_rows"])
     return F.cross_entropy(logits_NV.float(), targets, reduction="sum" if summed else "none")
 
 
@@ -49,6 +52,28 @@ def packed_inputs(batch: dict[str, Any]) -> dict[str, Any]:
     segments: Segments = batch["segments"]
     positions_1T = segments.positions_T[None]
     return {"input_ids": batch["input_ids"], "position_ids": positions_1T, "segments": segments, "use_cache": False}
+
+
+def packed_logits(model: torch.nn.Module, batch: dict[str, Any], positions_N: torch.Tensor) -> torch.Tensor:
+    """Return logits [N, V] at some positions of a packed batch."""
+    segments: Segments = batch["segments"]
+    set_segments(inner_model(model), segments)
+    if segments.kernel != SEPARATE:
+        return logits_at(model, packed_inputs(batch), positions_N)[0]
+    padded = segments.padded(batch_dependent_rope(inner_model(model).config))
+    places_N = padded.places_T.index_select(0, positions_N)
+    indices, logits, begin = [], [], 0
+    for ids_BL in padded.split(batch["input_ids"][0]):
+        own_N = ((places_N >= begin) & (places_N < begin + ids_BL.numel())).nonzero()[:, 0]
+        if len(own_N):
+            place_N = places_N[own_N] - begin
+            rows, row_N = (place_N // ids_BL.shape[1]).unique(return_inverse=True)
+            columns, column_N = (place_N % ids_BL.shape[1]).unique(return_inverse=True)
+            found = logits_at(model, {"input_ids": ids_BL[rows], "use_cache": False}, columns)
+            indices.append(own_N)
+            logits.append(found[row_N, column_N])
+        begin += ids_BL.numel()
+    return torch.cat(logits)[torch.cat(indices).argsort()]
 
 
 def logits_at(model: torch.nn.Module, inputs: dict[str, Any], positions_N: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,10 @@ The rows of a batch are concatenated into one sequence of T tokens; `Segments` d
     varlen             CUDA, torch's own varlen_attn           exactly the visible pairs
     sdpa               everywhere                              a causal call per segment, and one per prefix (CPU)
     dense              everywhere, the reference               all T x T pairs
+    separate           everywhere, without segments            each document a sequence of its own, padded on the right
+
+`separate` isn't an attention kernel: the model's own attention runs on `models.padded_documents`. It is right for every causal
+decoder, and serves those that no kernel computes as they compute each document alone.
 
 With prefixes, the keys of every segment's full sequence are gathered; on a CPU, sdpa reads them in place, unless attention
 weights are dropped. Shapes: T tokens, H query heads, K key/value heads, D head size, U keys of all segments' full sequences;
@@ -16,7 +20,7 @@ for one segment Q queries, W keys.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +28,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.cpu_attention import Block, attend_by_blocks, attention_blocks, can_attend
+from snaketune.models.padded_documents import PaddedDocuments
 from snaketune.packing.segments import PADDING_SEGMENT, SegmentLayout, mask, varlen_keys
 
 
@@ -37,7 +42,7 @@ class Segments:
     """A batch's layout, and the kernel's inputs derived from it. Moves between devices like a tensor.
 
     Attributes:
-        kernel: one of KERNELS.
+        kernel: one of KERNELS, or SEPARATE.
         longest: tokens of the longest document with its prefix, or an upper bound that all batches of a run share.
         blocks: for `sdpa` on a CPU, see `models.cpu_attention`.
         mask_TT: for `dense`, see `packing.segments.mask`.
@@ -54,6 +59,7 @@ class Segments:
     keys_U: torch.Tensor | None = None
     cu_q: torch.Tensor | None = None
     cu_k: torch.Tensor | None = None
+    _padded: PaddedDocuments | None = field(default=None, init=False, repr=False)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":
         return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -61,8 +67,14 @@ class Segments:
     def pin_memory(self) -> "Segments":
         return self._map_tensors(torch.Tensor.pin_memory)
 
+    def padded(self, boundary: int | None = None) -> PaddedDocuments:
+        """Return the documents as padded sequences, made once, where the segments are. `boundary`: see `PaddedDocuments.of`."""
+        if self._padded is None:
+            self._padded = PaddedDocuments.of(self.layout, self.positions_T.device, boundary)
+        return self._padded
+
     def _map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return replace(
             self, **{name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
         )
@@ -74,6 +86,8 @@ def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, a
     kernels then get keys_U in every batch, since layers would be compiled both with and without."""
     longest = rows.longest if longest is None else longest
     segments = Segments(kernel=kernel, layout=rows, longest=longest, positions_T=torch.from_numpy(rows.positions))
+    if kernel == SEPARATE:
+        return segments
     if kernel == "dense":
         return replace(segments, mask_TT=torch.from_numpy(mask(rows)))
     if kernel == "sdpa":
@@ -87,16 +101,25 @@ def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, a
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
     """Options of a layer's attention: factor of the logits (None for 1 / sqrt(D)), dropout of attention weights, sliding
-    window in tokens, the query included (None if no segment is longer), and cap of the logits (x becomes softcap *
-    tanh(x / softcap))."""
+    window in tokens, the query included (None if no segment is longer), cap of the logits (x becomes softcap *
+    tanh(x / softcap)), and sinks [H]: logits of one key more, without a value, for each head (gpt-oss)."""
 
     scaling: float | None = None
     dropout: float = 0.0
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False
+    sinks_H: torch.Tensor | None = field(default=None, compare=False)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether torch's own attention functions can't compute it."""
+        return bool(self.softcap or self.has_sinks)
 
 
 def _torch_attention(query, key, value, options: AttentionOptions, **masked) -> torch.Tensor:
+    if options.explicit:
+        return _explicit_attention(query, key, value, options, **masked)
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -108,8 +131,28 @@ def _torch_attention(query, key, value, options: AttentionOptions, **masked) -> 
     )
 
 
+def _explicit_attention(
+    query_1HQD, key_1KWD, value_1KWD, options: AttentionOptions, attn_mask=None, is_causal=False
+) -> torch.Tensor:
+    """Return attention with all its Q x W logits in memory, which may be capped and have a sink; as `_torch_attention`."""
+    heads, queries, width = query_1HQD.shape[1], query_1HQD.shape[2], key_1KWD.shape[2]
+    key_1HWD, value_1HWD = (tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in (key_1KWD, value_1KWD))
+    scaling = query_1HQD.shape[-1] ** -0.5 if options.scaling is None else options.scaling
+    logits_1HQW = (query_1HQD @ key_1HWD.transpose(2, 3) * scaling).float()
+    if options.softcap:
+        logits_1HQW = options.softcap * torch.tanh(logits_1HQW / options.softcap)
+    visible = torch.ones(queries, width, dtype=torch.bool, device=query_1HQD.device).tril() if is_causal else attn_mask
+    logits_1HQW = logits_1HQW.masked_fill(~visible, -torch.inf)
+    if options.has_sinks:
+        sink_1HQ1 = options.sinks_H.float().reshape(1, -1, 1, 1).expand(1, heads, queries, 1)
+        logits_1HQW = torch.cat([logits_1HQW, sink_1HQ1], dim=3)
+    weights_1HQW = logits_1HQW.softmax(3)[..., :width].to(value_1KWD.dtype)
+    return F.dropout(weights_1HQW, options.dropout) @ value_1HWD
+
+
 def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, options: AttentionOptions) -> torch.Tensor:
-    if can_attend(query_1HTD, value_1KTD) and not options.dropout and options.window is None:
+    plain = not (options.explicit or options.dropout) and options.window is None
+    if plain and can_attend(query_1HTD, value_1KTD):
         return attend_by_blocks(query_1HTD, key_1KTD, value_1KTD, segments.blocks, options.scaling)
     queries = query_1HTD.split(segments.layout.lengths.tolist(), dim=2)
     if segments.keys_U is not None:
@@ -217,15 +260,18 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 }
 # torch 2.13 needs this argument for fewer key than query heads; 2.11 lacks it. Inspected at import, before any compilation.
 ENABLE_GQA = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+# The value of a kernel for documents that run separately.
+SEPARATE = "separate"
 # Kernels that run uncompiled: their calls and shapes vary from batch to batch, or torch.compile can't trace their code.
 NOT_COMPILED = {"sdpa", "flash_attention_4"}
 # Kernels for which varying batch shapes cost nothing: padding is removed before the forward pass.
-ANY_SHAPE = {"sdpa"}
+ANY_SHAPE = {"sdpa", SEPARATE}
 # Limits of kernels; sources: torch's flash_api.cpp (2.11), flash-attn 2.8.3, flash-attn-4 4.0.0b36, whose support for larger
-# heads depends on the GPU. Those without dropout of attention weights; those that cap attention logits, as Gemma 2 needs; and
-# the largest head size, with the divisor of every supported one.
+# heads depends on the GPU. Those without dropout of attention weights; those that cap attention logits, as Gemma 2 needs; those
+# with sinks; and the largest head size, with the divisor of every supported one.
 WITHOUT_DROPOUT = {"varlen", "flash_attention_4"}
-SOFTCAP_KERNELS = ("flash_attention_2", "flash_attention_4")
+SOFTCAP_KERNELS = ("flash_attention_2", "flash_attention_4", "sdpa", "dense")
+SINK_KERNELS = ("sdpa", "dense")
 HEAD_SIZES = {"varlen": (256, 8), "flash_attention_2": (256, 1), "flash_attention_4": (128, 8)}
 
 
@@ -238,9 +284,9 @@ def refusal(kernel: str, head_size: int, options: AttentionOptions) -> str:
     'kernel varlen takes head sizes that are a multiple of 8 up to 256, not 100'
     """
     if options.softcap and kernel not in SOFTCAP_KERNELS:
-        return (
-            f"its attention is soft-capped, which kernel {kernel} doesn't support ({' and '.join(SOFTCAP_KERNELS)} do)"
-        )
+        return f"its attention is soft-capped, which kernel {kernel} doesn't support ({', '.join(SOFTCAP_KERNELS)} do)"
+    if options.has_sinks and kernel not in SINK_KERNELS:
+        return f"its attention has sinks, which kernel {kernel} doesn't support ({', '.join(SINK_KERNELS)} do)"
     if options.dropout and kernel in WITHOUT_DROPOUT:
         return f"kernel {kernel} has no dropout of attention weights ({options.dropout:g})"
     largest, multiple = HEAD_SIZES.get(kernel, (head_size, 1))

@@ -8,18 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from snaketune.models.batches import Batch, collate
 from snaketune.models.devices import Compute
-from snaketune.models.forward import logits_at, packed_losses
-from snaketune.models.kernels import Segments
+from snaketune.models.forward import packed_losses
 from snaketune.models.machine import is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
 
-# Value of `Compute.kernel` for running every sequence alone instead of packed rows.
-SEPARATE = "separate"
 # Tokens of the first batches, by device: enough to keep a GPU busy.
 FORWARD_TOKENS = {"cuda": 32768}
 FORWARD_TOKENS_ELSEWHERE = 8192
@@ -37,21 +33,6 @@ def token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 def summed_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     """Return the sum of `token_losses`, a float32 scalar; its backward pass is cheaper than that of the single losses."""
     return packed_losses(model, batch, summed=True)
-
-
-def separate_token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-    """Return `token_losses`, float32[N], of sequences run one by one with the model's own attention: slow, for any model."""
-    segments: Segments = batch["segments"]
-    losses_N = torch.zeros(len(batch["targets"]), device=batch["targets"].device)
-    source_N = batch["sources"][batch["source_rows"]]
-    for document, (positions_L, _) in enumerate(segments.layout.sequences()):
-        own_N = batch["target_documents"] == document
-        if own_N.any():
-            inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(positions_L)], "use_cache": False}
-            # Positions count from the start of a sequence, so they are its column indices.
-            logits_1NV = logits_at(model, inputs, segments.positions_T[source_N[own_N]])
-            losses_N[own_N] = F.cross_entropy(logits_1NV[0].float(), batch["targets"][own_N], reduction="none")
-    return losses_N
 
 
 def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +61,7 @@ def all_pair_logprobs(
 def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
     """Run all rows through `model` in order, and show progress; yield each batch and its losses, float32[N].
 
-    With the kernel SEPARATE, one sequence at a time. Batches are halved when memory runs out. `what` names it in messages.
+    Batches are halved when memory runs out. `what` names it in messages.
     """
     done = ((batch, losses_N) for _, batch, losses_N in losses_of_rows(model, rows, range(len(rows)), compute, what))
     batch_rows = AutoBatch(rows.row_length, compute.device).rows
@@ -116,10 +97,9 @@ def losses_of_rows(
 
 @torch.no_grad()
 def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute) -> tuple[Batch, torch.Tensor]:
-    separate = compute.kernel == SEPARATE
-    batch = collate(rows, "sdpa" if separate else compute.kernel).to(compute.device)
+    batch = collate(rows, compute.kernel).to(compute.device)
     with compute.autocast():
-        return batch, (separate_token_losses if separate else token_losses)(model, batch)
+        return batch, token_losses(model, batch)
 
 
 class AutoBatch:

@@ -21,7 +21,9 @@ from snaketune.models.compiling import layers_of
 from snaketune.models.cpu_attention import attend_by_blocks
 from snaketune.models.devices import Compute
 from snaketune.models.flops import FlopCount, count_flops
+from snaketune.models.kernels import SEPARATE
 from snaketune.models.load_model import parameter_count
+from snaketune.models.mixers import set_segments
 from snaketune.models.packing_support import forward_inputs, is_known, unloaded_model
 from snaketune.packing.segments import layout
 
@@ -207,8 +209,13 @@ def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout:
     documents = [*[batch.longest] * (batch.row_length // batch.longest), batch.row_length % batch.longest]
     lengths = [[length for length in documents if length]] * batch.rows
     rows = layout(lengths, [[0] * len(row) for row in lengths], row_lengths=[batch.row_length] * batch.rows)
-
-    use_segment_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
+    if compute.kernel == SEPARATE:
+        ids_BL = torch.zeros(-(-rows.tokens // batch.longest), batch.longest, dtype=torch.int64)
+        inputs = {"input_ids": ids_BL, "use_cache": False}
+    else:
+        use_segment_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
+        inputs = forward_inputs(rows)
+        set_segments(model, inputs["segments"])
     decoder = model.get_decoder()
     # On the CPU, whatever the device; autocast doesn't apply to meta tensors.
     model.to_empty(device="cpu").train(dropout)
@@ -227,7 +234,7 @@ def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout:
         layer.register_forward_hook(leave)
     cast = torch.autocast("cpu", dtype=compute.dtype, enabled=compute.dtype != torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(saved.add, lambda tensor: tensor), cast:
-        hidden = decoder(**forward_inputs(rows))[0]
+        hidden = decoder(**inputs)[0]
     outside = saved.total - sum(layer_sizes)
     return SavedActivations(
         total=saved.total,

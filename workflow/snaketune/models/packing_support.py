@@ -11,16 +11,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from snaketune.errors import first_line
+from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.attention import Unpackable, attend, usable_kernels, use_segment_attention
 from snaketune.models.devices import Compute
-from snaketune.models.kernels import AttentionOptions, refusal, segments_for
+from snaketune.models.kernels import SEPARATE, AttentionOptions, refusal, segments_for
+from snaketune.models.mixers import set_segments
+from snaketune.models.padded_documents import batch_dependent_rope
 from snaketune.packing.segments import SegmentLayout, layout
 
-ALTERNATIVES = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
-# Types of rotary embeddings whose factors depend on the longest position in the batch.
-BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
+INSTEAD = "So each document runs as a sequence of its own, padded on the right (kernel separate)"
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
+# Layers with a mixer that may run by document, see `models.mixers`.
+LAYERS_WITH_STATE = {"linear_attention", "conv", "hybrid"}
 
 
 def is_known(config: PretrainedConfig | None) -> bool:
@@ -47,13 +49,13 @@ def forward_inputs(rows: SegmentLayout) -> dict[str, Any]:
 
 
 def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
-    """Raise Unpackable, with the reason and the alternatives, if the model can't compute packed rows correctly: rows whose
-    longest segment with its prefix has `longest` tokens, and that share prompts, as pairs do, if `prefixes`."""
+    """Raise Unpackable, with the reason, if the model can't compute packed rows correctly: rows whose longest segment with its
+    prefix has `longest` tokens, and that share prompts, as pairs do, if `prefixes`. SnaketuneError: not separately either."""
+    _check_dynamic_rope(config, longest)
     dry_run = _dry_run(config) if is_known(config) else DryRun()
-    if reason := _config_reason(config, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel):
-        raise Unpackable(f"{config.model_type} doesn't support packed rows: {reason}. {ALTERNATIVES}")
-    if reason := _too_long(config.get_text_config(), longest, dry_run.windows):
-        raise Unpackable(f"{config.model_type}: {reason}")
+    reason = _config_reason(config, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel)
+    if reason := reason or _too_long(config, longest, dry_run.windows):
+        raise Unpackable(f"{config.model_type} doesn't support packed rows: {reason}")
 
 
 def _config_reason(config: PretrainedConfig, prefixes: bool, kernel: str) -> str:
@@ -61,35 +63,44 @@ def _config_reason(config: PretrainedConfig, prefixes: bool, kernel: str) -> str
     softcap = getattr(text, "attn_logit_softcapping", None)
     if reason := refusal(kernel, 0, AttentionOptions(softcap=softcap)):
         return reason
-    if unknown := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if unknown := sorted(kinds - KNOWN_LAYERS - LAYERS_WITH_STATE):
         return f"its layers ({', '.join(unknown)}) ignore document boundaries"
     if not is_known(config):
         return ""
     model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if model_class._is_stateful:
-        return "its layers carry a state from one document to the next"
+    if kinds & LAYERS_WITH_STATE and not kinds & KNOWN_LAYERS:
+        # No attention at all.
+        return ""
     if not model_class._can_set_attn_implementation():
         # Positions alone can separate documents, but can't make another segment's prompt visible.
         return "its own attention code can't be replaced, and doesn't support shared prompts" if prefixes else ""
-    if not model_class._supports_sdpa and not (softcap and model_class._supports_flash_attn):
-        return "its attention does more than scaled_dot_product_attention (attention sinks, for instance)"
     return ""
 
 
-def _too_long(text: PretrainedConfig, longest: int, reported: set[int]) -> str:
+def _check_dynamic_rope(config: PretrainedConfig, longest: int) -> None:
+    original = batch_dependent_rope(config, {"dynamic"})
+    if original and longest > original:
+        raise SnaketuneError(
+            f"{config.model_type}: a sequence of {longest} tokens is longer than the {original} that its dynamic rotary "
+            "embeddings were made for; beyond that, results depend on which sequences were computed before. Lower "
+            f"packing.length to {original}"
+        )
+
+
+def _too_long(config: PretrainedConfig, longest: int, reported: set[int]) -> str:
     # A window that a layer passes to its attention is applied by the kernel.
-    unknown = min(windows_of(text) - reported, default=None)
+    unknown = min(windows_of(config.get_text_config()) - reported, default=None)
     if unknown and longest > unknown:
         return (
             f"a sequence of {longest} tokens is longer than the window of {unknown} that some layers have and don't pass to "
-            f"their attention; lower packing.length to {unknown}"
+            "their attention"
         )
-    original = batch_dependent_rope(text)
+    original = batch_dependent_rope(config)
     if original and longest > original:
         return (
             f"a sequence of {longest} tokens is longer than the {original} that its rotary embeddings were made for, and "
-            "beyond that, the length of one sequence changes the results of all others in its batch; lower packing.length to "
-            f"{original}"
+            "beyond that, the length of one sequence changes the results of all others in its batch"
         )
     return ""
 
@@ -120,10 +131,13 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
         return _DRY_RUNS[key]
     dry_run = _DRY_RUNS[key] = DryRun()
 
-    def record(module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, **others):
+    def record(
+        module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, s_aux=None, **others
+    ):
         if sliding_window:
             dry_run.windows.add(sliding_window)
-        dry_run.needs.add((query.shape[-1], AttentionOptions(dropout=dropout, softcap=softcap)))
+        options = AttentionOptions(dropout=dropout, softcap=softcap, has_sinks=s_aux is not None)
+        dry_run.needs.add((query.shape[-1], options))
         return attend(module, query, key, value, mask, dropout=dropout, **others)
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -133,12 +147,30 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
             return dry_run
         try:
             use_segment_attention(model, record)
-            model(**forward_inputs(layout([[3, 2]], [[0, 0]], row_lengths=[6])))
+            inputs = forward_inputs(layout([[3, 2]], [[0, 0]], row_lengths=[6]))
+            set_segments(model, inputs["segments"])
+            model(**inputs)
         except (Unpackable, TypeError, AttributeError) as error:
             dry_run.error = first_line(error)
         except Exception:
             pass
     return dry_run
+
+
+def choose_kernel(
+    compute: Compute, config: PretrainedConfig | None, longest: int, *, prefixes: bool, dropout: bool
+) -> Compute:
+    """Return `compute` with the fastest kernel that computes these rows correctly by the model's config. Prints why it isn't a
+    faster one. The self-test may choose another one. For the arguments see `check_config` and `with_supported_kernel`."""
+    compute = with_supported_kernel(compute, config, dropout=dropout)
+    if config is None or compute.kernel == SEPARATE:
+        return compute
+    try:
+        check_config(config, longest, prefixes, compute.kernel)
+    except Unpackable as error:
+        print(f"{error}. {INSTEAD}", flush=True)
+        return replace(compute, kernel=SEPARATE)
+    return compute
 
 
 def with_supported_kernel(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
@@ -167,16 +199,3 @@ def windows_of(text: PretrainedConfig) -> set[int]:
     if kinds is None or "chunked_attention" in kinds:
         windows.append(getattr(text, "attention_chunk_size", None))
     return {int(window) for window in windows if window}
-
-
-def batch_dependent_rope(text: PretrainedConfig) -> int | None:
-    """Return the length beyond which rotary factors depend on the batch; None if they never do."""
-    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    own = getattr(text, "original_max_position_embeddings", None)
-    lengths = [
-        rope.get("original_max_position_embeddings") or own or text.max_position_embeddings
-        for rope in (parameters, *nested)
-        if rope.get("rope_type") in BATCH_DEPENDENT_ROPE
-    ]
-    return min(map(int, lengths), default=None)

@@ -1,5 +1,7 @@
 """Self-test of packed forwards, once per model and kernel, before the first of them: packed logits must equal separate ones.
 
+If they don't, documents run separately (kernel `separate`), after the same test.
+
 Synthetic rows of random tokens cover every situation (documents of different lengths in one row, pairs, trees of completions of
 one prompt, padding, several rows in a batch); real rows add the longest sequence and the most segments. Two checks:
 
@@ -14,7 +16,7 @@ tokens share carries no information. In 16 bits, single tokens may differ by as 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,15 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.errors import first_line
-from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
+from snaketune.models.attention import Unpackable, use_kernel, use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.chunked_head import chunk_head, unsharded_root
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
-from snaketune.models.forward import allow_packed, logits_at, packed_inputs
-from snaketune.models.packing_support import ALTERNATIVES, batch_dependent_rope, windows_of
+from snaketune.models.forward import allow_packed, logits_at, packed_inputs, packed_logits
+from snaketune.models.kernels import SEPARATE
+from snaketune.models.mixers import set_segments
+from snaketune.models.packing_support import INSTEAD, windows_of
+from snaketune.models.padded_documents import batch_dependent_rope
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 from snaketune.packing.shards import IGNORED
@@ -54,21 +59,39 @@ class SelfTest:
 
     compute: Compute
     share: float
+    has_mixers: bool
+
+    @property
+    def path(self) -> str:
+        """How documents are computed: `packed`; `hybrid`, packed but for mixers with a state; or `separate`."""
+        return SEPARATE if self.compute.kernel == SEPARATE else "hybrid" if self.has_mixers else "packed"
 
     def about(self) -> dict[str, Any]:
         """Return the result for the manifest, without the measured difference, which varies in the last bits."""
         required = REQUIRED_SHARE[self.compute.dtype]
         of_tokens = f" in {required:.0%} of the tokens" if required < 1 else ""
         within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}{of_tokens}"
-        return self.compute.about() | {"self_test": within}
+        mixers = {"mixers": "by document"} if self.path == "hybrid" else {}
+        return self.compute.about() | mixers | {"self_test": within}
 
 
 def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
-    """Check that packed forwards of `model` with the kernel are right, and allow them. Segment attention stays switched on.
+    """Check packed forwards of `model`, with the kernel or else with `separate`, which is printed; and allow them.
 
     Tests the rows of `packs`, every situation if there are none; before a training also in training mode. Raises Unpackable
-    if packed forwards are wrong, or fail.
+    if separate documents are wrong too: the model isn't a causal decoder.
     """
+    if compute.kernel != SEPARATE:
+        try:
+            return check_kernel(model, packs, compute, training=training)
+        except Unpackable as error:
+            print(f"{error}. {INSTEAD}", flush=True)
+    return check_kernel(model, packs, replace(compute, kernel=SEPARATE), training=training)
+
+
+def check_kernel(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
+    """Return a passed self-test with the kernel of `compute`, which stays switched on; Unpackable if packed forwards are wrong,
+    or fail."""
     was_training, kernel, dtype = model.training, compute.kernel, compute.dtype
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
     shares = []
@@ -92,15 +115,17 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
                 what = "tokens of one document change the logits of another" + " in training mode" * mode
                 check(_leak(model, rows, compute), LEAK_TOLERANCE[dtype], what)
     except Unpackable as error:
-        raise Unpackable(f"{model.config.model_type} doesn't support packed rows: {error}. {ALTERNATIVES}") from error
+        wrong = "isn't a causal decoder" if kernel == SEPARATE else "doesn't support packed rows"
+        raise Unpackable(f"{model.config.model_type} {wrong}: {error}") from error
     finally:
         model.train(was_training)
-    use_segment_attention(model)
+    use_kernel(model, kernel)
     allow_packed(model, kernel, prefixes)
     _chunk_head(model, compute)
-    worst = max(shares)
-    print(f"self-test: packed = separate within {worst:.1e} of the logits (kernel {kernel}, {dtype})", flush=True)
-    return SelfTest(compute=compute, share=worst)
+    tested = SelfTest(compute=compute, share=max(shares), has_mixers=bool(vars(model).get("mixers")))
+    how = f"kernel {kernel}, {dtype}{', mixers by document' if tested.path == 'hybrid' else ''}"
+    print(f"self-test: packed = separate within {tested.share:.1e} of the logits ({how})", flush=True)
+    return tested
 
 
 def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
@@ -108,7 +133,11 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
     was_training = model.training
     model.eval()
     with compute.autocast(), unsharded_root(model):
-        chunked = chunk_head(model, packed_inputs(batch), torch.arange(8, device=compute.device))
+        inputs = packed_inputs(batch)
+        set_segments(model, batch["segments"])
+        if compute.kernel == SEPARATE:
+            inputs = {"input_ids": batch["input_ids"], "use_cache": False}
+        chunked = chunk_head(model, inputs, torch.arange(8, device=compute.device))
     model.train(was_training)
     if not chunked:
         print(
@@ -120,7 +149,7 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
 def synthetic_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
     """Return batches of two synthetic rows in the format of `PackedRows`: documents, and pairs if the run has `prefixes`."""
     text = config.get_text_config()
-    limits = (*windows_of(text), batch_dependent_rope(text), getattr(text, "max_position_embeddings", None))
+    limits = (*windows_of(text), batch_dependent_rope(config), getattr(text, "max_position_embeddings", None))
     # A prefix and its completion each get half of the model's shortest limit.
     half = max(min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=2**20) // 2, 2)
     allowed = ordinary_ids(config)
@@ -168,7 +197,7 @@ def _rows_to_test(
 def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
     """Return the largest difference relative to the scale, of packed from separate logits, without the tokens that need not
     agree."""
-    use_segment_attention(model)
+    use_kernel(model, compute.kernel)
     batch = collate(rows, compute.kernel).to(compute.device)
     sequences = batch["segments"].layout.sequences()
     positions_N = torch.from_numpy(np.concatenate([positions_L[prefix:] for positions_L, prefix in sequences]))
@@ -185,7 +214,7 @@ def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]]
                 columns = torch.arange(own.start, own.stop, device=compute.device)
                 with compute.autocast():
                     separate.append(logits_at(model, inputs, columns)[0])
-        use_segment_attention(model)
+        use_kernel(model, compute.kernel)
         separate_NV = torch.cat(separate)
         differences.append(largest_differences(packed_NV, separate_NV))
         scales.append(scale_of(separate_NV))
@@ -195,7 +224,7 @@ def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]]
 @torch.no_grad()
 def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
     """Return the largest change relative to the scale, of logits when tokens that aren't visible to them are changed."""
-    use_segment_attention(model)
+    use_kernel(model, compute.kernel)
     batch = collate(rows, compute.kernel).to(compute.device)
     layout = batch["segments"].layout
     all_T = torch.arange(layout.tokens)
@@ -221,7 +250,7 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) 
 def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], positions_N: torch.Tensor, compute: Compute):
     try:
         with compute.autocast():
-            return logits_at(model, packed_inputs(batch), positions_N.to(compute.device))[0]
+            return packed_logits(model, batch, positions_N.to(compute.device))
     except (Unpackable, torch.OutOfMemoryError):
         raise
     except Exception as error:

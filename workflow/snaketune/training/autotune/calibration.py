@@ -53,7 +53,8 @@ def measure_curve(
     run = TrainingRun.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
     initial = AdapterStack(base=spec.base, tokenizer=tokenizer.folder)
-    run = run.with_kernel_for(initial.config() or initial.new_config(), dropout=trainer_class.drops_out)
+    if isinstance(rows, PackedRows):
+        run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=trainer_class.drops_out)
     # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
     smallest_run = replace(run, operation=smallest.apply_to(operation))

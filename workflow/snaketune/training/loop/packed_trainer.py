@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
 from snaketune.models.compiling import CompileChoice, choose_compilation, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
-from snaketune.models.kernels import ANY_SHAPE
+from snaketune.models.kernels import ANY_SHAPE, SEPARATE
 from snaketune.models.logprobs import summed_losses
-from snaketune.models.packing_support import check_config
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
@@ -43,14 +42,10 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def check_config(config: PretrainedConfig, rows: PackedRows, compute: Compute) -> None:
-        check_config(config, rows.longest[0], rows.has_prefixes, compute.kernel)
-
-    @staticmethod
-    def check_model(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> Outcome:
+    def check_model(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> tuple[Outcome, Compute]:
         """Check that packed logits equal the logits of separate sequences."""
         tested = self_test(model, [rows], compute, training=True)
-        return Outcome(about=tested.about(), run={"self_test_share": tested.share})
+        return Outcome(about=tested.about(), run={"self_test_share": tested.share}), tested.compute
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}
@@ -64,6 +59,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         choice = choose_compilation(training.compile, flops, compute.device)
         if choice.compiled and training.compile == "auto" and not layers_of(self.model):
             choice = CompileChoice(compiled=False, reason="auto: this model has no layers that can be compiled")
+        if training.compile == "auto" and compute.kernel == SEPARATE:
+            choice = CompileChoice(compiled=False, reason="auto: documents run separately, in shapes that vary")
         print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.reason})", flush=True)
         if not choice.compiled:
             return

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -48,8 +48,6 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
     with deterministic_algorithms(spec.training.deterministic):
         # Before a model from scratch or adapters are initialized at random.
         set_seed(spec.training.seed)
-        if config:
-            trainer_class.check_config(config, rows, compute)
         dtype = compute.weights_dtype(frozen=spec.lora is not None)
         # Shards in float32 are loaded as stored: the processes then share the pages of the files, and each shard is converted
         # on its own.
@@ -63,11 +61,11 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
                 model = _with_adapters(model, run)
                 shard(model, compute, dtype)
-                checked = trainer_class.check_model(inner_model(model), rows, compute)
+                checked, compute = trainer_class.check_model(inner_model(model), rows, compute)
             else:
-                checked = trainer_class.check_model(model, rows, compute)
+                checked, compute = trainer_class.check_model(model, rows, compute)
                 model = _with_adapters(model, run)
-            trainer = trainer_class(model=model, rows=rows, run=run)
+            trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
             trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
             yield trainer
 

@@ -33,8 +33,9 @@ def prepare_training(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
     )
     if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
-        run = run.with_kernel_for(initial.config() or initial.new_config(), dropout=SftTrainer.drops_out)
-        return PreparedTraining.of(SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory), run, initial)
+        rows = PackedRows(pack, "train", run.operation.load_in_memory)
+        run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=SftTrainer.drops_out)
+        return PreparedTraining.of(SftTrainer, rows, run, initial)
     # TRL takes a second to import.
     from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 

@@ -20,7 +20,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.machine import is_out_of_memory
-from snaketune.models.packing_support import with_supported_kernel
+from snaketune.models.packing_support import choose_kernel
+from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec, SftSpec
@@ -58,9 +59,10 @@ class TrainingRun:
         compute = resolve_compute(spec.training.precision)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
-    def with_kernel_for(self, config: PretrainedConfig | None, *, dropout: bool) -> "TrainingRun":
-        """Return the run with an attention kernel that supports the model; see `models.packing_support`."""
-        return replace(self, compute=with_supported_kernel(self.compute, config, dropout=dropout))
+    def with_kernel_for(self, config: PretrainedConfig | None, rows: PackedRows, *, dropout: bool) -> "TrainingRun":
+        """Return the run with the kernel for the model and its rows; see `models.packing_support.choose_kernel`."""
+        longest, prefixes = rows.longest[0], rows.has_prefixes
+        return replace(self, compute=choose_kernel(self.compute, config, longest, prefixes=prefixes, dropout=dropout))
 
     @property
     def in_shards(self) -> bool:
@@ -119,12 +121,8 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
         self.meter = ThroughputMeter(self.model, run.compute, self.args.world_size)
 
     @staticmethod
-    def check_config(config: PretrainedConfig, rows: Any, compute: Compute) -> None:
-        """Raise SnaketuneError if a model with this config can't be trained on these rows; called before loading weights."""
-
-    @staticmethod
-    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> Outcome:
-        """Check the loaded model, usually before adapters are added; return facts for manifest and run.json.
+    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[Outcome, Compute]:
+        """Check the loaded model, usually before adapters are added; return facts for manifest and run.json, and the kernel.
 
         Raises SnaketuneError if the model can't be trained on these rows.
         """

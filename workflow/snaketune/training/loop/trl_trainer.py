@@ -73,9 +73,9 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> Outcome:
+    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> tuple[Outcome, Compute]:
         """Check nothing: every row is a single sequence for the model's own attention."""
-        return Outcome(about={"trainer": "trl", "dtype": compute.about()["dtype"]})
+        return Outcome(about={"trainer": "trl", "dtype": compute.about()["dtype"]}), compute
 
     def items_per_epoch(self) -> int:
         # The last item is the blank one.

@@ -235,7 +235,8 @@ def prepare_training(
     initial = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    run = run.with_kernel_for(initial.config(), dropout=DpoTrainer.drops_out)
+    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
+    run = run.with_kernel_for(initial.config(), rows, dropout=DpoTrainer.drops_out)
     if ref_logps:
         share_kernels = run.operation.share_kernels
         check_ref_logps(ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=share_kernels)
@@ -247,5 +248,4 @@ def prepare_training(
         # The SFT result's adapter is attached to its base layers and trained further.
         check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
-    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     return PreparedTraining.of(DpoTrainer, rows, run, initial)

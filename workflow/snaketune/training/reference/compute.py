@@ -26,7 +26,7 @@ from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import own_tokenizer
 from snaketune.models.logprobs import completion_logprobs, losses_of_rows
 from snaketune.models.machine import inspect_machine
-from snaketune.models.packing_support import check_config, with_supported_kernel
+from snaketune.models.packing_support import choose_kernel
 from snaketune.models.selftest import SelfTest, self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.stages.cache.work_folders import WorkFolder, sync
@@ -70,8 +70,8 @@ class ReferenceModel:
     ) -> tuple[torch.nn.Module, SelfTest]:
         """Load the model and run its self-test. Args: merged: as evaluations load it, not as the policies' trainings do."""
         stack, spec = self.stack(merged=merged), self.spec
-        compute = with_supported_kernel(compute, stack.config(), dropout=False)
-        check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
+        longest = max(rows.longest[0] for rows in packs)
+        compute = choose_kernel(compute, stack.config(), longest, prefixes=True, dropout=False)
         loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
         if not spec.quantization:
             loaded = loaded.to(compute.device)

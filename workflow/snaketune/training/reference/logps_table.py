@@ -20,6 +20,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
+from snaketune.models.kernels import SEPARATE
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
@@ -166,7 +167,12 @@ def check_ref_logps(
 
 
 def differences(own: dict[str, Any], made: dict[str, Any], share_kernels: bool) -> dict[str, str]:
-    """Describe what differs between this computation and a stored one, by key; `share_kernels` leaves out the kernel."""
+    """Describe what differs between this computation and a stored one, by key; `share_kernels` leaves out the kernel.
+
+    Documents that were run separately differ from no kernel: every one has to compute what they compute, and models for which
+    none does are found only when they are loaded.
+    """
+    share_kernels = share_kernels or made["kernel"] == SEPARATE
     return {
         what: f"{what}: {made[what]} there, {here} here"
         for what, here in own.items()
