@@ -15,6 +15,7 @@ from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.models.device_speed import Peak, peak_of
 from snaketune.models.devices import Compute
+from snaketune.models.kernels import SEPARATE
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
 from snaketune.models.memory import Estimate, Sharing, estimate
 from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
@@ -83,7 +84,11 @@ def check_machine(
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch, on_cpu = operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
-    batch = MicroBatch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None
+    row_length = rows.row_length if packed else 0
+    if packed and compute.kernel == SEPARATE:
+        # Prompts are computed with each completion.
+        row_length += int(sum(rows.values("prefix_lengths").tolist()) / max(1, len(rows)))
+    batch = MicroBatch(rows=micro_batch, row_length=row_length, longest=rows.longest[0]) if packed else None
     planned = config and trace_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
     machine = inspect_machine(compute)
     estimated = planned and estimate(
