@@ -23,7 +23,7 @@ from snaketune.models.devices import Compute
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
-from snaketune.training.reference.cache_key import kernel_family, path_and_revision
+from snaketune.training.reference.cache_key import identity, kernel_family
 
 FILE = "logps.arrow"
 COMPLETIONS = ("chosen", "rejected")
@@ -131,6 +131,8 @@ def check_ref_logps(
     """
     manifest, inputs, made_spec = artifact.manifest, artifact.manifest["inputs"], artifact.manifest["spec"]
     external, outside = spec.reference, not inputs.get("model")
+    # A local folder is identified by its content, not by its path.
+    named = not (outside and external and Path(external.path).is_dir())
     # The data type in which the reference is loaded: an external one isn't quantized and has no float32 master weights.
     weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
     own = {
@@ -141,7 +143,7 @@ def check_ref_logps(
         "kernel": kernel_family(compute.kernel),
         "quantization": None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
         "adapter unmerged": spec.continued and not external,
-        "reference": path_and_revision(external),
+        "reference": identity(external, named=named),
     }
     made = {
         "model": inputs.get("model", []) + inputs.get("base_layers", []),
@@ -151,11 +153,8 @@ def check_ref_logps(
         "kernel": kernel_family(manifest.get("kernel")),
         "quantization": made_spec["quantization"],
         "adapter unmerged": made_spec.get("apart", False),
-        "reference": path_and_revision(made_spec["base"]) if outside else None,
+        "reference": identity(made_spec["base"], named=named) if outside else None,
     }
-    if outside and external and Path(external.path).is_dir():
-        # A local folder is identified by its content, not by its path.
-        made["reference"] = own["reference"]
     if different := differences(own, made, share_kernels):
         only_kernels = list(different) == ["kernel"]
         accepts = "The two kernels agree except for rounding: `reference_pass.share_kernels: true` accepts them. "
