@@ -1,8 +1,9 @@
 """The load-balancing loss of mixtures of experts, if the model's own config asks for it (`output_router_logits: true`).
 
 It keeps a router from sending most tokens to a few experts: per row, experts x sum over experts of (share of the tokens that
-chose it) x (its mean router probability), by transformers' own function, over all tokens of the row without its padding; a prompt
-that completions share is computed once and counts once. It is added with the config's own `router_aux_loss_coef`, as TRL does.
+chose it) x (its mean router probability), by transformers' own function, over all tokens of the row without its padding; a
+prompt that completions share is computed once and counts once. It is added with the config's own `router_aux_loss_coef`, as TRL
+does.
 
 A product of two means over tokens depends on which tokens they are over. TRL takes those of a micro-batch, so the number of
 rows per device shapes its result. Here they are those of one row, and the rows of an optimizer step are averaged. It is TRL's
