@@ -11,9 +11,10 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, Scratch
+from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, RopeScaling, Scratch
 from snaketune.diagnostics import environment, preflight, run_checks
 from snaketune.errors import SnaketuneError
+from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
 from snaketune.tables import read_table, write_table
@@ -202,12 +203,32 @@ def test_all_findings_that_stop_a_run_are_in_one_error(family, monkeypatch):
     assert "the disk of" in str(stopped.value) and "clean_work" in str(stopped.value)
 
 
-def tiny_model(folder: Path) -> Path:
+def test_sequences_beyond_the_positions_of_the_model_are_reported(family):
+    longest = PackedRows(family.pack, "train").longest[0]
+    path = str(tiny_model(family.folder, max_position_embeddings=longest // 2, pad_token_id=0, eos_token_id=None))
+    family.run["learning_rate"] = 1e-5
+    family.base = Pretrained(path=path)
+    [note] = family.findings()
+    assert (note["key"], note["severity"]) == ("sft.demo.packing.length", "warns")
+    assert f"the longest sequence has {longest} tokens, but the model was made for {longest // 2}" in note["found"]
+    family.base = Pretrained(path=path, rope=RopeScaling(type="yarn", factor=3))
+    assert family.findings() == []
+    family.base = Pretrained(path=path, rope=RopeScaling(type="yarn", factor=1.5))
+    with pytest.raises(SnaketuneError, match=r"sft\.demo\.packing\.length: .* with base\.rope; .* or raise the factor"):
+        family.findings()
+
+
+def tiny_model(folder: Path, **settings: Any) -> Path:
     from transformers import LlamaConfig
 
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=400
-    )
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 400,
+    }
+    config = LlamaConfig(**shape | settings)
     config.save_pretrained(folder / "base")
     return folder / "base"
 

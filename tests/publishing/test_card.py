@@ -6,6 +6,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
+from transformers import AutoConfig
 
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.cards.card_results import CardResults
@@ -14,6 +15,7 @@ from snaketune.stages.specs import CorpusDescription
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 ALONE = {"base_dtype": "float32"}
 SFT_ON_HUB = {"spec": CHAIN["sft/demo"]["spec"] | {"base": HUB}}
 HOSTILE = (
@@ -128,6 +130,28 @@ def test_an_adapter_names_its_base(tmp_path, dpo, sft, base_model, base):
     assert "| lora.rank |  | 8 |" in card
     head = head_of(card)
     assert (head["library_name"], head["base_model_relation"], head["tags"][-1]) == ("peft", "adapter", "lora")
+
+
+def test_an_adapter_s_base_is_loaded_with_scaled_positions(tmp_path):
+    """The code of the card, on a base and on an adapter's folder with their configs alone."""
+    for name, rope in (
+        ("base", {"max_position_embeddings": 32}),
+        ("adapter", {"rope_parameters": YARN, "max_position_embeddings": 128}),
+    ):
+        AutoConfig.for_model("llama", **rope).save_pretrained(tmp_path / name)
+    base = {"spec": CHAIN["sft/demo"]["spec"] | {"base": HUB | {"rope": {"type": "yarn", "factor": 4.0}}}}
+    spec = CHAIN["dpo/demo"]["spec"] | {"lora": {"merge": False}, "continued": True}
+    card = card_of(tmp_path / "scaled", dpo_demo={"spec": spec} | ALONE, sft_demo=base | ALONE)
+    code = card.split("```python\n")[1]
+    assert 'AutoModelForCausalLM.from_pretrained(BASE, dtype="auto", config=config' in code
+    lines = [line for line in code.splitlines() if line.startswith(("config =", "trained, text", "text."))]
+    assert len(lines) == 3
+    names = {"AutoConfig": AutoConfig, "BASE": str(tmp_path / "base"), "MODEL": str(tmp_path / "adapter")}
+    exec("\n".join(lines).replace(', revision="main"', ""), names)
+    assert names["config"].rope_parameters == YARN
+    assert names["config"].max_position_embeddings == 128
+    merged = card_of(tmp_path / "merged", dpo_demo={"spec": spec}, sft_demo=base)
+    assert "AutoConfig" not in merged
 
 
 def test_python_code_of_a_model_is_mentioned(tmp_path):

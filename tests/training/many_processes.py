@@ -205,6 +205,14 @@ def run_all(plans: list[Plan], root: Path) -> None:
             sys.exit(f"{plan.name} failed")
 
 
+BALANCED = partial(
+    tiny_model,
+    "mixtral",
+    num_local_experts=4,
+    output_router_logits=True,
+    router_aux_loss_coef=0.5,
+    num_experts_per_tok=2,
+)
 # 22 rows in steps of four: the last of the six steps has two.
 SHORT = {"micro_batch_rows": 1, "epochs": 1}
 # Three processes: 12 rows, then 10.
@@ -230,6 +238,8 @@ def plans() -> list[Plan]:
     return [
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
+        # The load-balancing loss is a mean over the rows of a step, of which the last has two and two blank ones.
+        *alike("experts", "ddp", "fsdp", training=SHORT, model=BALANCED),
         *alike("preferences", "ddp", "fsdp", model=None),
         # The loss is a function of all pairs of a step, in all processes; `stop_if` ends the run before the third step.
         *alike("sorted", "ddp", "fsdp", **SORTED),

@@ -32,8 +32,8 @@ class Interrupted(BaseException):
     """Stands for a killed process."""
 
 
-def pack(folder: Path, rows: int = 22, supervised: Any = None) -> PackedRows:
-    """Write rows of two documents each, and four padding tokens.
+def pack(folder: Path, rows: int = 22, supervised: Any = None, documents: tuple[int, ...] = (10, 18)) -> PackedRows:
+    """Write rows of these documents each, by default two and four padding tokens.
 
     Args:
         supervised: whether a row has supervised tokens, given its number.
@@ -42,17 +42,18 @@ def pack(folder: Path, rows: int = 22, supervised: Any = None) -> PackedRows:
     random = np.random.default_rng(0)
     ids = random.integers(4, VOCABULARY, (rows, LENGTH), dtype=np.int32)
     labels = ids.copy()
-    labels[:, [0, 10]] = labels[:, 28:] = -100
+    *starts, used = np.cumsum([0, *documents])
+    labels[:, starts] = labels[:, used:] = -100
     for row in range(rows):
         if supervised and not supervised(row):
             labels[row] = -100
-    segments = np.tile(np.array([10, 18], np.int32), rows)
+    segments = np.tile(np.array(documents, np.int32), rows)
     with (
         pa.OSFile(str(folder / "shards/train-00000.arrow"), "wb") as file,
         pa.ipc.new_file(file, schema(LENGTH)) as writer,
     ):
-        fill, starts = np.full(rows, 28), np.arange(rows + 1) * 2
-        writer.write_batch(row_batch(ids, labels, fill, starts, segments, np.zeros_like(segments)))
+        fill, offsets = np.full(rows, used), np.arange(rows + 1) * len(documents)
+        writer.write_batch(row_batch(ids, labels, fill, offsets, segments, np.zeros_like(segments)))
     manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "shards")
     return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")

@@ -11,7 +11,7 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.evaluations import ExactMatch, Generation
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
+from snaketune.config.training_runs import Lora, Pretrained, Quantization, RopeScaling, Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
 from snaketune.models.adapter_stack import AdapterStack
@@ -155,7 +155,9 @@ def test_results_on_adapters_equal_results_on_merged_weights(tmp_path, tokenizer
     family, dtype, settings = CASES[case]
     model = model_of(family) if family == "mixtral" else tiny_model(family, tie_word_embeddings=case == "tied")
     model.to(dtype).save_pretrained(tmp_path / "base")
-    base = Made([], Pretrained(path=str(tmp_path / "base")))
+    # Merged or not, a result has the scaled positions of its base.
+    rope = RopeScaling(type="yarn", factor=2) if case == "llama" else None
+    base = Made([], Pretrained(path=str(tmp_path / "base"), rope=rope))
     # Embedding rows that the base lacks are part of the adapters.
     first = Lora(rank=2) if case == "experts" else FIRST
     made: dict[bool, Any] = {}
@@ -190,6 +192,7 @@ def test_results_on_adapters_equal_results_on_merged_weights(tmp_path, tokenizer
             json.loads((model.results[0].folder / "config.json").read_text()) for model in (with_weights, without)
         ]
         assert configs[0] == configs[1]
+        assert (configs[0]["rope_parameters"]["rope_type"] == "yarn") == (case == "llama")
     assert merged[1].equals(alone[1])
     assert merged[2] == alone[2]
     assert merged[2][0] == pytest.approx(math.log(2), abs=1e-6)

@@ -34,12 +34,6 @@ EXPERTS = {
 OTHERS = ("llama", "qwen3", "olmo2", "gpt2", "gpt_neox", "opt", "phi")
 # Three with a state in some layers, and two whose documents run separately.
 UNPACKED = ("qwen3_next", "granitemoehybrid", "lfm2", "stablelm", "bloom")
-    "qwen3_next": "hybrid",
-    "granitemoehybrid": "hybrid",
-    "lfm2": "hybrid",
-    "stablelm": "separate",
-    "bloom": "separate",
-}
 
 
 def model_of(family: str) -> torch.nn.Module:

@@ -12,6 +12,7 @@ PACK_SFT = PACK | SFT
 TOKENIZER = {"tokenizer"} | TOKENS | SFT
 CORPUS = {"corpus"} | TOKENIZER
 PRETRAINED = {"path": "some/model"}
+ROPE = {"type": "yarn", "factor": 4.0}
 # A pretrained model brings its own tokenizer, so these edits begin there; that each key counts by itself: SINGLE, below.
 ADOPTED = {"tokenizers.small": {"adopt": "some/model"}, "sft.run.base": PRETRAINED}
 LORA = {"rank": 4}
@@ -92,6 +93,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.base.path": (ADOPTED, TOKENIZER),
     "sft.base.revision": (ADOPTED | {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, TOKENIZER),
     "sft.base.trust_remote_code": (ADOPTED | {"sft.run.base": {**PRETRAINED, "trust_remote_code": True}}, TOKENIZER),
+    "sft.base.rope.type": (ADOPTED | {"sft.run.base": {**PRETRAINED, "rope": {**ROPE, "type": "linear"}}}, TOKENIZER),
+    "sft.base.rope.factor": (ADOPTED | {"sft.run.base": {**PRETRAINED, "rope": {**ROPE, "factor": 2.0}}}, TOKENIZER),
+    "sft.base.rope.original_max_position_embeddings": (ADOPTED | {"sft.run.base": {**PRETRAINED, "rope": {**ROPE, "original_max_position_embeddings": 512}}}, TOKENIZER),
     "sft.base.architecture": ({"sft.run.base.architecture": "qwen2"}, SFT),
     "sft.base.hidden_size": ({"sft.run.base.hidden_size": 48}, SFT),
     "sft.base.intermediate_size": ({"sft.run.base.intermediate_size": 48}, SFT),
@@ -148,6 +152,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.reference.path": ({"dpo.run.reference": PRETRAINED}, REF),
     "dpo.reference.revision": ({"dpo.run.reference": {**PRETRAINED, "revision": "f00"}}, REF),
     "dpo.reference.trust_remote_code": ({"dpo.run.reference": {**PRETRAINED, "trust_remote_code": True}}, REF),
+    "dpo.reference.rope.type": ({"dpo.run.reference": {**PRETRAINED, "rope": {**ROPE, "type": "linear"}}}, REF),
+    "dpo.reference.rope.factor": ({"dpo.run.reference": {**PRETRAINED, "rope": {**ROPE, "factor": 2.0}}}, REF),
+    "dpo.reference.rope.original_max_position_embeddings": ({"dpo.run.reference": {**PRETRAINED, "rope": {**ROPE, "original_max_position_embeddings": 512}}}, REF),
     # The gathered result exists; which parts it would be made from doesn't matter.
     "dpo.reference_pass.parts": ({"dpo.run.reference_pass": {"parts": 2}}, set()),
     "dpo.reference_pass.token_logps": ({"dpo.run.reference_pass": {"token_logps": True}}, REF),
@@ -247,6 +254,12 @@ REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strateg
 SINGLE = {
     "sft.base.revision": (ADOPTED, {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, {"sft"}),
     "sft.base.trust_remote_code": (ADOPTED, {"sft.run.base.trust_remote_code": True}, {"sft", "ref_logps", "dpo", "eval"}),
+    "sft.base.rope": (ADOPTED, {"sft.run.base.rope": ROPE}, {"sft"}),
+    "sft.base.rope.type": (ADOPTED | {"sft.run.base": {**PRETRAINED, "rope": ROPE}}, {"sft.run.base.rope.type": "linear"}, {"sft"}),
+    "sft.base.rope.factor": (ADOPTED | {"sft.run.base": {**PRETRAINED, "rope": ROPE}}, {"sft.run.base.rope.factor": 2.0}, {"sft"}),
+    "sft.base.rope.original_max_position_embeddings": (
+        ADOPTED | {"sft.run.base": {**PRETRAINED, "rope": ROPE}}, {"sft.run.base.rope.original_max_position_embeddings": 512}, {"sft"}
+    ),
     "sft.lora": (ADOPTED, {"sft.run.lora": LORA}, {"sft"}),
     "sft.lora.rank": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.rank": 5}, {"sft"}),
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.alpha": 5}, {"sft"}),

@@ -26,6 +26,10 @@ OTHER = {
     "dpo.quantization.double": TABLE["dpo.quantization.double"][0],
     "dpo.reference.path": {"dpo.run.reference": PRETRAINED},
     "dpo.reference.revision": {"dpo.run.reference": {**PRETRAINED, "revision": "f00"}},
+    **{
+        f"dpo.reference.rope.{key}": TABLE[f"dpo.reference.rope.{key}"][0]
+        for key in ("type", "factor", "original_max_position_embeddings")
+    },
     "dpo.reference_pass.token_logps": {"dpo.run.reference_pass": {"token_logps": True}},
     "dpo.ld_alpha": TABLE["dpo.ld_alpha"][0],
 }

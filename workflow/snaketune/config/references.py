@@ -163,6 +163,13 @@ def _check_length(key: str, packing: Packing, sft: str, config: Workflow) -> Non
             f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is {base.max_positions}; "
             "lower packing.length or raise max_positions"
         )
+    # Without `original_max_position_embeddings`, the model's own config has to be read; then the preflight checks it.
+    rope = base.rope if isinstance(base, Pretrained) else None
+    if rope and rope.longest and packing.longest > rope.longest:
+        raise SnaketuneError(
+            f"{key}.packing.length: {packing.longest} tokens, but base.rope makes {rope.longest} positions (factor "
+            f"{rope.factor:g} x {rope.original_max_position_embeddings}); lower packing.length or raise the factor"
+        )
 
 
 def _check_training(key: str, training: Training) -> None:

@@ -60,6 +60,35 @@ class Scratch(Model):
         return self
 
 
+class RopeScaling(Model):
+    """Scaling of rotary position embeddings, for sequences longer than those that a model was pretrained on. It becomes part of
+    the result's own config (`rope_parameters`, `max_position_embeddings`)."""
+
+    type: Literal["linear", "yarn", "llama3"]
+    """Type of the scaling, by its name in transformers. `yarn` (Peng et al., 2023) is usual; `linear` is position interpolation
+    (Chen et al., 2023); `llama3` is that of Llama 3.1."""
+    factor: Annotated[float, Field(gt=1)]
+    """How many times longer sequences become."""
+    original_max_position_embeddings: PositiveInt | None = None
+    """The length that the model was pretrained on, in tokens. Default: that in the model's config, or its
+    `max_position_embeddings`."""
+
+    @property
+    def longest(self) -> int | None:
+        """Positions of the scaled model; None if that depends on the model's config."""
+        return self.original_max_position_embeddings and int(self.original_max_position_embeddings * self.factor)
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _independent_of_batch(cls, kind: Any) -> Any:
+        if kind in ("dynamic", "longrope"):
+            raise ValueError(
+                f"found {kind}, whose factors depend on the longest sequence of a batch, so packed documents would change each "
+                "other; choose yarn"
+            )
+        return kind
+
+
 class Pretrained(Model):
     """A pretrained model."""
 
@@ -69,6 +98,9 @@ class Pretrained(Model):
     """Commit, tag or branch of a Hub model. The name identifies the weights: if a branch moves, nothing reruns."""
     trust_remote_code: bool = False
     """Allows Python code that comes with the model to run. Enable it only after reading that code."""
+    # Left out of specs where it isn't set, so that results made before the key existed stay current.
+    rope: Annotated[RopeScaling | None, Field(exclude_if=lambda rope: rope is None)] = None
+    """Scales the model's rotary position embeddings to longer sequences, such as `{type: yarn, factor: 4}`."""
 
 
 def _kind_of_base(base: Any) -> str:

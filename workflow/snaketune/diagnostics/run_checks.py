@@ -1,5 +1,6 @@
 """Checks of a run's rows, tokenizer and settings, from the manifests of what it reads. `key` is the run's key: `sft.demo`."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -126,6 +127,35 @@ def check_tokenizer_match(key: str, chat: ChatTokenizer, config: PretrainedConfi
         problem = f"it isn't the base's own: {'; '.join(mismatches)}"
         do = "adopt the base's (`tokenizers.NAME.adopt`), unless its embeddings are meant to be trained again"
         yield Finding(key=f"{key}.tokenizer", problem=problem, do=do, certain=False)
+
+
+def check_positions(key: str, longest: int, config: PretrainedConfig, scaled: bool) -> Iterator[Finding]:
+    """Yield a finding if sequences are longer than the pretrained model's positions.
+
+    >>> from transformers import LlamaConfig
+    >>> config = LlamaConfig(max_position_embeddings=2048)
+    >>> print(*check_positions("sft.demo", 5000, config, False))  # doctest: +NORMALIZE_WHITESPACE
+    sft.demo.packing.length: the longest sequence has 5000 tokens, but the model was made for 2048; lower packing.length, or
+        scale its positions: base.rope: {type: yarn, factor: 3}
+
+    Args:
+        longest: tokens of the longest sequence of the rows.
+        config: the model's, scaled if `base.rope` is set (`scaled`).
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or not 0 < limit < longest:
+        return
+    problem = f"the longest sequence has {longest} tokens, but the model was made for {limit}"
+    do = "lower packing.length"
+    if scaled:
+        yield Finding(
+            key=f"{key}.packing.length", problem=f"{problem}, with base.rope", do=f"{do}, or raise the factor"
+        )
+        return
+    if getattr(text, "rope_parameters", None):
+        do = f"{do}, or scale its positions: base.rope: {{type: yarn, factor: {math.ceil(longest / limit)}}}"
+    yield Finding(key=f"{key}.packing.length", problem=problem, do=do, certain=False)
 
 
 def check_missing_answers(

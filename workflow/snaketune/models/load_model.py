@@ -13,6 +13,7 @@ from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cac
 
 from snaketune.config.training_runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError, first_line
+from snaketune.models.rope_scaling import check_scaled, scaled_config
 from snaketune.tokenization.chat import ChatTokenizer
 
 OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
@@ -40,7 +41,10 @@ def load_base(
             quantization=quantization,
             revision=base.revision,
             trust_remote_code=base.trust_remote_code,
+            config=read_config(base) if base.rope else None,
         )
+        if base.rope:
+            check_scaled(model, base.rope, base.path)
     grow_vocabulary(model, chat.vocab_size)
     set_special_tokens(model, chat)
     return model
@@ -53,16 +57,19 @@ def load_folder(
     quantization: Quantization | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
+    config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
-    """Load a causal language model from a local folder or the Hub. SnaketuneError: there is no such model, it has no
-    safetensors, weights are missing, or weights are in other folders."""
+    """Load a causal language model from a local folder or the Hub, with its own config or with `config`. SnaketuneError: there
+    is no such model, it has no safetensors, weights are missing, or weights are in other folders."""
     _check_own_weights(path, revision)
+    replaced = {"config": config} if config else {}
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
             revision=revision or "main",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            **replaced,
             **_load_arguments(weights_dtype, quantization),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -227,7 +234,8 @@ def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
     """Return the config of the model that `load_base` loads, without its weights; None for a model from scratch."""
     if isinstance(base, Scratch):
         return None
-    return read_folder_config(base.path, revision=base.revision, trust_remote_code=base.trust_remote_code)
+    config = read_folder_config(base.path, revision=base.revision, trust_remote_code=base.trust_remote_code)
+    return scaled_config(config, base.rope, base.path) if base.rope else config
 
 
 def read_folder_config(

@@ -1,6 +1,7 @@
 """Training on packed rows (manifest format 3) with transformers' Trainer; the base class of SFT and DPO.
 
-The loss is a mean over all tokens or pairs of an optimizer step, independent of micro-batches and processes.
+The loss is a mean over all tokens or pairs of an optimizer step, independent of micro-batches and processes. Mixtures of
+experts add their load-balancing loss if their config asks for it, a mean over the step's rows (`models.router_loss`).
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
 from snaketune.models.compiling import CompileChoice, choose_compilation, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
+from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, SEPARATE
 from snaketune.models.logprobs import summed_losses
+from snaketune.models.router_loss import RouterLoss, router_rows
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
@@ -29,6 +32,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: TrainingRun):
         items, micro_batch_tokens = EqualTokens(rows), run.operation.micro_batch_rows * rows.row_length
+        self.router_loss = RouterLoss.of(inner_model(model))
+        # Rows of the step, without those of padding alone; counted for the router loss only.
+        self.step_rows: torch.Tensor | None = None
         use_threads(model.config.get_text_config().hidden_size, micro_batch_tokens, run.compute)
         super().__init__(
             run=run,
@@ -95,7 +101,8 @@ class PackedTrainer(BaseTrainer, Trainer):
             items = [*items, *[[]] * (self.args.per_device_train_batch_size - len(items))]
             missing = (self.rows.row_length - sum(len(row["input_ids"]) for row in item) for item in items)
             rows += [self.rows.blank(tokens) for tokens in missing if tokens]
-        return self.collate(rows, self.run.compute.kernel, self.rows.longest[0])
+        batch = self.collate(rows, self.run.compute.kernel, self.rows.longest[0])
+        return batch | router_rows(rows, batch["segments"].layout.document_of) if self.router_loss else batch
 
     collate = staticmethod(collate)
 
@@ -116,15 +123,22 @@ class PackedTrainer(BaseTrainer, Trainer):
         layout = inputs["segments"].layout
         prefixes_D, lengths_D = layout.prefix_lengths[layout.documents], layout.lengths[layout.documents]
         self.meter.count(prefixes_D, lengths_D, supervised=len(inputs["targets"]), projected=len(inputs["sources"]))
-        loss = self.batch_loss(model, inputs, num_items_in_batch)
+        if self.router_loss is None:
+            loss = self.batch_loss(model, inputs, num_items_in_batch)
+        else:
+            with self.router_loss.recorded() as logits:
+                loss = self.batch_loss(model, inputs, num_items_in_batch)
+            loss = loss + self.router_loss.summed(logits, inputs) / self.step_rows.clamp(min=1)
         # Gradients are averaged over processes, but each loss is already divided by the items of all processes.
         return loss * self.args.world_size if self.args.world_size > 1 else loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # Created on the device, since a copy from the host would wait for it.
-        counts = zip(*(self.items(batch) for batch in batch_samples))
+        counts = zip(*((len(batch.get("router_rows", ())), *self.items(batch)) for batch in batch_samples))
         totals = torch.stack([torch.full((), sum(count), device=device) for count in counts])
-        return self.accelerator.gather(totals[None]).sum(0) if self.args.world_size > 1 else totals
+        totals = self.accelerator.gather(totals[None]).sum(0) if self.args.world_size > 1 else totals
+        self.step_rows = totals[0]
+        return totals[1:]
 
 
 def _check_compiled(eager: torch.Tensor, again: torch.Tensor, compiled: torch.Tensor, compute: Compute) -> None:

@@ -51,7 +51,7 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
         "dtype": dtype,
         "weights_dtype": dtype if spec.frozen_weights else "float32",
         "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
-        "base": path_and_revision(spec.base) if named else None,
+        "base": identity(spec.base, named=named),
         "apart": spec.apart,
     }
     computed = [(kernel_family(kernel), device)]
@@ -85,7 +85,18 @@ def kernel_family(kernel: str | None) -> str | None:
     return KERNEL_FAMILIES.get(kernel, kernel)
 
 
-def path_and_revision(base: Any) -> dict[str, Any] | None:
-    """Path and revision of an external model, given as in a config or in a manifest."""
+def identity(base: Any, *, named: bool) -> dict[str, Any] | None:
+    """Return what identifies an external model, given as in a config or in a manifest: path and revision where it is `named` by
+    them, and its rope scaling; None if there is nothing.
+
+    >>> hub = {"path": "owner/model", "revision": None, "trust_remote_code": False}
+    >>> identity(hub, named=True), identity(hub, named=False), identity(None, named=True)
+    ({'path': 'owner/model', 'revision': None}, None, None)
+    >>> identity(hub | {"rope": {"type": "yarn", "factor": 4.0}}, named=False)
+    {'rope': {'type': 'yarn', 'factor': 4.0}}
+    """
     values = base if base is None or isinstance(base, dict) else base.model_dump(mode="json")
-    return values and {key: values[key] for key in ("path", "revision")}
+    if values is None:
+        return None
+    name = {key: values[key] for key in ("path", "revision")} if named else {}
+    return name | ({"rope": values["rope"]} if values.get("rope") else {}) or None

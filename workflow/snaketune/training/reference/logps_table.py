@@ -24,7 +24,7 @@ from snaketune.models.kernels import SEPARATE
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
-from snaketune.training.reference.cache_key import kernel_family, path_and_revision
+from snaketune.training.reference.cache_key import identity, kernel_family
 
 FILE = "logps.arrow"
 COMPLETIONS = ("chosen", "rejected")
@@ -132,6 +132,8 @@ def check_ref_logps(
     """
     manifest, inputs, made_spec = artifact.manifest, artifact.manifest["inputs"], artifact.manifest["spec"]
     external, outside = spec.reference, not inputs.get("model")
+    # A local folder is identified by its content, not by its path.
+    named = not (outside and external and Path(external.path).is_dir())
     # The data type in which the reference is loaded: an external one isn't quantized and has no float32 master weights.
     weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
     own = {
@@ -142,7 +144,7 @@ def check_ref_logps(
         "kernel": kernel_family(compute.kernel),
         "quantization": None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
         "adapter unmerged": spec.continued and not external,
-        "reference": path_and_revision(external),
+        "reference": identity(external, named=named),
     }
     made = {
         "model": inputs.get("model", []) + inputs.get("base_layers", []),
@@ -152,11 +154,8 @@ def check_ref_logps(
         "kernel": kernel_family(manifest.get("kernel")),
         "quantization": made_spec["quantization"],
         "adapter unmerged": made_spec.get("apart", False),
-        "reference": path_and_revision(made_spec["base"]) if outside else None,
+        "reference": identity(made_spec["base"], named=named) if outside else None,
     }
-    if outside and external and Path(external.path).is_dir():
-        # A local folder is identified by its content, not by its path.
-        made["reference"] = own["reference"]
     if different := differences(own, made, share_kernels):
         only_kernels = list(different) == ["kernel"]
         accepts = "The two kernels agree except for rounding: `reference_pass.share_kernels: true` accepts them. "
