@@ -1,8 +1,8 @@
 """The load-balancing loss of mixtures of experts: TRL's on the same rows, whatever the micro-batches; none unless asked for."""
 
 import math
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.batches import collate
-from snaketune.models.logprobs import token_losses
 from snaketune.models.kernels import SEPARATE
+from snaketune.models.logprobs import token_losses
 from snaketune.models.router_loss import RouterLoss, router_rows
 from snaketune.models.selftest import self_test
 from snaketune.stages.cache.work_folders import WorkFolder

@@ -64,7 +64,7 @@ class RouterLoss:
             hook.remove()
 
     def summed(self, recorded: list[tuple[torch.Tensor, ...]], batch: dict[str, Any]) -> torch.Tensor:
-        """Return the sum over a batch's rows of their losses, a scalar, with gradients. Args: recorded: router logits, [T, E] by
+        """Return the sum over a batch's rows of their losses, a scalar, with gradients. `recorded`: router logits, [T, E] by
         layer, of each pass of the decoder."""
         segments, tokens = batch["segments"], batch["input_ids"].numel()
         # A head that runs in chunks passes the decoder's outputs again; the first ones have the gradients.
