@@ -21,7 +21,7 @@ def variants(finished, tmp_path):
     project.config["tokenizers"]["adopted"] = {"adopt": "base"}
     project.config["sft"] = {
         "lora": {
-            "base": {"path": "base"},
+            "base": {"path": "base", "rope": {"type": "yarn", "factor": 2}},
             "corpus": "chat",
             "tokenizer": "adopted",
             "packing": {"length": 256},
@@ -96,6 +96,11 @@ def test_lora_raw_rows_and_rows_of_two_lengths_train_and_are_evaluated(variants)
         assert read[name]["inputs"]["base_layers"] == [content_digest(manifest) for manifest in below]
     on_base = json.loads(variants.read("results/sft/lora/model/adapter/adapter_config.json"))
     assert on_base["base_model_name_or_path"] == "base"
+    # The scaled positions of the base are those of all that follow.
+    positions = json.loads(variants.read("base/config.json"))["max_position_embeddings"]
+    for name in ("sft/lora", "sft/more", "dpo/lora"):
+        config = json.loads(variants.read(f"results/{name}/model/config.json"))
+        assert (config["rope_parameters"]["rope_type"], config["max_position_embeddings"]) == ("yarn", 2 * positions)
     scores = json.loads(variants.read("results/eval/both/dpo-lora/scores/scores.json"))
     assert scores["preferences"]["pairs"]["pairs_with_reference"] > 0
     scores = [variants.read(f"results/eval/both/{model}/scores/scores.json") for model in ("base-more", "sft-lora")]
