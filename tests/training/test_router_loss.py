@@ -159,7 +159,7 @@ def test_a_shared_prompt_counts_once():
     with torch.no_grad():
         with router.recorded() as recorded:
             token_losses(model, batch)
-        packed = router.summed(recorded[0], batch)
+        packed = router.summed(recorded, batch)
         layout, logits = batch["segments"].layout, {}
         for tokens, _ in layout.sequences():
             outputs = alone(batch["input_ids"][:, torch.from_numpy(tokens)])

@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.training_runs import Lora, Pretrained, Quantization, Scratch, Training
 from snaketune.models.adapters import add_lora, cast_parameters, merge
+from snaketune.models.attention import use_own_attention
 from snaketune.models.load_model import load_folder
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
@@ -99,7 +100,7 @@ class Kinds:
             seen = deepcopy(seen).eval().float()
             # accelerate's, which computes in bfloat16.
             seen.__dict__.pop("forward", None)
-            (seen.get_base_model() if spec.lora else seen).set_attn_implementation("sdpa")
+            use_own_attention(seen.get_base_model() if spec.lora else seen)
             with torch.no_grad():
                 self.logits[self.making] = seen(IDS).logits
                 seen = seen.merge_and_unload() if spec.lora else seen

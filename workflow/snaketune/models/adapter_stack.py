@@ -73,6 +73,13 @@ class AdapterStack:
         """The folder or Hub repository that this model is, if there are no results; else None."""
         return self.base if not self.results and isinstance(self.base, Pretrained) else None
 
+    @property
+    def weights(self) -> Pretrained | None:
+        """The folder or Hub repository with the weights that adapters are applied to; None for a model from scratch."""
+        if self.base is None:
+            return Pretrained(path=str(self.results[-1].folder), trust_remote_code=self.trust_remote_code)
+        return self.base if isinstance(self.base, Pretrained) else None
+
     def config(self) -> PretrainedConfig | None:
         """Return the model's config, read without its weights; None for a model from scratch."""
         if not self.results:

@@ -21,6 +21,7 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Lora, Pretrained
 from snaketune.errors import SnaketuneError
+from snaketune.models.text_part import other_parameters
 from snaketune.patterns import TooSlow, fullmatch
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -42,7 +43,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=_targets(model, lora.target_modules),
-            exclude_modules=_unadaptable(model) if lora.target_modules == ALL_LINEAR else None,
+            exclude_modules=_unadaptable(model, all_linear=lora.target_modules == ALL_LINEAR),
             use_rslora=lora.rslora,
             use_dora=lora.dora,
             modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
@@ -78,17 +79,18 @@ def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | lis
     return matches
 
 
-def _unadaptable(model: PreTrainedModel) -> str | None:
-    """Return a pattern of the names of linear layers that `all-linear` leaves out; None if there are none.
+def _unadaptable(model: PreTrainedModel, *, all_linear: bool) -> str | None:
+    """Return a pattern of the names of layers that get no adapters, whether named or not; None if there are none.
 
-    Those within Mamba's mixers that fused kernels read; and a family's own kinds of linear layers, such as routers, that return
-    more than a product.
+    Those outside of the text part; with `all-linear` also those within Mamba's mixers that fused kernels read, and a family's
+    own kinds of linear layers, such as routers, that return more than a product.
     """
-    patterns = set()
+    patterns, others = set(), other_parameters(model)
     for name, module in model.named_modules():
         own_kind = isinstance(module, torch.nn.Linear) and type(module).__module__.startswith("transformers.models.")
-        fused = MAMBA_FUSED if MAMBA_MIXER.fullmatch(type(module).__name__) else ()
-        names = ([name] if own_kind else []) + [
+        is_other = not others.isdisjoint(module.parameters(recurse=False))
+        fused = MAMBA_FUSED if MAMBA_MIXER.fullmatch(type(module).__name__) and all_linear else ()
+        names = ([name] if is_other or (own_kind and all_linear) else []) + [
             f"{name}.{child}" for child, _ in module.named_children() if child in fused
         ]
         patterns |= {re.sub(r"(?<=\\.)\d+", r"\\d+", re.escape(one)) for one in names}

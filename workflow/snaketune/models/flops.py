@@ -17,6 +17,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.models.load_model import parameter_count, parameter_numel
+from snaketune.models.text_part import other_parameters
 
 # Config keys for the number of experts per layer, and for the number that a token is routed to.
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -151,7 +152,10 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     count, chosen = (_first_number(config, names) for names in (EXPERTS, EXPERTS_PER_TOKEN))
     experts = (chosen, count) if count and chosen else None
     counts = {True: 0.0, False: 0.0}
+    unused = other_parameters(inner)
     for name, parameter in _multiplied(model):
+        if parameter in unused:
+            continue
         is_expert = experts and ((parameter.dim() == 3 and len(parameter) == count) or EXPERT.search(name))
         counts[parameter.requires_grad] += parameter_numel(parameter) * (chosen / count if is_expert else 1)
     head = inner.get_output_embeddings()

@@ -14,6 +14,7 @@ from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cac
 from snaketune.config.training_runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
+from snaketune.models.text_part import auto_class, freeze_other_parts
 from snaketune.tokenization.chat import ChatTokenizer
 
 OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
@@ -59,12 +60,14 @@ def load_folder(
     trust_remote_code: bool = False,
     config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
-    """Load a causal language model from a local folder or the Hub, with its own config or with `config`. SnaketuneError: there
-    is no such model, it has no safetensors, weights are missing, or weights are in other folders."""
+    """Load a causal language model from a local folder or the Hub, or the one in a vision-language model
+    (`models.text_part`), with its own config or with `config`. SnaketuneError: there is no such model, it has no safetensors,
+    weights are missing, or weights are in other folders."""
     _check_own_weights(path, revision)
+    own_config = config or read_folder_config(path, revision=revision, trust_remote_code=trust_remote_code)
     replaced = {"config": config} if config else {}
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = auto_class(own_config, str(path)).from_pretrained(
             str(path),
             revision=revision or "main",
             use_safetensors=True,
@@ -115,6 +118,7 @@ def _device_for_4_bits() -> int | str:
 
 
 def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreTrainedModel:
+    freeze_other_parts(model)
     if quantization is None:
         return model
     from peft import prepare_model_for_kbit_training
@@ -152,11 +156,11 @@ def own_tokenizer(base: Pretrained) -> Tokenizer | None:
     """Return a model's own tokenizer; None if it has no tokenizer.json. Raises SnaketuneError if there is no such model."""
     # Raises for a model that can't be reached; a missing tokenizer file alone is no error.
     read_config(base)
-    file = _file_of(base.path, base.revision, "tokenizer.json")
+    file = file_of(base.path, base.revision, "tokenizer.json")
     return file and Tokenizer.from_file(file)
 
 
-def _file_of(path: Path | str, revision: str | None, name: str) -> str | None:
+def file_of(path: Path | str, revision: str | None, name: str) -> str | None:
     """Return the local path of a model's file; None if it has no file of that name."""
     try:
         return cached_file(
@@ -177,12 +181,12 @@ def _check_own_weights(path: Path | str, revision: str | None) -> None:
     transformers applies an adapter found beside a model, pickled ones too, or loads the base model that the adapter names; and
     it loads shards from any path that an index names.
     """
-    if _file_of(path, revision, ADAPTER_CONFIG_NAME):
+    if file_of(path, revision, ADAPTER_CONFIG_NAME):
         raise SnaketuneError(
             f"the model {str(path)!r} comes with an adapter ({ADAPTER_CONFIG_NAME}), which would be added to its weights or "
             "replace them by another model's; merge it into the weights, or remove the file"
         )
-    if not (index := _file_of(path, revision, SAFE_WEIGHTS_INDEX_NAME)):
+    if not (index := file_of(path, revision, SAFE_WEIGHTS_INDEX_NAME)):
         return
     try:
         shards = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()

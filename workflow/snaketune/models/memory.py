@@ -155,7 +155,7 @@ def _weight_bytes(weight: Weight, compute: Compute, quantization: Quantization |
         return FLOAT32 * weight.numel
     if quantization:
         return (FOUR_BITS[quantization.double] if weight.linear else FLOAT32) * weight.numel
-    return compute.dtype.itemsize * weight.numel
+    return (FLOAT32 if weight.in_float32 else compute.dtype.itemsize) * weight.numel
 
 
 def _state_bytes(weight: Weight, optimizer: str) -> float:

@@ -33,12 +33,13 @@ FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 @dataclass(frozen=True, kw_only=True)
 class Weight:
     """A parameter; `linear`: whether it is the matrix of a linear layer other than the head, which 4-bit quantization
-    covers."""
+    covers; `in_float32`: whether it is loaded in float32, as the frozen parts in a full training are."""
 
     shape: tuple[int, ...]
     trained: bool
     linear: bool = False
     embedding: bool = False
+    in_float32: bool = False
 
     @property
     def numel(self) -> int:
@@ -154,6 +155,7 @@ def _weights(model: torch.nn.Module, head: torch.nn.Module | None) -> Iterator[W
                     trained=parameter.requires_grad,
                     linear=isinstance(module, torch.nn.Linear) and parameter.dim() == 2 and module is not head,
                     embedding=isinstance(module, torch.nn.Embedding),
+                    in_float32=parameter.dtype == torch.float32,
                 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.attention import Unpackable, attend, usable_kernels, use_segment_attention
@@ -17,6 +17,7 @@ from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE, AttentionOptions, refusal, segments_for
 from snaketune.models.mixers import set_segments
 from snaketune.models.padded_documents import batch_dependent_rope
+from snaketune.models.text_part import auto_class, freeze_other_parts, model_class
 from snaketune.packing.segments import SegmentLayout, layout
 
 INSTEAD = "So each document runs as a sequence of its own, padded on the right (kernel separate)"
@@ -27,7 +28,7 @@ LAYERS_WITH_STATE = {"linear_attention", "conv", "hybrid"}
 
 def is_known(config: PretrainedConfig | None) -> bool:
     """Whether the model is one of transformers' own, so that it can be built from its config."""
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is not None
+    return model_class(config) is not None
 
 
 def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -35,7 +36,7 @@ def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 
     Raises errors of any type, as the families' own code does.
     """
-    return AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+    return freeze_other_parts(auto_class(config, config.name_or_path).from_config(copy.deepcopy(config), dtype=dtype))
 
 
 def forward_inputs(rows: SegmentLayout) -> dict[str, Any]:
@@ -68,11 +69,10 @@ def _config_reason(config: PretrainedConfig, prefixes: bool, kernel: str) -> str
         return f"its layers ({', '.join(unknown)}) ignore document boundaries"
     if not is_known(config):
         return ""
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if kinds & LAYERS_WITH_STATE and not kinds & KNOWN_LAYERS:
         # No attention at all.
         return ""
-    if not model_class._can_set_attn_implementation():
+    if not model_class(config)._can_set_attn_implementation():
         # Positions alone can separate documents, but can't make another segment's prompt visible.
         return "its own attention code can't be replaced, and doesn't support shared prompts" if prefixes else ""
     return ""

@@ -19,6 +19,7 @@ from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
 from snaketune.models.load_model import stored_dtype
 from snaketune.training.checkpoint.checkpoints import copy_trained
+from snaketune.training.checkpoint.other_parts import add_other_parts
 from snaketune.training.parallel.fsdp import gather
 
 SHARD_SIZE = "5GB"
@@ -85,6 +86,8 @@ def _write(model: torch.nn.Module, training: Any, dtype: torch.dtype, base_dtype
         model = merge(model, dtype)
     cast_parameters(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+    if training.weights:
+        add_other_parts(folder, model, training.weights)
 
 
 def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:

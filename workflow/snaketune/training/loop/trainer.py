@@ -84,6 +84,7 @@ class PreparedTraining:
         config: the config of the model that `load` returns; None for a model from scratch.
         new_config: the config of a model from scratch.
         base: the model that `load` loads, unless that is a result of this workflow.
+        weights: where its weights are, before adapters of other results are merged; None for a model from scratch.
     """
 
     trainer_class: "type[BaseTrainer]"
@@ -93,11 +94,12 @@ class PreparedTraining:
     config: PretrainedConfig | None = None
     new_config: PretrainedConfig | None = None
     base: Pretrained | None = None
+    weights: Pretrained | None = None
 
     @classmethod
     def of(cls, trainer_class: "type[BaseTrainer]", rows: Sized, run: TrainingRun, initial: AdapterStack) -> Self:
         """Return the training that starts from `initial`."""
-        model = {"load": initial.load, "base": initial.named_base}
+        model = {"load": initial.load, "base": initial.named_base, "weights": initial.weights}
         configs = {"config": initial.config(), "new_config": initial.new_config()}
         return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs)
 
