@@ -58,6 +58,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "olmo_hybrid"), LINEAR),
     "bailing_hybrid": {"linear_head_dim": 8, **LATENT, **LINEAR},
     "falcon_h1": {"mamba_expand": 2},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": LINEAR,
     **dict.fromkeys(("gemma3_text", "kolibri1"), SLIDING),
     "gemma3n_text": SLIDING | {"num_kv_shared_layers": 1},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
