@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from snaketune.config.training_runs import Lora, Pretrained
+from snaketune.diagnostics.run_checks import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.adapters import add_lora
@@ -18,6 +19,7 @@ from snaketune.models.flops import count_flops
 from snaketune.models.load_model import load_folder, read_folder_config
 from snaketune.models.memory_trace import MicroBatch, trace_model
 from snaketune.models.text_part import other_parameters
+from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.checkpoint import other_parts, save_model
 from tests.models.conftest import CPU
 
@@ -208,6 +210,12 @@ def test_other_parts_are_frozen_and_get_no_adapters(family, tmp_path):
         names = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
         assert names
         assert all("language_model" in name for name in names)
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_preflight_reads_configs_without_token_ids_of_their_own(family, tmp_path, tokenizer):
+    config = read_folder_config(tiny_base(family, tmp_path / "base"))
+    list(check_tokenizer_match("sft.run", ChatTokenizer.load(tokenizer.folder), config))
 
 
 def test_a_model_that_is_no_decoder_is_refused(tmp_path):

@@ -119,7 +119,9 @@ def check_tokenizer_match(key: str, chat: ChatTokenizer, config: PretrainedConfi
         mismatches.append(f"it has {chat.vocab_size:,} tokens, but the base only {size:,}: the others start untrained")
     elif chat.vocab_size < FEWER * size:
         mismatches.append(f"it has {chat.vocab_size:,} tokens, but the base {size:,}")
-    ends = config.eos_token_id if config.eos_token_id is not None else text.eos_token_id
+    # Configs with parts may have no token ids of their own.
+    own = getattr(config, "eos_token_id", None)
+    ends = own if own is not None else getattr(text, "eos_token_id", None)
     for end in ends if isinstance(ends, list | tuple) else () if ends is None else (ends,):
         if end < chat.vocab_size and not chat.is_control(np.array([end]))[0]:
             mismatches.append(f"the base's end-of-text token {end} is the word {chat.id_to_token(end)!r} in it")
