@@ -1,6 +1,7 @@
 """The benchmarks run, at a tiny size, and both sides of them do the same work."""
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -17,15 +18,17 @@ from benchmarks.gpu.peers import preference_peer, sft_peer
 from benchmarks.gpu.rows import PROPORTIONS, make_pairs
 from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
 from benchmarks.gpu.table import table as gpu_table
+from benchmarks.processes import ONE_THREAD
 from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS
-from benchmarks.sft.material import Material, made
+from benchmarks.sft.material import MODEL, Material, made
 from benchmarks.sft.measure import speed
 
 from snaketune.models.device_speed import Peak
 from snaketune.models.flops import count_flops
 from snaketune.models.kernels import KERNELS
 from snaketune.packing.segments import layout, mask
+from tests.forked import python
 from tests.models.conftest import CPU
 
 ABOUT = {"rehearsal": False, "date": "2026-11-23", "command": "python -m benchmarks.gpu"}
@@ -36,15 +39,20 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory) -> Material:
-    folder = tmp_path_factory.mktemp("sft")
-    raw = folder / "few.jsonl"
+@pytest.fixture
+def material(tmp_path, monkeypatch) -> Material:
+    for name, value in {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}.items():
+        monkeypatch.setitem(MODEL, name, value)
+    raw = tmp_path / "few.jsonl"
     raw.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return made(folder, numbered(raw, folder / "rows.jsonl", 2, 20), vocab_size=300)
+    return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 2, 20), vocab_size=300)
 
 
-def test_all_sides_train_on_the_same_tokens(material, tmp_path):
+def test_all_sides_train_on_the_same_tokens(material, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(python()))
+    # What libraries read when they are imported would need a new Python process.
+    for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE"):
+        monkeypatch.delitem(ONE_THREAD, name)
     # More steps than an epoch has: each side goes through all rows once.
     result = speed(1, material, warm_up=0, steps=10**6)
     ours, *peers = (

@@ -42,7 +42,7 @@ from snaketune.training.preference.dpo_trainer import DpoTrainer
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
-from .pipeline_runs import FORKED, pack, read_pack, spec, train
+from .pipeline_runs import FORKED, pack, prepare_forks, read_pack, spec, train
 from .preference_runs import Start, packed_pairs, referenced
 
 # For preference runs: the pairs and their reference log-probabilities.
@@ -192,6 +192,7 @@ def run_all(plans: list[Plan], root: Path) -> None:
     PREFERENCES.extend((pairs, referenced(root / "pairs/logps", pairs, model)))
     os.environ["ACCELERATE_USE_CPU"] = "true"
     load_model._device_for_4_bits = lambda: "cpu"
+    prepare_forks(root)
     for plan in plans:
         began = time.monotonic()
         if plan.since:

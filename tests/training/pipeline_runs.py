@@ -1,5 +1,6 @@
 """Complete packed trainings of tiny models in this process, without the workflow."""
 
+import gc
 import multiprocessing
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.training_runs import Lora, Scratch, Training
+from snaketune.models.device_speed import probe
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import reload_model
 from snaketune.packing.reader import PackedRows
@@ -30,6 +32,15 @@ FORKED = multiprocessing.get_context("fork")
 
 class Interrupted(BaseException):
     """Stands for a killed process."""
+
+
+def prepare_forks(folder: Path) -> None:
+    """Measure the machine once for all forks of this process, and let them share its memory with it."""
+    probed = probe(CPU.device, folder)
+    pipeline.probe = lambda device, state: probed
+    # A fork's search for garbage would otherwise copy all that is in memory.
+    gc.collect()
+    gc.freeze()
 
 
 def pack(folder: Path, rows: int = 22, supervised: Any = None, documents: tuple[int, ...] = (10, 18)) -> PackedRows:

@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from tests.forked import python
+
 CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
 
 
-def run(folder: Path, which: str, environment: dict[str, str]) -> str:
+def run(executable: str | Path, folder: Path, which: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.many_processes", str(folder), which],
+        [executable, "-m", "tests.training.many_processes", str(folder), which],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
@@ -21,7 +23,7 @@ def run(folder: Path, which: str, environment: dict[str, str]) -> str:
 
 
 def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
-    log = run(tmp_path, "plain", dict(os.environ))
+    log = run(python(), tmp_path, "plain", dict(os.environ))
     for name in ("full", "adapters", "experts", "preferences", "sorted"):
         for way in ("ddp", "fsdp"):
             same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
@@ -50,7 +52,7 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
 
 
 def test_deepspeed_learns_the_same(with_deepspeed, tmp_path):
-    run(tmp_path, "deepspeed", with_deepspeed | {"DS_ACCELERATOR": "cpu"})
+    run(sys.executable, tmp_path, "deepspeed", with_deepspeed | {"DS_ACCELERATOR": "cpu"})
     same(tmp_path / "adapters-zero-3", tmp_path / "adapters-single")
     # Killed after four of eleven steps, whose losses the checkpoint holds.
     for name in ("2-zero", "2-single", "3-zero", "3-fsdp"):

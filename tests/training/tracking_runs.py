@@ -26,7 +26,7 @@ from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed
 
-from .pipeline_runs import FORKED, read_pack, spec
+from .pipeline_runs import FORKED, prepare_forks, read_pack, spec
 
 EVERYTHING = {"wandb": {}, "trackio": True, "mlflow": {}}
 STEPS, CHECKPOINT = 18, 4
@@ -208,6 +208,7 @@ def in_a_process(work: Callable[..., None], *arguments: Any) -> int:
 def main(root: Path) -> None:
     """Run the attempts of `attempts.json` in `root` in order, then write the points of the fingerprints under `held`."""
     plan = json.loads((root / "attempts.json").read_text())
+    prepare_forks(root)
     exits = [in_a_process(attempt, root, how) for how in plan["attempts"]]
     (root / "exits.json").write_text(json.dumps(exits))
     if plan["held"]:

@@ -28,6 +28,8 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 # Mamba's fused CUDA kernels read the weights of these layers without calling them, so adapters there would have no effect.
 MAMBA_MIXER = re.compile(r".*(Mamba2?(Mixer|Layer)|BambaMixer|FalconH1Mixer)")
+# Kinds of linear layers that aren't called as such: routers return a choice too, and groups have a weight for each.
+OWN_LINEAR = re.compile(r".*(Router|GroupedLinear)")
 MAMBA_FUSED = {"conv1d", "x_proj", "dt_proj", "out_proj"}
 # peft's prefix to the model's own parameter names.
 PREFIX = "base_model.model."
@@ -87,7 +89,7 @@ def _unadaptable(model: PreTrainedModel, *, all_linear: bool) -> str | None:
     """
     patterns, others = set(), other_parameters(model)
     for name, module in model.named_modules():
-        own_kind = isinstance(module, torch.nn.Linear) and type(module).__module__.startswith("transformers.models.")
+        own_kind = isinstance(module, torch.nn.Linear) and OWN_LINEAR.fullmatch(type(module).__name__)
         is_other = not others.isdisjoint(module.parameters(recurse=False))
         fused = MAMBA_FUSED if MAMBA_MIXER.fullmatch(type(module).__name__) and all_linear else ()
         names = ([name] if is_other or (own_kind and all_linear) else []) + [

@@ -132,13 +132,23 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
     dry_run = _DRY_RUNS[key] = DryRun()
 
     def record(
-        module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, s_aux=None, **others
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        *,
+        sliding_window=None,
+        softcap=None,
+        dropout=0.0,
+        s_aux=None,
+        **others,
     ):
         if sliding_window:
             dry_run.windows.add(sliding_window)
         options = AttentionOptions(dropout=dropout, softcap=softcap, has_sinks=s_aux is not None)
         dry_run.needs.add((query.shape[-1], options))
-        return attend(module, query, key, value, mask, dropout=dropout, **others)
+        return attend(module, query, key, value, attention_mask, dropout=dropout, **others)
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
