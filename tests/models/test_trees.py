@@ -12,6 +12,7 @@ from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
 from snaketune.models import fused_cross_entropy, kernels
 from snaketune.models.batches import collate
+from snaketune.models.kernels import SEPARATE
 from snaketune.models.logprobs import completion_logprobs, pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.segments import layout_of
@@ -68,12 +69,29 @@ def test_keys_are_gathered_along_the_path_where_blocks_are_unsupported(monkeypat
     same_as_alone(tiny_config("qwen2"), "sdpa")
 
 
-def same_as_alone(config, kernel: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kernel", "path"),
+    [
+        *((family, "sdpa", "hybrid") for family in ("qwen3_next", "lfm2", "granitemoehybrid", "mamba2")),
+        *(("llama", SEPARATE, "separate"), ("bloom", "sdpa", "separate")),
+    ],
+)
+def test_a_shared_prompt_is_computed_again_by_mixers_and_by_separate_documents(family, kernel, path):
+    same_as_alone(tiny_config(family), kernel, path)
+
+
+def test_a_head_that_cannot_run_in_chunks_runs_on_separate_documents(monkeypatch):
+    monkeypatch.setattr("snaketune.models.selftest.chunk_head", lambda *_: False)
+    same_as_alone(tiny_config("llama"), SEPARATE, "separate")
+
+
+def same_as_alone(config, kernel: str, path: str = "packed") -> None:
     rows = Rows(tree_rows(VOCABULARY))
     plain, packed = tiny_model(config), tiny_model(config)
     expected_C, counts = alone(plain, rows)
-    self_test(packed, [rows], replace(CPU, kernel=kernel), training=True)
-    batch = collate(rows, kernel)
+    tested = self_test(packed, [rows], replace(CPU, kernel=kernel), training=True)
+    assert tested.path == path
+    batch = collate(rows, tested.compute.kernel)
     found_C, counts_C = completion_logprobs(token_losses(packed, batch), batch)
     torch.testing.assert_close(found_C, expected_C, rtol=1e-5, atol=1e-5)
     assert counts_C.tolist() == counts
