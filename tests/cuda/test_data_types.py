@@ -198,7 +198,7 @@ def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls
     [{"window_size": (3, 0)}, {"scale": 0.7}, {"cu_q": "as one", "cu_k": "as one"}],
     ids=["sees too little", "another scale", "sees other documents"],
 )
-def test_a_wrong_kernel_is_refused_in_16_bits_too(monkeypatch, calls, change):
+def test_a_wrong_kernel_is_refused_in_16_bits_too(monkeypatch, calls, capsys, change):
     def wrong(query, key, value, cu_q, cu_k, longest, other, **keywords):
         if "cu_q" in change:
             cu_q, cu_k = (cu[[0, -1]] for cu in (cu_q, cu_k))
@@ -207,5 +207,8 @@ def test_a_wrong_kernel_is_refused_in_16_bits_too(monkeypatch, calls, change):
         return standin.varlen_attn(query, key, value, cu_q, cu_k, longest, other, **keywords)
 
     monkeypatch.setattr("snaketune.models.kernels.varlen_attn", wrong)
+    monkeypatch.setattr("snaketune.models.selftest.usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
+    assert self_test(tiny_model("qwen2"), [], VARLEN, training=False).compute.kernel == "sdpa"
+    assert capsys.readouterr().out.splitlines()[0].endswith("Trying kernel sdpa")
     with pytest.raises(Unpackable, match=r"differ from separate ones by .*kernel varlen"):
         check_kernel(tiny_model("qwen2"), [], VARLEN, training=False)

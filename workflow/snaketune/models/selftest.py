@@ -17,6 +17,7 @@ tokens share carries no information. In 16 bits, single tokens may differ by as 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.errors import first_line
-from snaketune.models.attention import Unpackable, use_kernel, use_own_attention
+from snaketune.models.attention import Unpackable, usable_kernels, use_kernel, use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.chunked_head import chunk_head, unsharded_root
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
@@ -76,16 +77,20 @@ class SelfTest:
 
 
 def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
-    """Check packed forwards of `model`, with the kernel or else with `separate`, which is printed; and allow them.
+    """Check packed forwards of `model`, with the kernel or else with slower ones, the last of them `separate`; and allow them.
+    Prints why a kernel isn't used.
 
     Tests the rows of `packs`, every situation if there are none; before a training also in training mode. Raises Unpackable
     if separate documents are wrong too: the model isn't a causal decoder.
     """
-    if compute.kernel != SEPARATE:
+    usable = usable_kernels(compute.device, compute.dtype)
+    slower = usable[usable.index(compute.kernel) + 1 :] if compute.kernel in usable else []
+    packed = [compute.kernel, *slower] if compute.kernel != SEPARATE else []
+    for kernel, following in pairwise((*packed, SEPARATE)):
         try:
-            return check_kernel(model, packs, compute, training=training)
+            return check_kernel(model, packs, replace(compute, kernel=kernel), training=training)
         except Unpackable as error:
-            print(f"{error}. {INSTEAD}", flush=True)
+            print(f"{error}. {INSTEAD if following == SEPARATE else f'Trying kernel {following}'}", flush=True)
     return check_kernel(model, packs, replace(compute, kernel=SEPARATE), training=training)
 
 
