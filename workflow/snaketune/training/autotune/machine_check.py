@@ -87,7 +87,7 @@ def check_machine(
     row_length = rows.row_length if packed else 0
     if packed and compute.kernel == SEPARATE:
         # Prompts are computed with each completion.
-        row_length += int(sum(rows.values("prefix_lengths").tolist()) / max(1, len(rows)))
+        row_length += int(rows.values("prefix_lengths").sum(dtype="int64")) // max(1, len(rows))
     batch = MicroBatch(rows=micro_batch, row_length=row_length, longest=rows.longest[0]) if packed else None
     planned = config and trace_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
     machine = inspect_machine(compute)

@@ -13,6 +13,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
 from snaketune.models.batches import collate
+from snaketune.models.packing_support import with_supported_kernel
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
@@ -235,8 +236,8 @@ def prepare_training(
     initial = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    run = run.with_kernel_for(initial.config(), rows, dropout=DpoTrainer.drops_out)
+    run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
+    # Before the rows are read, which are those of the pairs that the log-probabilities are for.
     if ref_logps:
         share_kernels = run.operation.share_kernels
         check_ref_logps(ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=share_kernels)
@@ -248,4 +249,6 @@ def prepare_training(
         # The SFT result's adapter is attached to its base layers and trained further.
         check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
+    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
+    run = run.with_kernel_for(initial.config(), rows, dropout=DpoTrainer.drops_out)
     return PreparedTraining.of(DpoTrainer, rows, run, initial)
