@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
@@ -234,7 +235,8 @@ def _svg(figure: Figure) -> str:
     with warnings.catch_warnings():
         # The font is used only for measuring; a viewer's own font may have the missing glyphs.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        # `savefig` would draw twice, first for the layout alone.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     return _numbered(buffer.getvalue())
 
 
