@@ -69,7 +69,7 @@ def test_a_template_counts_for_the_stages_beside_it():
 
 def test_every_reason_is_of_something_that_is_there():
     for name in code.SHAPELESS:
-        assert code._file(f"snaketune.{name}"), name
+        assert f"snaketune.{name}" in code.Modules().files, name
 
 
 # Functions that stages call in packages without a digest, each reviewed: it describes, verifies, waits or prints. Those of
@@ -108,8 +108,9 @@ CALLED = {
 def test_stages_call_no_function_of_a_room_that_counts_for_nothing_but_these():
     """Otherwise a function there could shape a result without being part of a digest."""
     called: dict[str, set[str]] = {}
+    files = code.Modules().files
     for module in {module for stage in STAGES for module in code.shaping_modules(STAGES[stage].module)}:
-        for node in ast.walk(ast.parse(code._file(module).read_bytes())):
+        for node in ast.walk(ast.parse(files[module].read_bytes())):
             name = (getattr(node, "module", None) or "").removeprefix("snaketune.")
             if isinstance(node, ast.ImportFrom) and name.split(".")[0] in code.SHAPELESS.keys() - {"report"}:
                 home = import_module(node.module)

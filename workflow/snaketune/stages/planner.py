@@ -1,13 +1,13 @@
 """The planner, which Snakemake's rules query: the jobs of a config, their inputs, and which results are stale."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.code_digest import Modules
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.status import Results, inputs_by_role, made_from
 from snaketune.stages.graph import JobGraph
@@ -39,7 +39,7 @@ class Planner:
         self.results = Results(
             code_of=lambda stage: self._codes[stage],
             is_forced=is_forced,
-            installed=(lambda library: None) if deploys else installed_version,
+            installed=(lambda library: None) if deploys else cache(installed_version),
             reruns_on=self.graph.config.reruns_on,
         )
         self._files: dict[str, Path] = {}
@@ -48,7 +48,8 @@ class Planner:
     @cached_property
     def _codes(self) -> dict[str, str]:
         """Digest of each stage's code; not computed in processes that run single jobs."""
-        return {stage: code_digest(made.module) for stage, made in STAGES.items()}
+        modules = Modules()
+        return {stage: modules.digest(made.module) for stage, made in STAGES.items()}
 
     def write_job_files(self, *, dry_run: bool) -> None:
         """Write the files of all jobs at once: Snakemake lists a folder on first access, and misses files written later.

@@ -6,6 +6,7 @@ docstrings and names of modules. The shell prefix in workflow/rules/package.smk 
 """
 
 import hashlib
+import os
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -39,9 +40,7 @@ def code_digest(entry: str) -> str:
     >>> code_digest("snaketune.corpus.corpus") == code_digest("snaketune.packing.plan")
     False
     """
-    parts = sorted({f"{_syntax(module)[0]} {_imported(module, entry)}" for module in shaping_modules(entry)})
-    parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return Modules().digest(entry)
 
 
 def templates(entry: str) -> list[Path]:
@@ -76,58 +75,77 @@ def import_checked(entry: str, expected: str, stage: str) -> None:
 
 def shaping_modules(entry: str) -> set[str]:
     """Return the modules that the digest of `entry` covers: itself, and what it imports outside the shapeless packages."""
-    reached: set[str] = set()
-    waiting = [entry]
-    while waiting:
-        module = waiting.pop()
-        if module in reached or not _counts(module, entry):
-            continue
-        reached.add(module)
-        for imported in _syntax(module)[1]:
-            waiting += [name for name in (imported.module, _defining(imported)) if _file(name)]
-        package = module.rpartition(".")[0]
-        if package != PACKAGE:
-            # Its __init__.py runs too when the module is imported.
-            waiting.append(package)
-    return reached
+    return Modules().shaping(entry)
 
 
-def _counts(module: str, entry: str) -> bool:
-    """Return whether the package of `module` shapes results. The stage's own package always does."""
-    return _package(module) not in SHAPELESS or _package(module) == _package(entry)
+class Modules:
+    """The modules of the package as they are on disk now, each read once: for digests of several stages.
+
+    Attributes:
+        files: By the name of the module.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        for folder, _, names in os.walk(PACKAGE_FOLDER):
+            package = ".".join((PACKAGE, *Path(folder).relative_to(PACKAGE_FOLDER).parts))
+            for name in names:
+                if name == "__init__.py":
+                    self.files.setdefault(package, Path(folder, name))
+                elif name.endswith(".py"):
+                    self.files[f"{package}.{name.removesuffix('.py')}"] = Path(folder, name)
+        self._syntax = cache(self._read)
+        self._part = cache(self._describe)
+
+    def digest(self, entry: str) -> str:
+        """See `code_digest`."""
+        shapeless = _shapeless(entry)
+        parts = sorted({self._part(module, shapeless) for module in self.shaping(entry)})
+        parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def shaping(self, entry: str) -> set[str]:
+        """See `shaping_modules`."""
+        shapeless = _shapeless(entry)
+        reached: set[str] = set()
+        waiting = [entry]
+        while waiting:
+            module = waiting.pop()
+            if module in reached or _package(module) in shapeless:
+                continue
+            reached.add(module)
+            for imported, defining in self._syntax(module)[1]:
+                waiting += [name for name in (imported.module, defining) if name in self.files]
+            package = module.rpartition(".")[0]
+            if package != PACKAGE:
+                # Its __init__.py runs too when the module is imported.
+                waiting.append(package)
+        return reached
+
+    def _read(self, module: str) -> tuple[str, list[tuple[Import, str]]]:
+        """Return the digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is
+        a module, else the one that defines it."""
+        digest, imports = syntax_of(self.files[module].read_bytes())
+        submodules = ((one, f"{one.module}.{one.name}") for one in imports)
+        return digest, [(one, name if name in self.files else one.module) for one, name in submodules]
+
+    def _describe(self, module: str, shapeless: frozenset[str]) -> str:
+        """Return a module's syntax, and one entry for each name that it imports from the package: the name here, there, and
+        the other module's syntax."""
+        digest, imports = self._syntax(module)
+        names = sorted(
+            f"{one.bound}={'' if defining != one.module else one.name}@{self._syntax(defining)[0]}"
+            for one, defining in imports
+            if _package(defining) not in shapeless
+        )
+        return f"{digest} {' '.join(names)}"
+
+
+def _shapeless(entry: str) -> frozenset[str]:
+    """Return the packages that shape no result of a stage; its own always does."""
+    return frozenset(SHAPELESS) - {_package(entry)}
 
 
 def _package(module: str) -> str:
     """Return the package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
-    return module.split(".")[1]
-
-
-def _imported(module: str, entry: str) -> str:
-    """Return one entry for each name that a module imports from the package: the name here, there, and the module's syntax."""
-    return " ".join(
-        sorted(
-            f"{one.bound}={'' if defining != one.module else one.name}@{_syntax(defining)[0]}"
-            for one in _syntax(module)[1]
-            if _counts(defining := _defining(one), entry)
-        )
-    )
-
-
-def _defining(imported: Import) -> str:
-    """Return the module that an import reads: `name` itself if that is a module, else the one that defines it."""
-    module = f"{imported.module}.{imported.name}"
-    return module if _file(module) else imported.module
-
-
-def _syntax(module: str) -> tuple[str, tuple[Import, ...]]:
-    return syntax_of(_file(module).read_bytes())
-
-
-def _file(module: str) -> Path | None:
-    return _find(PACKAGE_FOLDER.parent, module)
-
-
-@cache
-def _find(root: Path, module: str) -> Path | None:
-    path = root.joinpath(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    return module.split(".", 2)[1]

@@ -20,6 +20,8 @@ import xxhash
 
 PACKAGE = "snaketune"
 CACHE = Path("results/.work/.code.json")
+# What may have a docstring.
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Import(NamedTuple):
@@ -74,35 +76,23 @@ def _parse(source: bytes) -> tuple[str, list[Import]]:
     tree = ast.parse(source)
     # Costs and groups shape no result; a declaration's spec and inputs do, and they are in the fingerprint.
     tree.body = [node for node in tree.body if not _declares_stage(node)]
-    without_imports = _WithoutImports()
-    tree = without_imports.visit(tree)
-    for node in ast.walk(tree):
-        match node:
-            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                if ast.get_docstring(node, clean=False) is not None:
-                    node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(_shape(tree).encode()).hexdigest(), without_imports.imports
+    imports: list[Import] = []
+    return hashlib.sha256(_shape(tree, imports).encode()).hexdigest(), imports
 
 
-class _WithoutImports(ast.NodeTransformer):
-    """Takes the imports from the package out of a tree and collects them."""
-
-    def __init__(self) -> None:
-        self.imports: list[Import] = []
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
-        if node.level or node.module == PACKAGE:
-            raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package.module import name`")
-        if not node.module.startswith(f"{PACKAGE}."):
-            return node
-        self.imports += [Import(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
-        return None
-
-    def visit_Import(self, node: ast.Import) -> ast.Import:
-        """Refuse `import snaketune.package.module`, which names the module wherever it is used."""
-        if any(alias.name.startswith(f"{PACKAGE}.") for alias in node.names):
-            raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package import module`")
-        return node
+def _is_from_package(node: Any, imports: list[Import]) -> bool:
+    """Return True for `from snaketune.package.module import name`, and add its names to `imports`. Refuse other ways to import
+    from the package: `import snaketune.package.module` names the module wherever it is used."""
+    if isinstance(node, ast.Import) and any(alias.name.startswith(f"{PACKAGE}.") for alias in node.names):
+        raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package import module`")
+    if not isinstance(node, ast.ImportFrom):
+        return False
+    if node.level or node.module == PACKAGE:
+        raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package.module import name`")
+    if not node.module.startswith(f"{PACKAGE}."):
+        return False
+    imports += [Import(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
+    return True
 
 
 def _declares_stage(node: ast.stmt) -> bool:
@@ -113,19 +103,35 @@ def _declares_stage(node: ast.stmt) -> bool:
     return False
 
 
-def _shape(node: Any) -> str:
+def _shape(node: Any, imports: list[Import]) -> str:
     """Return a tree as text that is the same under every Python: without positions and fields that only newer versions have.
+    Without docstrings and imports from the package too, which are added to `imports`.
 
-    >>> _shape(ast.parse("x = 1").body[0].value)
-    '(Constant value=1)'
+    >>> _shape(ast.parse("from snaketune.tables import read\\n1"), imports := [])
+    '(Module body=[(Expr value=(Constant value=1))])'
+    >>> imports
+    [Import(module='snaketune.tables', name='read', bound='read')]
     """
-    if isinstance(node, list):
-        return f"[{' '.join([_shape(item) for item in node])}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     parts = [type(node).__name__]
     for name in node._fields:
         value = getattr(node, name, None)
-        if value is not None and value != [] and name not in ("type_params", "kind"):
-            parts.append(f"{name}={_shape(value)}")
+        if value is None or name in ("type_params", "kind"):
+            continue
+        if isinstance(value, list):
+            items = [item for item in value if not _is_from_package(item, imports)]
+            if name == "body" and isinstance(node, DOCUMENTED) and items and _is_text(items[0]):
+                items = items[1:] or [ast.Pass()]
+            if items:
+                parts.append(f"{name}=[{' '.join([_shape(item, imports) for item in items])}]")
+        else:
+            parts.append(f"{name}={_shape(value, imports)}")
     return f"({' '.join(parts)})"
+
+
+def _is_text(node: ast.stmt) -> bool:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
