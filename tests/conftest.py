@@ -9,6 +9,8 @@ from tests.forked import share_server
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Imports and collection create what stays, and searching it for garbage takes as long as creating it.
+gc.disable()
 # Hundreds of jobs import the package; the first one compiles it for all.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -29,6 +31,7 @@ def pytest_collection_finish():
     """All modules are imported, and stay: each of hundreds of trainings here searches all that is in memory for garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -13,11 +13,12 @@ import pytest
 from tests.forked import python
 
 MODULE = """
-import json, os, signal, sys, time
+import json, os, resource, signal, sys, time
 print(json.dumps({
     "arguments": sys.argv[1:], "folder": os.getcwd(), "word": os.environ["WORD"], "path": sys.path[:2],
     "loaded": "torch" in sys.modules, "own": sorted(name for name in sys.modules if name.startswith("snaketune")),
     "ignored": signal.getsignal(signal.SIGTERM) == signal.SIG_IGN, "process": os.getpid(),
+    "file_size": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
 }), flush=True)
 if sys.argv[1:] == ["wait"]:
     time.sleep(60)
@@ -40,20 +41,21 @@ def start(folder: Path, *arguments: str, before: str = "", **variables: str) -> 
 
 
 def test_arguments_folder_environment_streams_and_status_are_those_of_the_caller(folder):
-    process = start(folder, "a b", "*", before="trap '' TERM;")
+    process = start(folder, "a b", "*", before="trap '' TERM; ulimit -f 9;")
     out, err = process.communicate("ended")
     shown = json.loads(out)
     assert (process.returncode, err) == (1, "ended\n")
     assert shown["arguments"] == ["a b", "*"] and shown["word"] == "naïve"
     assert shown["folder"] == str(folder) and shown["path"] == [str(folder), str(folder / "modules")]
-    assert shown["loaded"] and not shown["own"] and shown["ignored"]
+    assert shown["loaded"] and not shown["own"] and shown["ignored"] and shown["file_size"] == 9 * 1024
     process = start(folder)
     assert not json.loads(process.communicate("")[0])["ignored"] and process.returncode == 3
 
 
 def test_what_is_read_at_import_needs_a_new_process(folder):
-    out, _ = start(folder, TORCHDYNAMO_DISABLE="1").communicate("")
-    assert not json.loads(out)["loaded"]
+    for variable, loaded in (("TORCHDYNAMO_DISABLE", False), ("HF_TOKEN", True)):
+        out, _ = start(folder, **{variable: "1"}).communicate("")
+        assert json.loads(out)["loaded"] == loaded
     assert subprocess.run([python(), "-c", "import sys; sys.exit('torch' in sys.modules)"], check=False).returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -13,9 +14,6 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 def main() -> None:
-    server = connected()
-    if server is None:
-        return
     ignored = [int(number) for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
     umask = os.umask(0)
     os.umask(umask)
@@ -26,10 +24,19 @@ def main() -> None:
         "environment": dict(os.environ),
         "ignored": ignored,
         "umask": umask,
+        "file_size": resource.getrlimit(resource.RLIMIT_FSIZE),
     }
+    text = json.dumps(request).encode() + b"\n"
+    if server := connected():
+        run(server, text)
+    for number in FORWARDED:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+
+def run(server: socket.socket, text: bytes) -> None:
+    """End as the server's fork does; return if the server refuses the request."""
     for number in FORWARDED:
         signal.signal(number, lambda number, _: server.send(bytes([number])))
-    text = json.dumps(request).encode() + b"\n"
     sent = socket.send_fds(server, [text], [0, 1, 2])
     if sent < len(text):
         server.sendall(text[sent:])
@@ -40,8 +47,6 @@ def main() -> None:
             sys.exit("the server that forks for tests is gone")
         answer += part
     if answer == b"refused\n":
-        for number in FORWARDED:
-            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
         return
     status = int(answer)
     if status < 0:

@@ -1,8 +1,9 @@
 """A process that has imported the libraries, never snaketune, and forks for each `python -m MODULE` of a test.
 
-`python -I server.py SOCKET OWNER` serves until the process with the id OWNER has ended. A client (client.py) sends a JSON line
-with its arguments, folder and environment, and its standard streams. The answer is `refused` if a new Python process is needed.
-Otherwise each further byte is a signal for the fork, and the answer is its exit status. A fork is killed with its client.
+`python -P server.py SOCKET OWNER` serves until the process with the id OWNER has ended. A client (client.py) sends a JSON line
+with its arguments, folder, environment and limits, and its standard streams. The answer is `refused` if a new Python process is
+needed; otherwise each further byte is a signal for the fork, and the answer is its exit status. A fork is killed with its
+client.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import importlib
 import json
 import os
 import re
+import resource
 import runpy
 import selectors
 import signal
@@ -19,6 +21,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 # What the stages import.
@@ -65,7 +68,7 @@ LIBRARIES = [
 ]
 # Libraries read these when they are imported, so a fork can't change them.
 READ_AT_IMPORT = re.compile(
-    r"PYTHON(?!PATH$|DONTWRITEBYTECODE$)|HF_(?!XET)|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|CUDA|HOME$|MPL|OMP_WAIT|LD_"
+    r"PYTHON(?!PATH$|DONTWRITEBYTECODE$)|HF_(?!XET|TOKEN$)|HUGGINGFACE|TRANSFORMERS_|TORCH_HOME|TORCH_LOGS|TORCH_COMPILE|TORCHDYNAMO|CUDA|HOME$|MPL|OMP_WAIT|LD_"
 )
 # As it was before imports changed it.
 ENVIRONMENT = dict(os.environ)
@@ -77,12 +80,19 @@ def serve(path: str, owner: int) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
+    # Imports create what stays.
+    gc.disable()
     for library in LIBRARIES:
         importlib.import_module(library)
+    # What they load or build when it is needed first.
+    importlib.import_module("snakemake.cli").get_argument_parser()
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     gc.collect()
     gc.freeze()
+    gc.enable()
     ends_with(owner)
-    paths = [folder for folder in sys.path if folder]
+    given = [str(Path(folder).absolute()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [folder for folder in sys.path if folder and folder not in given]
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     while True:
@@ -139,7 +149,9 @@ def start(connection: socket.socket, paths: list[str]) -> int | None:
     if not text:
         return None
     request = json.loads(text)
-    if fixed(request["environment"]) != fixed(ENVIRONMENT):
+    variables = request["environment"]
+    paths = [request["folder"], *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *paths]
+    if fixed(variables) != fixed(ENVIRONMENT):
         connection.sendall(b"refused\n")
         for stream in streams:
             os.close(stream)
@@ -178,6 +190,7 @@ def run(request: dict, streams: list[int], paths: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     os.chdir(request["folder"])
     os.umask(request["umask"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, request["file_size"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.stdin, sys.stdout, sys.stderr = (
@@ -189,8 +202,11 @@ def run(request: dict, streams: list[int], paths: list[str]) -> int:
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     _, module, *arguments = request["arguments"]
     sys.argv = ["-m", *arguments]
-    sys.path[:] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *paths]
+    sys.path[:] = paths
     importlib.invalidate_caches()
+    # It runs as __main__, and would be there a second time only when something imports it.
+    if not hasattr(sys.modules.get(module), "__path__"):
+        sys.modules.pop(module, None)
     sys.modules["__main__"] = ModuleType("__main__")
     set_threads()
     status = exit_status(module)

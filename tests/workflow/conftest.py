@@ -5,13 +5,14 @@ import fcntl
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.forked import python
 
 from .command_line import snakemake
 
@@ -104,7 +105,7 @@ class Project:
         ]
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "snakemake", *self.arguments(*arguments)]
+        return [str(python()), "-m", "snakemake", *self.arguments(*arguments)]
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake and return all it printed."""

@@ -1,7 +1,6 @@
 """The requirements of the Snakemake workflow catalog: https://snakemake.github.io/snakemake-workflow-catalog"""
 
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -12,17 +11,15 @@ from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.table import STAGES
 
+from .command_line import snakemake
+
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_snakefile_is_where_the_catalog_expects_it():
-    plans = [
-        subprocess.run(
-            ["snakemake", *where, "-n", "--forceall", "--quiet", "rules"], cwd=ROOT, capture_output=True, text=True
-        )
-        for where in ([], ["-s", "workflow/Snakefile"])
-    ]
-    jobs = [re.findall(r"^(\w+) +(\d+)$", plan.stdout + plan.stderr, re.MULTILINE) for plan in plans]
+    dry_run = ["-n", "--forceall", "--quiet", "rules"]
+    plans = [snakemake([*where, *dry_run], ROOT)[1] for where in ([], ["-s", "workflow/Snakefile"])]
+    jobs = [re.findall(r"^(\w+) +(\d+)$", plan, re.MULTILINE) for plan in plans]
     assert jobs[0] == jobs[1]
     default = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     # The batch plan is configured, so that nothing is measured.

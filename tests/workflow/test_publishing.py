@@ -17,6 +17,7 @@ from snaketune.artifacts.manifest import read_artifact
 from snaketune.publishing import convert
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ConvertSpec
+from tests.forked import python
 from tests.publishing.hub import TOKEN, running
 from tests.publishing.test_convert import STAND_IN
 
@@ -28,8 +29,10 @@ LOUD = LoraConfig(r=4, lora_alpha=400, target_modules="all-linear", init_lora_we
 PUSH = {"run": {"model": "dpo:run", "repository": "owner/name"}}
 
 
-def run_code(code: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+def run_module(name: str, beside: Path, *arguments: str, folder: Path | None = None) -> str:
+    """Run a module that is in the folder `beside`."""
+    command, variables = [python(), "-m", name, *arguments], os.environ | {"PYTHONPATH": str(beside)}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -39,7 +42,7 @@ def code_of(card: str) -> str:
     return code
 
 
-def test_each_trained_model_has_a_card_by_which_it_can_be_loaded(finished):
+def test_each_trained_model_has_a_card_by_which_it_can_be_loaded(finished, tmp_path):
     model = finished.folder / "results/dpo/run/model"
     card = finished.read("results/card/dpo-run/card/README.md")
     assert ModelCard(card).data.tags == ["snaketune", "dpo", "sft"]
@@ -47,7 +50,8 @@ def test_each_trained_model_has_a_card_by_which_it_can_be_loaded(finished):
     assert "preference" not in finished.read("results/card/sft-run/card/README.md").split("## ")[0].split("---")[-1]
     scores = json.loads(finished.read("results/eval/both/dpo-run/scores/scores.json"))
     assert f"{scores['conversations']['chat']['held_out_loss']:.4g}" in card
-    run_code(code_of(card), model)
+    (tmp_path / "loads.py").write_text(code_of(card), encoding="utf-8")
+    run_module("loads", tmp_path, folder=model)
 
 
 def test_words_about_a_corpus_rerun_its_cards_alone(project):
@@ -120,11 +124,7 @@ def test_llama_cpps_own_converter_writes_the_tokenizer_that_was_trained(finished
 
 
 def ask(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, ROOT / "resources/serve/chat.py", *arguments, "--tokens", "5"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_module("chat", ROOT / "resources/serve", *arguments, "--tokens", "5")
 
 
 def test_the_example_answers_with_an_adapter_and_without(finished, tmp_path):

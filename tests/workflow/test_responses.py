@@ -31,13 +31,14 @@ def test_only_what_was_not_written_yet_is_generated(project):
     assert f"{first[0]} of {first[0]} responses are cached" in project.snakemake()
     assert generated(project) == [0, 0]
     evaluation["exact_match"]["limit"] = 9
-    project.snakemake()
+    manifests = [f"results/eval/both/{model}/manifest.json" for model in MODELS]
+    project.snakemake(*manifests)
     after = answers(project)
     for was, now, count in zip(before, after, generated(project), strict=True):
         assert count == len(now) - len(was) == 3
         assert all(now[id]["response"] == row["response"] for id, row in was.items())
     evaluation["generation"]["stop"] = ["a"]
-    project.snakemake()
+    project.snakemake(*manifests)
     assert generated(project) == [len(now) for now in after]
     assert all("a" not in row["response"] for now in answers(project) for row in now.values())
     # All edits are there, and cleaning leaves those of the last.

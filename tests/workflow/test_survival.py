@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.numpy import load_file
 
@@ -20,15 +20,17 @@ from snaketune.training.launch import worker
 from tests.forked import python
 from tests.training.event_files import points_of
 
+from .command_line import environment
 from .conftest import ROOT
 
 pytestmark = pytest.mark.workflow
 SFT = "results/sft/run/manifest.json"
 DPO = "results/dpo/run/manifest.json"
+WORKER = "snaketune.training.launch.worker"
 
 
 def processes(needle: str, folder: Path) -> list[int]:
-    """Processes below `folder` whose command line holds `needle`."""
+    """Processes in `folder` whose command line holds `needle`; that of a fork is the server's, and its client has its own."""
     result = []
     for entry in Path("/proc").iterdir():
         try:
@@ -40,24 +42,23 @@ def processes(needle: str, folder: Path) -> list[int]:
     return result
 
 
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def kill(needle: str, project) -> None:
+    for number in processes(needle, project.folder):
+        # It may have ended with one that was killed before.
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
 
 
-def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
-    log = (project.folder / "first.log").open("w")
-    running = subprocess.Popen(
-        project.command(target),
-        cwd=project.folder,
-        stdout=log,
-        stderr=log,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
-    stage = target.split("/")[1]
-    while not list(project.folder.glob(f"results/.work/{stage}/*/state/checkpoints/checkpoint-*/complete")):
+def start_and_wait_for_checkpoint(project, target: str = SFT, interpreter: Path | None = None) -> subprocess.Popen:
+    """Start Snakemake, whose jobs run with `interpreter` or are forks, and wait for one more checkpoint."""
+    variables = environment()
+    if interpreter:
+        variables["PATH"] = f"{interpreter.parent}:{variables['PATH']}"
+    pattern = f"results/.work/{target.split('/')[1]}/*/state/checkpoints/checkpoint-*/complete"
+    before = set(project.folder.glob(pattern))
+    with (project.folder / "first.log").open("w") as log:
+        running = subprocess.Popen(project.command(target), cwd=project.folder, stdout=log, stderr=log, env=variables)
+    while not set(project.folder.glob(pattern)) - before:
         assert running.poll() is None, project.read("first.log")
         time.sleep(0.05)
     return running
@@ -70,11 +71,11 @@ def digest_of_weights(project, target: str = SFT) -> str:
 def lengthen(project):
     """On two threads, a full SFT in accumulated micro-batches and a DPO of adapters with dropout: long enough to be killed."""
     project.cores = 2
-    project.config["sft"]["run"]["training"]["epochs"] = 10
+    project.config["sft"]["run"]["training"]["epochs"] = 6
     project.config["sft"]["run"]["operation"]["checkpoint_steps"] = 5
     dpo = project.config["dpo"]["run"]
     dpo["lora"] = {"rank": 2, "dropout": 0.2}
-    dpo["training"]["epochs"] = 12
+    dpo["training"]["epochs"] = 6
     dpo["operation"] = {"checkpoint_steps": 5}
     return project
 
@@ -87,12 +88,10 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
         if target == DPO:
             project.config["sft"]["run"] = finished.config["sft"]["run"]
     running = start_and_wait_for_checkpoint(interrupted, target)
-    killed = [psutil.Process(number) for number in processes("snaketune", interrupted.folder) if number != running.pid]
-    for process in killed:
-        process.kill()
+    kill("-m snaketune", interrupted)
     assert running.wait() != 0
     # A killed process holds its locks until it has ended.
-    while any(map(is_alive, killed)):
+    while processes("", interrupted.folder):
         time.sleep(0.05)
     assert not (interrupted.folder / target).exists()
     # Old work may be cleaned in between: work that can be resumed is retained.
@@ -124,19 +123,20 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
     return [point for point in points if not point[1].startswith("speed/")]
 
 
-@pytest.mark.parametrize("killed", ["snaketune.training.launch.worker", "accelerate.commands.launch"])
-def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed):
-    """One of two that train, or the one that started both: the job ends, says why at last, and resumes."""
+def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):
+    """One of two that train, and the one that started both: the job ends, says why at last, and resumes."""
     project = lengthen(finished.copy_to(tmp_path / "two"))
     project.config["sft"]["run"]["operation"] |= {"gpus": 2, "allow_cpu": True}
-    running = start_and_wait_for_checkpoint(project)
-    *_, victim = processes(f"-m {killed}", project.folder)
-    os.kill(victim, signal.SIGKILL)
-    assert running.wait(timeout=60) != 0
-    assert not processes("snaketune.training.launch.worker", project.folder)
-    last = project.read("results/logs/sft/run.log").splitlines()[-1]
-    assert last.startswith("error: the training process ended early")
-    assert last.endswith("Run again to resume")
+    # The kernel ends workers with the process that started them, which forks are no children of.
+    for killed, interpreter in ((WORKER, None), ("accelerate.commands.launch", Path(sys.executable))):
+        running = start_and_wait_for_checkpoint(project, interpreter=interpreter)
+        *_, victim = processes(f"-m {killed}", project.folder)
+        os.kill(victim, signal.SIGKILL)
+        assert running.wait(timeout=60) != 0
+        assert not processes(WORKER, project.folder)
+        last = project.read("results/logs/sft/run.log").splitlines()[-1]
+        assert last.startswith("error: the training process ended early")
+        assert last.endswith("Run again to resume")
     assert "resuming from" in project.snakemake(SFT)
     assert json.loads(project.read("results/sft/run/run.json"))["processes"] == 2
 
@@ -146,13 +146,8 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
     done = subprocess.run(
         ["bash", "-c", f"ulimit -f 100; {shlex.join(project.command(SFT))}"],
-        cwd=project.folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # A limit is that of a process and its children, and forks have other parents.
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
+        cwd=project.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(),
+    )  # fmt: skip
     assert done.returncode != 0
     assert "error: the results can't be written: " in done.stdout
     assert "Free disk space (snakemake clean_work frees old work)" in done.stdout
@@ -223,12 +218,10 @@ def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_
     project = lengthen(finished.copy_to(tmp_path / "orphan"))
     running = start_and_wait_for_checkpoint(project)
     # Only the stage's own process dies, as when SLURM gives a node up; the launched training lives on for a moment.
-    for process in processes("-m snaketune sft", project.folder):
-        if process != running.pid:
-            os.kill(process, signal.SIGKILL)
+    kill("-m snaketune sft", project)
     running.wait()
     project.snakemake(SFT)
-    assert not processes("snaketune.training.launch.worker", project.folder)
+    assert not processes(WORKER, project.folder)
     assert len(list(project.folder.glob("results/.work/sft/*/payload"))) == 2
 
 
