@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from snaketune.models import kernels, packing_support
+from snaketune.models import kernels, packing_support, varlen_sinks
 from snaketune.models.devices import Compute
 from tests.cuda import standin
 
@@ -23,6 +23,8 @@ VARLEN = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varle
 def calls(monkeypatch):
     """Replace torch's kernel by the stand-in; return the recorded arguments of its calls."""
     monkeypatch.setattr(kernels, "varlen_attn", standin.varlen_attn)
+    monkeypatch.setattr(varlen_sinks, "varlen_forward", standin.varlen_forward_of_sinks)
+    monkeypatch.setattr(varlen_sinks, "varlen_backward", standin.varlen_backward_of_sinks)
     monkeypatch.setattr(kernels, "ENABLE_GQA", {"enable_gqa": True})
     monkeypatch.setattr(packing_support, "usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
     standin.CALLS.clear()

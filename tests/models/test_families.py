@@ -170,12 +170,17 @@ def test_with_attention_chunks_that_layers_do_not_pass_to_kernels_documents_run_
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("gemma2", "soft-capped"), ("gpt_oss", "sinks"), ("mimo_v2_flash", "sinks")]
+    ("family", "reason", "refused"),
+    [
+        ("gemma2", "soft-capped", "varlen"),
+        ("gpt_oss", "sinks", "flash_attention_2"),
+        ("mimo_v2_flash", "sinks", "flash_attention_2"),
+    ],
 )
-def test_capped_attention_and_sinks_are_computed_by_kernels_that_have_them(family, reason):
+def test_capped_attention_and_sinks_are_computed_by_kernels_that_have_them(family, reason, refused):
     config = tiny_config(family, sliding_window=5)
-    with pytest.raises(Unpackable, match=f"{reason}, which kernel varlen doesn't support"):
-        check_config(config, 20, prefixes=True, kernel="varlen")
+    with pytest.raises(Unpackable, match=f"{reason}, which kernel {refused} doesn't support"):
+        check_config(config, 20, prefixes=True, kernel=refused)
     for kernel in ("sdpa", "dense"):
         compute, rows = replace(CPU, kernel=kernel), Rows(PAIRS)
         model = tiny_model(config)

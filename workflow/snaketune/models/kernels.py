@@ -21,6 +21,7 @@ for one segment Q queries, W keys.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ from torch.nn.attention.varlen import varlen_attn
 from snaketune.errors import SnaketuneError
 from snaketune.models.cpu_attention import Block, attend_by_blocks, attention_blocks, can_attend
 from snaketune.models.padded_documents import PaddedDocuments
-from snaketune.packing.segments import PADDING_SEGMENT, SegmentLayout, mask, varlen_keys
+from snaketune.models.varlen_sinks import AttentionWithSinks
+from snaketune.packing.segments import PADDING_SEGMENT, SegmentLayout, layout, mask, varlen_keys
 
 
 class Unpackable(SnaketuneError):
@@ -205,16 +207,57 @@ def _varlen_inputs(query, key, value, segments: Segments) -> tuple[torch.Tensor,
 
 
 def _varlen(query, key, value, segments: Segments, options: AttentionOptions) -> torch.Tensor:
-    return varlen_attn(
-        *_varlen_inputs(query, key, value, segments),
-        segments.cu_q,
-        segments.cu_k,
-        segments.longest,
-        segments.longest,
-        scale=options.scaling,
-        window_size=(options.window - 1 if options.window else -1, 0),
-        **ENABLE_GQA,
-    )[None, ..., : value.shape[-1]]
+    inputs, window = _varlen_inputs(query, key, value, segments), options.window - 1 if options.window else -1
+    if options.has_sinks:
+        # The self-test comes before any compilation, so compiled code needs no check.
+        if not torch.compiler.is_compiling() and (error := _gradient_error(inputs[0].device, inputs[0].dtype)) > 2e-2:
+            raise Unpackable(f"gradients of attention with sinks by kernel varlen are wrong by {error:.1e}")
+        out_THD = _varlen_with_sinks(*inputs, segments, options, window)
+    else:
+        out_THD = varlen_attn(
+            *inputs,
+            segments.cu_q,
+            segments.cu_k,
+            segments.longest,
+            segments.longest,
+            scale=options.scaling,
+            window_size=(window, 0),
+            **ENABLE_GQA,
+        )
+    return out_THD[None, ..., : value.shape[-1]]
+
+
+def _varlen_with_sinks(query_THD, key_UKD, value_UKD, segments: Segments, options: AttentionOptions, window: int):
+    scale = query_THD.shape[-1] ** -0.5 if options.scaling is None else options.scaling
+    others = segments.cu_q, segments.cu_k, segments.longest, scale, window
+    return AttentionWithSinks.apply(query_THD, key_UKD, value_UKD, options.sinks_H.float(), *others)
+
+
+@cache
+def _gradient_error(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest relative difference of gradients by the varlen kernel with sinks from those of `dense` in float32.
+
+    Once per process, on random tensors: the self-test compares no gradients, and torch doesn't document what its kernel's
+    backward reads.
+    """
+    rows, generator = layout([[150, 42]], [[0, 0]], row_lengths=[192]), torch.Generator().manual_seed(0)
+    made = [torch.randn(1, heads, rows.tokens, 64, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
+    sinks_H = torch.linspace(-1.0, 4.0, 4, device=device)
+
+    def gradients(kernel: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        *inputs, grad = (tensor.to(dtype) for tensor in made)
+        trained = [tensor.detach().clone().requires_grad_() for tensor in (*inputs, sinks_H)]
+        options = AttentionOptions(window=37, has_sinks=True, sinks_H=trained[-1])
+        segments = segments_for(kernel, rows).to(device)
+        if kernel == "dense":
+            out = _dense(*trained[:3], segments, options)
+        else:
+            out = _varlen_with_sinks(*_varlen_inputs(*trained[:3], segments), segments, options, 36)[None]
+        return torch.autograd.grad(out, trained, grad.transpose(1, 2))
+
+    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        pairs = zip(gradients("varlen", dtype), gradients("dense", torch.float32), strict=True)
+        return max(((one.float() - other).norm() / other.norm()).item() for one, other in pairs)
 
 
 def _flash(function: Callable, query, key, value, segments: Segments, options: AttentionOptions, **own) -> torch.Tensor:
@@ -271,7 +314,7 @@ ANY_SHAPE = {"sdpa", SEPARATE}
 # with sinks; and the largest head size, with the divisor of every supported one.
 WITHOUT_DROPOUT = {"varlen", "flash_attention_4"}
 SOFTCAP_KERNELS = ("flash_attention_2", "flash_attention_4", "sdpa", "dense")
-SINK_KERNELS = ("sdpa", "dense")
+SINK_KERNELS = ("varlen", "sdpa", "dense")
 HEAD_SIZES = {"varlen": (256, 8), "flash_attention_2": (256, 1), "flash_attention_4": (128, 8)}
 
 
