@@ -61,7 +61,7 @@ class PaddedDocuments:
             begin += is_own_BL.size
         # An empty batch has one token, which is padding.
         tokens_P = np.concatenate(tokens) if tokens else np.zeros(1, np.int64)
-        tensors = {"tokens_P": _on(tokens_P, device), "places_T": _on(places_T, device)}
+        tensors = {"tokens_P": to_device(tokens_P, device), "places_T": to_device(places_T, device)}
         return cls(shapes=tuple(shapes) or ((1, 1),), **tensors)
 
     def split(self, values_T: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -77,7 +77,8 @@ class PaddedDocuments:
         return values_P.index_select(0, places_N)
 
 
-def _on(array: np.ndarray, device: torch.device) -> torch.Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return a tensor with the array's values on `device`; the host doesn't wait for it."""
     tensor = torch.from_numpy(array)
     # Only a copy from pinned memory lets the host go on.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

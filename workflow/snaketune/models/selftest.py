@@ -1,6 +1,7 @@
 """Self-test of packed forwards, once per model and kernel, before the first of them: packed logits must equal separate ones.
 
-If they don't, documents run separately (kernel `separate`), after the same test.
+Mixers with a state run by their own kernels first, where they may, and then by document (`models.mixers`). If packed logits
+differ in both ways, documents run separately (kernel `separate`), after the same test.
 
 Synthetic rows of random tokens cover every situation (documents of different lengths in one row, pairs, trees of completions of
 one prompt, padding, several rows in a batch); real rows add the longest sequence and the most segments. Two checks:
@@ -31,7 +32,7 @@ from snaketune.models.chunked_head import chunk_head, unsharded_root
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.models.kernels import SEPARATE
-from snaketune.models.mixers import set_segments
+from snaketune.models.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
 from snaketune.models.packing_support import INSTEAD, windows_of
 from snaketune.models.padded_documents import batch_dependent_rope
 from snaketune.packing.reader import PackedRows
@@ -56,23 +57,24 @@ PAIRS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """A passed self-test: what was tested, and the largest difference relative to the scale, of the tokens that count."""
+    """A passed self-test: what was tested, the largest difference relative to the scale, of the tokens that count, and how
+    mixers with a state keep documents apart (`mixers.way_of_mixers`)."""
 
     compute: Compute
     share: float
-    has_mixers: bool
+    mixers: str
 
     @property
     def path(self) -> str:
-        """How documents are computed: `packed`; `hybrid`, packed but for mixers with a state; or `separate`."""
-        return SEPARATE if self.compute.kernel == SEPARATE else "hybrid" if self.has_mixers else "packed"
+        """How documents are computed: `packed`; `hybrid`, packed but for mixers by document; or `separate`."""
+        return SEPARATE if self.compute.kernel == SEPARATE else "hybrid" if self.mixers == BY_DOCUMENT else "packed"
 
     def about(self) -> dict[str, Any]:
         """Return the result for the manifest, without the measured difference, which varies in the last bits."""
         required = REQUIRED_SHARE[self.compute.dtype]
         of_tokens = f" in {required:.0%} of the tokens" if required < 1 else ""
         within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}{of_tokens}"
-        mixers = {"mixers": "by document"} if self.path == "hybrid" else {}
+        mixers = {"mixers": self.mixers} if self.mixers else {}
         return self.compute.about() | mixers | {"self_test": within}
 
 
@@ -96,9 +98,21 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
 
 def check_kernel(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     """Return a passed self-test with the kernel of `compute`, which stays switched on; Unpackable if packed forwards are wrong,
-    or fail."""
-    was_training, kernel, dtype = model.training, compute.kernel, compute.dtype
+    or fail. Prints why mixers don't run by their own kernels."""
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
+    if offer_own_kernels(model, compute.kernel != SEPARATE and not prefixes, compute.device):
+        try:
+            return _check_kernel(model, packs, compute, prefixes, training)
+        except Unpackable as error:
+            print(f"{error}. Trying its mixers by document", flush=True)
+        offer_own_kernels(model, False, compute.device)
+    return _check_kernel(model, packs, compute, prefixes, training)
+
+
+def _check_kernel(
+    model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, prefixes: bool, training: bool
+) -> SelfTest:
+    was_training, kernel, dtype = model.training, compute.kernel, compute.dtype
     shares = []
 
     def check(share: float, tolerance: float, what: str) -> None:
@@ -127,8 +141,8 @@ def check_kernel(model: PreTrainedModel, packs: Sequence[PackedRows], compute: C
     use_kernel(model, kernel)
     allow_packed(model, kernel, prefixes)
     _chunk_head(model, compute)
-    tested = SelfTest(compute=compute, share=max(shares), has_mixers=bool(vars(model).get("mixers")))
-    how = f"kernel {kernel}, {dtype}{', mixers by document' if tested.path == 'hybrid' else ''}"
+    tested = SelfTest(compute=compute, share=max(shares), mixers=way_of_mixers(model))
+    how = f"kernel {kernel}, {dtype}{tested.mixers and f', mixers {tested.mixers}'}"
     print(f"self-test: packed = separate within {tested.share:.1e} of the logits ({how})", flush=True)
     return tested
 
