@@ -13,6 +13,7 @@ def index(sequences: list[dict]) -> pa.RecordBatch:
         "length": pa.array([row["length"] for row in sequences], pa.int32()),
         "supervised": pa.array([supervised_tokens(row) for row in sequences], pa.int32()),
         "supervised_runs": pa.array([row["supervised_runs"] for row in sequences], pa.list_(pa.int32())),
+        "branches": pa.array([row.get("branches", []) for row in sequences], pa.list_(pa.int32())),
         "turn_ends": pa.array([row.get("turn_ends", []) for row in sequences], pa.list_(pa.int32())),
         "prompt": pa.array([row.get("prompt", 0) for row in sequences], pa.int32()),
         "chosen": pa.array([row.get("chosen", 0) for row in sequences], pa.int32()),

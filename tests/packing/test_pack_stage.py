@@ -12,7 +12,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.packing import shard_writer
 from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.shards import IGNORED, schema
+from snaketune.packing.shards import IGNORED, list_columns, schema
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import read_table
@@ -54,7 +54,7 @@ def test_sft_rows_hold_every_conversation_whole_and_supervise_only_the_assistant
     rows = rows_of("chat", 60)
     packed = pack("sft", rows)
     chat = ChatTokenizer.load(tokenizer.folder)
-    assert read_table(packed.file("train-00000.arrow")).schema == schema(256)
+    assert read_table(packed.file("train-00000.arrow")).schema == schema(256, list_columns("sft", "3.0"))
     assert packed.manifest["format_version"] == "3.0"
     train = PackedRows(packed, "train")
     masks = read_table(packed.file("train-00000.arrow"))["attention_mask"].to_pylist()
@@ -129,7 +129,7 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     packed = pack("preference", rows, held_out=0)
     assert packed.manifest["kind"] == "preference"
     assert packed.manifest["format_version"] == "3.1"
-    assert read_table(packed.file("train-00000.arrow")).schema == schema(256, completions=True)
+    assert read_table(packed.file("train-00000.arrow")).schema == schema(256, list_columns("preference", "3.1"))
     check_pairs(packed, ChatTokenizer.load(tokenizer.folder), rows)
     counts = packed.manifest["counts"]["train"]
     assert counts["dropped_tokens"] == {"after_last_supervised": 2 * len(rows)}

@@ -10,7 +10,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.packing import reader
 from snaketune.packing.epoch_order import epoch_order
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.shards import row_batch, schema
+from snaketune.packing.shards import list_columns, row_batch, schema
 
 
 @pytest.fixture
@@ -24,7 +24,10 @@ def written(folder: Path, rows: dict[int, int]) -> Artifact:
     first = 0
     for number, (length, count) in enumerate(rows.items()):
         path = folder / f"shards/train-{number:05d}.arrow"
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(length)) as writer:
+        with (
+            pa.OSFile(str(path), "wb") as file,
+            pa.ipc.new_file(file, schema(length, list_columns("sft", "3.0"))) as writer,
+        ):
             for start in range(first, first + count, 4):
                 numbers = np.arange(start, min(start + 4, first + count), dtype=np.int32)
                 ids = np.repeat(numbers, length).reshape(-1, length)

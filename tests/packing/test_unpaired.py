@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.shards import documents_schema, schema
+from snaketune.packing.shards import documents_schema, list_columns, schema
 from snaketune.stages.specs import PackSpec, TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
@@ -182,7 +182,7 @@ def test_from_a_corpus_to_shards_whatever_the_parts(tmp_path):
     one, two = (chain.pack(tmp_path / str(n), corpus, tokenizer, "unpaired", parts=n) for n in (1, 2))
     assert one.manifest == two.manifest
     assert (one.manifest["kind"], one.manifest["format_version"]) == ("unpaired", "3.1")
-    assert read_table(one.file("train-00000.arrow")).schema == schema(256, completions=True)
+    assert read_table(one.file("train-00000.arrow")).schema == schema(256, list_columns("unpaired", "3.1"))
     assert read_table(one.file("documents.arrow")).schema == documents_schema("unpaired")
     assert one.manifest["counts"]["train"]["mismatched_tokens"] > 0
     chat = ChatTokenizer.load(tokenizer.folder)

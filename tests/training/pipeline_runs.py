@@ -15,7 +15,7 @@ from snaketune.models.device_speed import probe
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import reload_model
 from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import row_batch, schema
+from snaketune.packing.shards import list_columns, row_batch, schema
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
@@ -61,7 +61,7 @@ def pack(folder: Path, rows: int = 22, supervised: Any = None, documents: tuple[
     segments = np.tile(np.array(documents, np.int32), rows)
     with (
         pa.OSFile(str(folder / "shards/train-00000.arrow"), "wb") as file,
-        pa.ipc.new_file(file, schema(LENGTH)) as writer,
+        pa.ipc.new_file(file, schema(LENGTH, list_columns("sft", "3.0"))) as writer,
     ):
         fill, offsets = np.full(rows, used), np.arange(rows + 1) * len(documents)
         writer.write_batch(row_batch(ids, labels, fill, offsets, segments, np.zeros_like(segments)))

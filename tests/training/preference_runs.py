@@ -13,7 +13,7 @@ from snaketune.models.devices import Compute
 from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import IGNORED, documents_schema, row_batch, schema
+from snaketune.packing.shards import IGNORED, documents_schema, list_columns, row_batch, schema
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
@@ -44,8 +44,10 @@ def packed_pairs(folder: Path, rows: int = 12, kind: str = "preference") -> Arti
         for name in ("segment_lengths", "completions")
     )
     (folder / "shards").mkdir(parents=True)
-    with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), schema(LENGTH, completions=True)) as writer:
-        writer.write_batch(row_batch(ids, labels, fill, starts, *columns, (*tree, ends)))
+    with pa.ipc.new_file(
+        str(folder / "shards/train-00000.arrow"), schema(LENGTH, list_columns("preference", "3.1"))
+    ) as writer:
+        writer.write_batch(row_batch(ids, labels, fill, starts, *columns, tree[0], (tree[1], ends)))
     pairs = [row for row, of in enumerate(made) for _ in range(len(of["completions"]) // 2)]
     documents = [
         {"split": "train", "row": row, "id": f"p{number}", "tokens": 9, "supervised": 7, "source": number % 2}

@@ -20,7 +20,6 @@ from snaketune.models.logprobs import all_pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
-from snaketune.packing.shards import schema as columns
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
@@ -160,8 +159,8 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     labels[:, 6:28] = ids[:, 6:28]
     starts, tree = np.arange(PAIRS + 1) * 2, (np.tile([0, 0], PAIRS), np.tile([0, 1], PAIRS))
     segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS))
-    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, (*tree, starts))
-    with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), columns(LENGTH, completions=True)) as writer:
+    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, tree[0], (tree[1], starts))
+    with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), batch.schema) as writer:
         writer.write_batch(batch)
     of_all = {"split": "train", "tokens": 28, "supervised": 22, "source": 0}
     documents = [of_all | {"row": number, "id": f"p{number}"} for number in range(PAIRS)]

@@ -100,6 +100,10 @@ class Fields(Model):
         return self
 
 
+# Treatment of turns that a chat template rewrites where others follow.
+Reasoning = Literal["exact", "last", "all", "none"]
+
+
 class Source(Model):
     """Source of rows: local files or a Hub dataset, exactly one of the two."""
 
@@ -286,10 +290,24 @@ class Corpus(CorpusContent):
     parts: Annotated[int, Field(ge=1, le=128)] | None = None
     """Number of parallel jobs that tokenize and write the corpus; it doesn't change the result. Default: one per 256 MB of
     local files."""
+    reasoning: Reasoning | None = None
+    """Reasoning of assistants, and whatever else the chat template writes in the last turn only. `exact` trains every turn as
+    it is generated: the conversation as later turns see it is a trunk, each rewritten turn a branch of it, computed together.
+    `last` trains only the turns that aren't rewritten. `all` writes the reasoning of all turns into one sequence, which the
+    model doesn't see when it is used. `none` leaves reasoning out. Default: `exact`. In preferences and labelled completions,
+    the template decides, and only `none` can be set."""
     license: ShortText | None = None
     """License of the rows, such as `cc-by-4.0`, for model cards."""
     description: Annotated[str, Field(max_length=2000)] | None = None
     """Description of the corpus in a few sentences, for model cards."""
+
+    @model_validator(mode="after")
+    def _has_reasoning(self) -> Self:
+        if self.reasoning and self.kind == "text":
+            raise ValueError("reasoning applies to turns, and documents have none; remove it")
+        if self.reasoning not in (None, "none") and self.kind != "conversations":
+            raise ValueError(f"reasoning: in {self.kind}, only `none` has an effect; found {self.reasoning}")
+        return self
 
     @property
     def may_have_answers(self) -> bool:

@@ -1,5 +1,6 @@
 """The `tokenizers:` section: tokenizers that are trained here, or adopted from a model."""
 
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,6 +40,9 @@ class Tokenizer(Model):
     chat_template: LocalPath | None = None
     """Jinja chat template with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a
     trained tokenizer, the model's own template for an adopted one if it has the markers."""
+    template_date: date | None = None
+    """Date that a chat template writes as today's, such as 2026-01-31; needed for templates that write one, so that the same
+    rows give the same tokens tomorrow."""
     on_template_error: Literal["fail", "quarantine"] = "fail"
     """Treatment of rows that the chat template refuses or can't render completely. `fail` ends the `tokenize` stage with an
     error; `quarantine` drops the row and records it with the reason in the stage's `quarantine.jsonl`, up to the corpus'

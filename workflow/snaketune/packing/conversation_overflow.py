@@ -1,6 +1,7 @@
 """Conversations fitted to the row length: whole, or, if longer than a row, as the overflow policy says; or wrapped.
 
-Each becomes one segment of a row, or several where it is split. Only those longer than a row cost a loop in Python.
+Each becomes one segment of a row, or several where it is split or a tree (`tokenization.turn_trees`), of which the first has no
+prefix. Only trees and those longer than a row cost a loop in Python.
 """
 
 import numpy as np
@@ -8,9 +9,12 @@ import pyarrow as pa
 
 from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import PackingPlan
-from snaketune.packing.planned_segments import PlannedSegments, SupervisedRuns
+from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
+
+# A row of `PlannedSegments`.
+Segment = tuple[int, ...]
 
 
 def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: DropCounts) -> PlannedSegments:
@@ -33,7 +37,17 @@ def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: D
     drop(length == 0, "refused_by_template")
     drop(supervised == 0, "nothing_supervised")
     too_long = remaining & (length > row_length)
-    cut: list[tuple[int, ...]] = []
+    is_tree = np.diff(index["branches"].combine_chunks().offsets.to_numpy()) > 0 if len(index) else too_long
+    if spec.strategy == "none":
+        # TRL renders the rows itself.
+        is_tree[:] = False
+    if spec.strategy == "wrapped" and is_tree.any():
+        raise SnaketuneError(
+            f"conversation {index['id'][int(is_tree.argmax())]} is a tree, since its chat template rewrites earlier turns, and "
+            "rows of packing.strategy: wrapped can't hold trees; set corpora.NAME.reasoning to last or all, or use "
+            "best-fit-decreasing"
+        )
+    cut: list[Segment] = []
     if spec.strategy != "wrapped" and too_long.any():
         if spec.overflow == "raise":
             at = int(too_long.argmax())
@@ -47,21 +61,34 @@ def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: D
             remaining &= ~too_long
             fit = _truncated if spec.overflow == "truncate" else _split
             cut = [
-                part for at in np.flatnonzero(too_long).tolist() for part in fit(_Long(index, at), row_length, drops)
+                part
+                for at in np.flatnonzero(too_long & ~is_tree).tolist()
+                for part in fit(_Long(index, at), row_length, drops)
             ]
-    whole = np.flatnonzero(remaining)
-    columns = (whole, np.zeros(len(whole), np.int32), length[whole], supervised[whole])
-    both = [np.concatenate(parts) for parts in zip(columns, np.array(cut, np.int32).reshape(-1, 4).T, strict=True)]
-    return PlannedSegments.without_prefix(*(column[np.argsort(both[0], kind="stable")] for column in both))
+            for at in np.flatnonzero(too_long & is_tree).tolist():
+                cut += _truncated_tree(_Long(index, at), row_length, drops)
+    for at in np.flatnonzero(remaining & is_tree).tolist():
+        row = _Long(index, at)
+        cut += row.tree(row.length)
+    whole = np.flatnonzero(remaining & ~is_tree)
+    zeros = np.zeros(len(whole), np.int32)
+    columns = (whole, zeros, length[whole], zeros, zeros, supervised[whole])
+    both = [
+        np.concatenate(parts)
+        for parts in zip(columns, np.array(cut, np.int32).reshape(-1, len(COLUMNS)).T, strict=True)
+    ]
+    order = np.argsort(both[0], kind="stable")
+    return PlannedSegments(**{name: column[order].astype(np.int32) for name, column in zip(COLUMNS, both, strict=True)})
 
 
 class _Long:
-    """A conversation that is longer than a row."""
+    """A conversation that is longer than a row, or a tree."""
 
     def __init__(self, index: pa.Table, number: int):
         self.number, self.length = number, index["length"][number].as_py()
         self.turn_ends = index["turn_ends"][number].as_py()
         self.runs = index["supervised_runs"][number].as_py()
+        self.branches = np.array(index["branches"][number].as_py(), np.int64).reshape(-1, 3).tolist()
 
     def turn_end(self, start: int, stop: int) -> int:
         """Return the last end of a turn in (start, stop], of a supervised turn if there is one; 0 if no turn ends there.
@@ -72,12 +99,39 @@ class _Long:
         answers = set(self.runs[1::2])
         return ([end for end in ends if end in answers] or ends or [0])[-1]
 
-    def supervised(self, start: int, stop: int) -> int:
-        """Return the supervised tokens in [start, stop) as a segment: its first token has no token to be predicted from."""
-        return sum(max(0, min(b, stop) - max(a, start + 1)) for a, b in zip(self.runs[::2], self.runs[1::2]))
+    def supervised(self, start: int, stop: int, prefix: int = 0) -> int:
+        """Return the supervised tokens in [start, stop) as a segment: without a prefix, its first token has no token to be
+        predicted from."""
+        start += prefix == 0
+        return sum(max(0, min(b, stop) - max(a, start)) for a, b in zip(self.runs[::2], self.runs[1::2]))
+
+    def tree(self, trunk: int) -> list[Segment]:
+        """Return the segments of a tree whose trunk is cut to its first `trunk` tokens, without branches of what is cut off.
+
+        Segments are numbered from 0 in each part of the tree that shares no token with the others.
+        """
+        ends = [start for start, _, _ in self.branches] + [self.length]
+        # For each segment that is kept: its start, end, prefix, and parent; and its number in its part.
+        nodes = {0: (0, min(trunk, ends[0]), 0, 0)}
+        for number, (start, prefix, parent) in enumerate(self.branches, 1):
+            if not prefix:
+                nodes[number] = start, ends[number], 0, number
+            elif parent in nodes and prefix <= nodes[parent][2] + nodes[parent][1] - nodes[parent][0]:
+                nodes[number] = start, ends[number], prefix, parent
+        root_of: dict[int, int] = {}
+        for number, (_, _, prefix, parent) in nodes.items():
+            root_of[number] = root_of[parent] if prefix else number
+        segments: list[Segment] = []
+        for root in sorted(set(root_of.values())):
+            own = [number for number in nodes if root_of[number] == root]
+            for number in own:
+                start, stop, prefix, parent = nodes[number]
+                supervised = self.supervised(start, stop, prefix)
+                segments.append((self.number, start, stop, prefix, own.index(parent), supervised))
+        return segments
 
 
-def _truncated(row: _Long, row_length: int, drops: DropCounts) -> list[tuple[int, ...]]:
+def _truncated(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
     """Cut after the last turn that ends within a row; if nothing before is supervised, at the row's end."""
     stop = row.turn_end(0, row_length)
     if not stop or not row.supervised(0, stop):
@@ -88,10 +142,27 @@ def _truncated(row: _Long, row_length: int, drops: DropCounts) -> list[tuple[int
         return []
     drops.truncated_rows += 1
     drops.truncated_tokens += row.length - stop
-    return [(row.number, 0, stop, supervised)]
+    return [(row.number, 0, stop, 0, 0, supervised)]
 
 
-def _split(row: _Long, row_length: int, drops: DropCounts) -> list[tuple[int, ...]]:
+def _truncated_tree(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
+    """Cut the trunk before the first turn with which the tree has more tokens than a row; for `split`, too, since the turns
+    after a cut would need all tokens before it again."""
+    kept: list[Segment] = []
+    # The trunk goes up to where a turn branches off.
+    for trunk in sorted({prefix for _, prefix, _ in row.branches}):
+        segments = row.tree(trunk)
+        if sum(stop - start for _, start, stop, *_ in segments) <= row_length:
+            kept = segments
+    if not sum(segment[-1] for segment in kept):
+        drops.drop("nothing_supervised_in_a_row", 1, row.length)
+        return []
+    drops.truncated_rows += 1
+    drops.truncated_tokens += row.length - sum(stop - start for _, start, stop, *_ in kept)
+    return kept
+
+
+def _split(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
     """Split into parts of at most a row, dropping the parts in which nothing is supervised."""
     start, parts = 0, []
     while start < row.length:
@@ -99,7 +170,7 @@ def _split(row: _Long, row_length: int, drops: DropCounts) -> list[tuple[int, ..
         if stop - start > row_length:
             stop = row.turn_end(start, start + row_length) or start + row_length
         if supervised := row.supervised(start, stop):
-            parts.append((row.number, start, stop, supervised))
+            parts.append((row.number, start, stop, 0, 0, supervised))
         else:
             drops.drop("nothing_supervised_in_a_piece", 0, stop - start)
         start = stop

@@ -61,9 +61,14 @@ class PackedUnits(Units):
         return len(self.capacities)
 
     @property
+    def roots(self) -> np.ndarray:
+        """int64: the segments without a prefix; every conversation has one, at its beginning."""
+        return np.flatnonzero(self.segments.prefix == 0)
+
+    @property
     def documents(self) -> int:
-        """The number of conversations (their segments) or pairs."""
-        return len(self.segments if self.pairs is None else self.pairs)
+        """The number of conversations (or their parts) or pairs."""
+        return len(self.roots if self.pairs is None else self.pairs)
 
     def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
         """Return int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
@@ -76,16 +81,16 @@ def pack_units(units: Units, plan: PackingPlan) -> PackedUnits:
     """Put units into rows as planned, and number their segments within the rows."""
     units = units.take(plan.order)
     rows = PackedUnits(capacities=plan.capacities, segments=units.segments, offsets=units.offsets[plan.offsets])
-    if units.pairs is None:
-        return rows
     # From numbers within the unit to numbers within the row.
     shift = (units.offsets[:-1] - np.repeat(rows.offsets[:-1], np.diff(plan.offsets))).astype(np.int32)
     segment = units.segments.prefix_segment + np.repeat(shift, np.diff(units.offsets))
+    rows = replace(rows, segments=replace(units.segments, prefix_segment=segment))
+    if units.pairs is None:
+        return rows
     pairs = units.pairs.copy()
     pairs[:, 1:] += np.repeat(shift, np.diff(units.pair_offsets))[:, None]
     return replace(
         rows,
-        segments=replace(units.segments, prefix_segment=segment),
         pairs=pairs,
         pair_offsets=units.pair_offsets[plan.offsets],
     )

@@ -18,13 +18,11 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED
+from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED, list_columns
 from snaketune.tables import read_table
 from snaketune.tokenization.encoded_rows import offsets_of
 
 TOKENS = ("input_ids", "labels")
-SEGMENTS = ("segment_lengths", "prefix_lengths")
-TREES = ("prefix_segments", "completions")
 # Network file systems, and Windows disks as WSL mounts them.
 SLOW_TO_MAP = {"9p", "drvfs", "v9fs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse"}
 
@@ -33,18 +31,19 @@ class PackedRows:
     """The rows of one split of a pack artifact.
 
     Indexing returns a dict of numpy views into the mapped files: input_ids and labels [L], segment_lengths and
-    prefix_lengths [s]; for preferences also prefix_segments [s] and completions [c]. `row_length` is L of the longest rows.
+    prefix_lengths [s]; with trees also prefix_segments [s], for preferences completions [c]. `row_length` is L of the longest
+    rows.
     """
 
     def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
         """Open a split; SnaketuneError if the artifact has another format version than its kind's, or a shard is damaged."""
         version, kind = pack.manifest.get("format_version"), pack.manifest.get("kind", "sft")
-        if version != FORMAT_VERSIONS[kind]:
+        if version not in FORMAT_VERSIONS[kind]:
             raise SnaketuneError(
-                f"{pack.manifest_path}: format_version {version!r}, expected {FORMAT_VERSIONS[kind]!r}; "
+                f"{pack.manifest_path}: format_version {version!r}, expected {' or '.join(map(repr, FORMAT_VERSIONS[kind]))}; "
                 f"rebuild it with: {rebuild_command(pack.manifest_path)}"
             )
-        self.lists: tuple[str, ...] = SEGMENTS if kind == "sft" else (*SEGMENTS, *TREES)
+        self.lists = list_columns(kind, version)
         self.row_length: int = pack.manifest["row_length"]
         files = pack.files(f"{split}-")
         if load_in_memory == "auto":
@@ -105,7 +104,7 @@ class PackedRows:
 
     @cached_property
     def has_prefixes(self) -> bool:
-        """Whether any segment has a prefix, as pairs do."""
+        """Whether any segment has a prefix, as those of pairs do."""
         return any(bool(lengths.any()) for lengths in self._by_batch("prefix_lengths"))
 
 

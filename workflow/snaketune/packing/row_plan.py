@@ -49,6 +49,7 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
     raw = spec.strategy == "none"
     counts: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
+    trees = False
     with (
         pa.OSFile(str(work.payload / "documents.arrow"), "wb") as file,
         pa.ipc.new_file(file, documents_schema(spec.kind)) as documents,
@@ -57,12 +58,14 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
             read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
             print(f"planning {split}: {read['rows']} sequences", flush=True)
             rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read)
+            trees = trees or bool(rows.segments.prefix.any())
             _write(work, split, rows)
             if not raw:
                 for batch in _documents(spec.kind, split, rows, parts):
                     documents.write_batch(batch)
+    *_, version = FORMAT_VERSIONS[spec.kind] if trees else FORMAT_VERSIONS[spec.kind][:1]
     facts = {
-        "format_version": RAW_FORMAT_VERSION if raw else FORMAT_VERSIONS[spec.kind],
+        "format_version": RAW_FORMAT_VERSION if raw else version,
         "kind": spec.kind,
         "row_length": spec.lengths[-1],
         "packing_metadata": metadata["train"],
@@ -104,10 +107,11 @@ def _plan_split(
         capacities = np.full(len(fitted), longest, np.int32)
         rows = PackedUnits(capacities=capacities, segments=fitted, offsets=np.arange(len(fitted) + 1))
     else:
-        units = Units(segments=fitted, offsets=np.arange(len(fitted) + 1))
         if tokens is not None:
             units, shared_tokens = build_trees(fitted, tokens, longest)
             shared = dict(zip(SHARED, shared_tokens, strict=True))
+        else:
+            units = Units(segments=fitted, offsets=np.append(np.flatnonzero(fitted.prefix == 0), len(fitted)))
         rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
     metadata = _packing_metadata(spec, rows, drops) | {"lost_to_length": loss}
     return rows, _counts(read, rows, drops, shared), metadata
@@ -201,11 +205,14 @@ def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> I
     schema = documents_schema(kind)
     index = parts.index(split)
     from_index = {name: index[name].combine_chunks() for name in schema.names if name in ("id", *PAIR_COLUMNS)}
-    sequence, offsets = rows.segments.sequence, rows.offsets
     tokens, supervised = rows.segments.tokens, rows.segments.supervised
     if rows.pairs is not None:
         sequence, offsets = rows.pairs[:, 0], rows.pair_offsets
         tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
+    else:
+        sequence, offsets = rows.segments.sequence[rows.roots], np.searchsorted(rows.roots, rows.offsets)
+        if len(sequence):
+            tokens, supervised = (np.add.reduceat(values, rows.roots) for values in (tokens, supervised))
     row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(offsets))
     for start in range(0, len(sequence), ROWS_PER_BATCH):
         some = slice(start, start + ROWS_PER_BATCH)

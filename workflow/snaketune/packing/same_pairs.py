@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from snaketune.packing.reader import SEGMENTS, TREES, row_of, views_of
+from snaketune.packing.reader import row_of, views_of
 from snaketune.packing.segments import layout_of
-from snaketune.packing.shards import IGNORED, SPLITS
+from snaketune.packing.shards import IGNORED, SPLITS, TREE_VERSION, list_columns
 from snaketune.tables import read_table
 
 ROWS_PER_BATCH = 256
@@ -40,7 +40,7 @@ def _completion_digests(shards: Iterable[Path]) -> Iterator[bytes]:
     """Yield a digest of each completion with its prompt; chosen and rejected alternate."""
     for path in shards:
         for batch in read_table(path).to_batches(ROWS_PER_BATCH):
-            views = views_of(batch, (*SEGMENTS, *TREES))
+            views = views_of(batch, list_columns("preference", TREE_VERSION))
             layout = layout_of([row_of(views, number) for number in range(len(batch))])
             ids_T, labels_T = views["input_ids"].reshape(-1), views["labels"].reshape(-1)
             for segment in layout.completions:

@@ -22,6 +22,7 @@ from snaketune.packing.shards import (
     SPLITS,
     TOKENS_PER_BATCH,
     TOKENS_PER_SHARD,
+    list_columns,
     row_batch,
     schema,
 )
@@ -98,11 +99,16 @@ class _PackedShards:
         if shard.split not in self.builders:
             self.builders = {shard.split: RowBuilder(PlannedRows(self.plan, shard.split), self.parts, shard.split)}
         step = max(1, TOKENS_PER_BATCH // shard.length)
-        columns = schema(shard.length, completions=self.plan.manifest["kind"] != "sft")
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns) as writer:
+        manifest = self.plan.manifest
+        lists = list_columns(manifest["kind"], manifest["format_version"])
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(shard.length, lists)) as writer:
             for first in range(shard.first, shard.last, step):
-                last, pad_id = min(first + step, shard.last), self.plan.manifest["padding_id"]
-                writer.write_batch(self.builders[shard.split].batch(first, last, shard.length, pad_id))
+                last, pad_id = min(first + step, shard.last), manifest["padding_id"]
+                writer.write_batch(
+                    self.builders[shard.split].batch(
+                        first, last, shard.length, pad_id, trees="prefix_segments" in lists
+                    )
+                )
 
 
 class _RawShards:
@@ -164,8 +170,8 @@ class RowBuilder:
         self._large = sum(values.nbytes for values in self._values) > MAPPED_BYTES
         self._touched = 0
 
-    def batch(self, first: int, last: int, length: int, pad_id: int) -> pa.RecordBatch:
-        """Return rows `first` to `last` (excluded) of the plan with the columns of a shard."""
+    def batch(self, first: int, last: int, length: int, pad_id: int, trees: bool) -> pa.RecordBatch:
+        """Return rows `first` to `last` (excluded) of the plan with the columns of a shard, with or without those of trees."""
         segments, offsets = self._plan.segments(first, last)
         row_of = np.repeat(np.arange(last - first), np.diff(offsets))
         tokens = segments.tokens.astype(np.int64)
@@ -175,9 +181,9 @@ class RowBuilder:
         padding = np.cumsum(length - fill) - (length - fill)
         ids = self.ids(segments, row_of, fill, length, pad_id)
         labels = self._labels(segments, ends - tokens + padding[row_of], ids)
+        parents = segments.prefix_segment if trees else None
         completions = self._plan.completions(first, last)
-        tree = completions and (segments.prefix_segment, *completions)
-        return row_batch(ids, labels, fill, offsets, segments.tokens, segments.prefix, tree)
+        return row_batch(ids, labels, fill, offsets, segments.tokens, segments.prefix, parents, completions)
 
     def ids(
         self, segments: PlannedSegments, row_of: np.ndarray, fill: np.ndarray, length: int, pad_id: int

@@ -6,8 +6,9 @@
     segment_lengths  list<int32>                 the documents in this row, in order
     prefix_lengths   list<int32>                 for each segment, the tokens of its prefix (0 = none)
 
-That is format 3.0, for conversations. Preferences have format 3.1, with two more columns, since tokens that completions share
-are stored once and segments form trees (`segments` has a picture):
+That is format 3.0, for conversations. In format 3.1 tokens that sequences share are stored once, and segments form trees
+(`segments` has a picture). Conversations whose template rewrites earlier turns (`tokenization.turn_trees`) have one more
+column, preferences two:
 
     prefix_segments  list<int32>                 for each segment, the segment of the row whose sequence its prefix is of
                                                  (itself if it has no prefix)
@@ -35,8 +36,9 @@ prompt, and `documents.arrow` has one more column, `label`: whether the first co
 import numpy as np
 import pyarrow as pa
 
-# By manifest kind.
-FORMAT_VERSIONS = {"sft": "3.0", "preference": "3.1", "unpaired": "3.1"}
+# By manifest kind, and in 3.1 with the columns of trees.
+TREE_VERSION = "3.1"
+FORMAT_VERSIONS = {"sft": ("3.0", TREE_VERSION), "preference": (TREE_VERSION,), "unpaired": (TREE_VERSION,)}
 RAW_FORMAT_VERSION = "2.0"
 IGNORED = -100
 SPLITS = ("train", "held_out")
@@ -61,10 +63,19 @@ def documents_schema(kind: str) -> pa.Schema:
     return pa.schema(DOCUMENTS | {name: PAIR_COLUMNS[name] for name in names})
 
 
-def schema(row_length: int, completions: bool = False) -> pa.Schema:
-    """Return the schema of a shard of rows of `row_length` tokens, with or without completions."""
+def list_columns(kind: str, version: str) -> tuple[str, ...]:
+    """Return the columns of lists that shards of a manifest's kind and format version have.
+
+    >>> list_columns("sft", "3.0"), list_columns("preference", "3.1")[2:]
+    (('segment_lengths', 'prefix_lengths'), ('prefix_segments', 'completions'))
+    """
+    trees = ("prefix_segments", *(() if kind == "sft" else ("completions",))) if version == TREE_VERSION else ()
+    return ("segment_lengths", "prefix_lengths", *trees)
+
+
+def schema(row_length: int, lists: tuple[str, ...]) -> pa.Schema:
+    """Return the schema of a shard of rows of `row_length` tokens, with these columns of lists."""
     tokens = {"input_ids": pa.int32(), "labels": pa.int32(), "attention_mask": pa.int8()}
-    lists = ("segment_lengths", "prefix_lengths", *(("prefix_segments", "completions") if completions else ()))
     columns = {name: pa.list_(kind, row_length) for name, kind in tokens.items()}
     return pa.schema(columns | dict.fromkeys(lists, pa.list_(pa.int32())))
 
@@ -76,7 +87,8 @@ def row_batch(
     segments_R1: np.ndarray,
     segment_lengths_S: np.ndarray,
     prefix_lengths_S: np.ndarray,
-    tree: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    prefix_segments_S: np.ndarray | None = None,
+    completions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> pa.RecordBatch:
     """Return R rows of L tokens as a record batch.
 
@@ -85,18 +97,20 @@ def row_batch(
         fill_R: tokens of each row, without padding.
         segments_R1: int32[R + 1], the offsets of the rows in the S segments.
         segment_lengths_S, prefix_lengths_S: int32[S].
-        tree: for preferences, int32[S] prefix_segments, int32[C] completions, and int32[R + 1], the offsets of the rows in
-            the completions.
+        prefix_segments_S: int32[S]; None without trees.
+        completions: for preferences, int32[C] completions, and int32[R + 1], the offsets of the rows in them.
     """
     length = ids_RL.shape[1]
     blocks = (ids_RL, labels_RL, (np.arange(length) < fill_R[:, None]).view(np.int8))
     columns: list[pa.Array] = [pa.FixedSizeListArray.from_arrays(block.reshape(-1), length) for block in blocks]
-    lists = [(segments_R1, segment_lengths_S), (segments_R1, prefix_lengths_S)]
-    if tree is not None:
-        prefix_segments_S, completions_C, completions_R1 = tree
-        lists += [(segments_R1, prefix_segments_S), (completions_R1, completions_C)]
+    lists = {"segment_lengths": (segments_R1, segment_lengths_S), "prefix_lengths": (segments_R1, prefix_lengths_S)}
+    if prefix_segments_S is not None:
+        lists["prefix_segments"] = segments_R1, prefix_segments_S
+    if completions is not None:
+        completions_C, completions_R1 = completions
+        lists["completions"] = completions_R1, completions_C
     columns += [
         pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, pa.int32()))
-        for offsets, values in lists
+        for offsets, values in lists.values()
     ]
-    return pa.record_batch(columns, schema=schema(length, completions=tree is not None))
+    return pa.record_batch(columns, schema=schema(length, tuple(lists)))

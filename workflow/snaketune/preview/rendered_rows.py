@@ -25,6 +25,7 @@ from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED, Refused
 from snaketune.tokenization.token_rows import completion_rows, conversation_rows, pair_rows
+from snaketune.tokenization.training_templates import training_template
 from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 
 ROWS_PER_BATCH = 64
@@ -138,7 +139,10 @@ def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
         text, name = _text_of(template or DEFAULT_CHAT_TEMPLATE), str(template or f"ChatML ({SHIPPED}/chatml.jinja)")
     if not tokenizer:
         description, config = _bytes_tokenizer(text)
-    renderer = Renderer(chat=ChatTokenizer(description, config, text), template=name, exact=tokenizer is not None)
+    _, training = training_template(text) or ("", "")
+    renderer = Renderer(
+        chat=ChatTokenizer(description, config, text, training), template=name, exact=tokenizer is not None
+    )
     try:
         check(renderer.chat, [])
     except SnaketuneError as error:

@@ -5,10 +5,11 @@ can't change without a rerun.
 """
 
 import json
+from datetime import date
 from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
-from snaketune.config.corpus_sources import CorpusContent
+from snaketune.config.corpus_sources import CorpusContent, Reasoning
 from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
@@ -29,6 +30,7 @@ class TokenizerSpec(Model):
     split_digits: bool | None = None
     adopt: str | None = None
     revision: str | None = None
+    template_date: date | None = None
 
 
 class Part(Model):
@@ -41,6 +43,8 @@ class Part(Model):
 class TokenizeSpec(Part):
     kind: Literal["sft", "preference", "unpaired", "text"]
     train_on: TrainOn
+    reasoning: Reasoning | None = None
+    """None: conversations are as the chat template writes them."""
     most_refused: Fraction | None = None
     """The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage."""
 

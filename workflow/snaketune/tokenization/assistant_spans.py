@@ -1,6 +1,10 @@
 """Spans of assistant turns: in characters for templates that don't mark them, and from characters to tokens for all.
 
-Most models' own templates have no {% generation %} markers. For these, the conversation is rendered a second time with brackets
+Most models' own templates have no {% generation %} markers. Those of well-known models have a training template with markers
+(see `training_templates`), which is used where it writes the same text. A template that treats reasoning gets the spans that
+the model generates: what follows the prompt of a turn (`generated_spans`).
+
+For any other template, the conversation is rendered a second time with brackets
 (a character that occurs in no text) around the content of each assistant turn; without the brackets, the text must be the same.
 The content of a turn and the control token after it are supervised.
 
@@ -21,15 +25,18 @@ import numpy as np
 from tokenizers import Encoding
 
 from snaketune.tokenization.control import any_of, unused_characters
+from snaketune.tokenization.reasoning import THOUGHT, check_reasoning
 from snaketune.tokenization.template import Message, Refused, Span, Tools, render
 from snaketune.tokenization.tool_calls import check_written
+
+# Variables with which the generation prompt of a template may lead to a turn: its default, with reasoning, without.
+THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
 
 
 def render_unmarked(
     template: str,
     conversations: Sequence[list[Message]],
     variables: dict[str, Any],
-    add_generation_prompt: bool,
     control: Sequence[str],
     tools: Tools = (),
 ) -> tuple[list[str], list[list[Span]]]:
@@ -40,21 +47,21 @@ def render_unmarked(
     Raises:
         SnaketuneError: the template refuses a conversation, or doesn't write each assistant content unchanged and once.
     """
-    texts, _ = render(template, conversations, variables, add_generation_prompt, tools)
+    texts, _ = render(template, conversations, variables, tools=tools)
     (bracket,) = unused_characters(texts, 1)
     bracketed = [_add_brackets(messages, bracket, inside=False) for messages in conversations]
-    marked, _ = render(template, bracketed, variables, add_generation_prompt, tools)
+    marked, _ = render(template, bracketed, variables, tools=tools)
     ends = re.compile(f" *(?:{any_of(control)})")
     spans = []
     for messages, text, candidate, own_tools in zip(conversations, texts, marked, tools or [None] * len(texts)):
 
-        def rendered(some: list[Message], prompt: bool = False, own_tools: str | None = own_tools) -> str:
-            ((text,), _) = render(template, [some], variables, prompt, [own_tools])
+        def rendered(some: list[Message], own_tools: str | None = own_tools) -> str:
+            ((text,), _) = render(template, [some], variables, tools=[own_tools])
             return text
 
         if candidate.replace(bracket, "") != text:
             # With brackets inside the outer whitespace, a template that trims removes the same as before.
-            candidate = rendered(_add_brackets(messages, bracket, inside=True), add_generation_prompt)
+            candidate = rendered(_add_brackets(messages, bracket, inside=True))
         parts = sum(len(message.get("tool_calls", [0])) for message in messages if message["role"] == "assistant")
         if candidate.replace(bracket, "") != text or candidate.count(bracket) != 2 * parts:
             raise _text_changed(text)
@@ -144,8 +151,66 @@ def _add_brackets(messages: list[Message], bracket: str, inside: bool) -> list[M
     return [changed(message) for message in messages]
 
 
-def token_spans(encoding: Encoding, spans: list[Span], is_control: np.ndarray) -> list[Span]:
-    """Return, for each span, the tokens (first, last + 1) that contain any of its characters; (0, 0) if none does.
+def generated_spans(
+    messages: list[Message],
+    text: str,
+    control: Sequence[str],
+    rendered: Callable[..., str],
+) -> list[Span | None] | None:
+    """Return the span of each assistant turn in `text` as the model generates it: from the end of its prompt, as the template
+    writes it for the turns before, to the end of turn.
+
+    A span is None if `text` has another form of the turn than the one that is generated, as Qwen3's template drops the
+    reasoning of earlier turns. The result is None if not even the last turn follows its prompt.
+
+    Args:
+        text: the rendered messages.
+        rendered: renders messages, with `prompt=True` also the generation prompt, with further variables of the template.
+    """
+    ends = re.compile(any_of(control))
+    spans: list[Span | None] = []
+    speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    for number in speaking:
+        last = number == len(messages) - 1
+        turn = text if last else rendered(messages[: number + 1])
+        prompts = (rendered(messages[:number], prompt=True, **thinking) for thinking in THINKING)
+        start = next((len(prompt) for prompt in prompts if turn.startswith(prompt)), None)
+        if start is None:
+            if number == speaking[-1]:
+                return None
+            spans.append(None)
+            continue
+        *_, closing = [None, *ends.finditer(turn, start)]
+        end = closing.end() if closing else len(turn)
+        spans.append((start, end) if last or text.startswith(turn[:end]) else None)
+        if spans[-1] is not None:
+            check_turn(messages[number], text[start:end])
+    return spans
+
+
+def check_turn(message: Message, turn: str) -> None:
+    """Refuse an assistant's message of which the template doesn't write all in `turn`."""
+    check_reasoning(message, turn)
+    if "tool_calls" in message:
+        check_written(message, turn)
+    elif THOUGHT.sub("", message["content"]).strip() not in turn:
+        raise _text_changed(turn)
+
+
+def without_blanks(text: str, spans: list[Span], control: Sequence[str]) -> list[Span]:
+    """Return spans without the blanks after an end of turn: they are the template's, since the model stops before them."""
+    ends = re.compile(rf"(?:{any_of(control)})$")
+
+    def end_of(start: int, end: int) -> int:
+        turn = text[start:end].rstrip()
+        return start + len(turn) if ends.search(turn) else end
+
+    return [(start, end_of(start, end)) for start, end in spans]
+
+
+def token_spans(encoding: Encoding, spans: list[Span | None], is_control: np.ndarray) -> list[Span | None]:
+    """Return, for each span, the tokens (first, last + 1) that contain any of its characters; (0, 0) if none does,
+    None for None.
 
         characters   0-12           12-21      21-22  22-24  24-27  27-37
         tokens       <|im_start|>   assistant  \\n     He     llo    <|im_end|>
@@ -159,8 +224,12 @@ def token_spans(encoding: Encoding, spans: list[Span], is_control: np.ndarray) -
         encoding: the encoding of the text, n tokens.
         is_control: bool[n], which of the tokens are control tokens.
     """
-    converted = []
-    for start, end in spans:
+    converted: list[Span | None] = []
+    for span in spans:
+        if span is None:
+            converted.append(None)
+            continue
+        start, end = span
         first = _first_token(encoding, range(start, end))
         last = _first_token(encoding, range(end - 1, start - 1, -1))
         if first is None or last is None:

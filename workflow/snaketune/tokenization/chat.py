@@ -13,6 +13,7 @@ path; corpora are encoded batch by batch (see `batched`) where that is proved to
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -23,12 +24,16 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization import tool_calls
-from snaketune.tokenization.assistant_spans import render_unmarked, token_spans
+from snaketune.tokenization.assistant_spans import generated_spans, render_unmarked, token_spans, without_blanks
 from snaketune.tokenization.control import ControlTokens, OmittedTurn, TemplateControl, unused_characters
-from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render
+from snaketune.tokenization.reasoning import keys_read, with_reasoning
+from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render, with_date
 
 # Variables of templates, as transformers passes them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# The date that a template writes as today's, a key of `tokenizer_config.json`; and the file of the training template.
+DATE_KEY = "chat_template_date"
+TRAINING_TEMPLATE = "training_template.jinja"
 # The template of documents, which replaces the chat template: the tokenizer's opening of a text, the text, and eos.
 DOCUMENT = "{{ opening }}{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
 
@@ -39,22 +44,34 @@ class Encoded:
 
     Attributes:
         ids: int32[n].
-        spans: for each assistant turn, its supervised tokens [start, end), including the end of turn.
+        spans: for each assistant turn, its tokens [start, end), including the end of turn; None if the template rewrites the
+            turn in this conversation, so that the model never generates it in this form.
     """
 
     ids: np.ndarray
-    spans: list[Span]
+    spans: list[Span | None]
 
     @property
     def supervised(self) -> np.ndarray:
         return self.mask(self.spans)
 
-    def mask(self, spans: list[Span]) -> np.ndarray:
+    def mask(self, spans: list[Span | None]) -> np.ndarray:
         """Return bool[n], the tokens of the given spans."""
         mask = np.zeros(len(self.ids), bool)
-        for start, end in spans:
+        for start, end in map(known, spans):
             mask[start:end] = True
         return mask
+
+
+def known(span: Span | None) -> Span:
+    """Return a span; refuse the row if it is None."""
+    if span is None:
+        raise Refused(
+            "rewritten_turn",
+            "the chat template writes an assistant turn otherwise where others follow, so it is never generated in this form; "
+            "in conversations corpora.NAME.reasoning: exact trains it as it is generated; drop such rows from other corpora",
+        )
+    return span
 
 
 class ChatTokenizer:
@@ -64,7 +81,8 @@ class ChatTokenizer:
         pad_id, eos_id: ids of the padding and of the end-of-sequence token.
         vocab_size: the smallest number of embeddings with a row for every id, added tokens included.
         template: the chat template.
-        marked: whether the template marks what is generated; if not, the assistant's turns are located by role.
+        marked: whether the template marks what is generated.
+        training_template: TRL's template with markers for the same text, "" if there is none; for an unmarked template.
         reads_calls: whether the template has a form of its own for tool calls.
         description: `tokenizer.json`, parsed, without post-processor, truncation and padding.
         added: the string of each added token, by id.
@@ -72,14 +90,18 @@ class ChatTokenizer:
             config lists as `chat_control_tokens`. Other added tokens (Qwen's `<think>`) are ordinary words.
     """
 
-    def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str):
+    def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str, training_template: str = ""):
         """Build from `tokenizer.json` and `tokenizer_config.json`, parsed."""
         self._original = description, config
         # Without the post-processor, which would only trim whitespace from the offsets: the template writes every special
         # token itself.
         self.description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
+        if config.get(DATE_KEY):
+            today = date.fromisoformat(config[DATE_KEY])
+            template, training_template = with_date(template, today), with_date(training_template, today)
         self.template, self.marked = template, marks_generation(template)
+        self.training_template = "" if self.marked else training_template
         self._variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
         added, named = description["added_tokens"], config.get("chat_control_tokens") or ()
         self.added = {token["id"]: token["content"] for token in added}
@@ -104,13 +126,15 @@ class ChatTokenizer:
         try:
             description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            path = folder / "chat_template.jinja"
-            template = path.read_text(encoding="utf-8") if path.exists() else ""
+            template, training_template = (
+                path.read_text(encoding="utf-8") if path.exists() else ""
+                for path in (folder / "chat_template.jinja", folder / TRAINING_TEMPLATE)
+            )
         except (OSError, ValueError) as error:
             raise SnaketuneError(
                 f"{folder} has no usable tokenizer: {error}; it needs tokenizer.json and tokenizer_config.json"
             ) from None
-        return cls(description, config, template)
+        return cls(description, config, template, training_template)
 
     def for_documents(self) -> "ChatTokenizer":
         """Return this tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
@@ -127,6 +151,19 @@ class ChatTokenizer:
         return tool_calls.reads_calls(self.template)
 
     @cached_property
+    def reasoning_keys(self) -> dict[bool, tuple[str, ...]]:
+        """The keys in which the template reads reasoning, without (False) and with tool calls (True)."""
+        return {
+            with_calls: keys_read(self._rendered, with_calls=with_calls) if with_calls <= self.reads_calls else ()
+            for with_calls in (False, True)
+        }
+
+    @cached_property
+    def treats_reasoning(self) -> bool:
+        """Whether the template treats reasoning apart from other text."""
+        return "think" in self.template or any(self.reasoning_keys.values())
+
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a turn: eos, and the control token with which the template ends assistant turns."""
         if not self.template:
@@ -134,7 +171,7 @@ class ChatTokenizer:
         (encoded,) = self.encode(
             [[{"role": role, "content": tool_calls.PLACEHOLDER} for role in ("user", "assistant")]]
         )
-        ends = {int(encoded.ids[end - 1]) for start, end in encoded.spans if end > start}
+        ends = {int(encoded.ids[span[1] - 1]) for span in encoded.spans if span and span[1] > span[0]}
         return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
 
     def is_control(self, ids: np.ndarray) -> np.ndarray:
@@ -153,14 +190,21 @@ class ChatTokenizer:
 
             <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
         """
-        frame = self._template_control.frame(self._with_calls(messages, tools), tools, False)
+        ends = self.ends_by_turn(messages, ids, tools)
+        return np.array([end for end in ends if end is not None], np.int64)
+
+    def ends_by_turn(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> list[int | None]:
+        """Return, for each message, the end of its turn in `ids` (see `turn_ends`); None if it has no end of its own."""
+        frame = self._template_control.frame(self._prepared(messages, tools), tools, False)
         control = np.flatnonzero(self._template_only[ids])
         # The counts differ only if the template writes other control tokens around other contents.
-        return control[frame.ends] + 1 if len(control) == len(frame.ids) else np.zeros(0, np.int64)
+        if len(control) != len(frame.ids):
+            return [None] * len(messages)
+        return [None if end is None else int(control[end]) + 1 for end in frame.ends]
 
     def omitted_turns(self, messages: list[Message], tools: str | None) -> list[int]:
         """Return the numbers of the turns that the template doesn't write."""
-        return self._template_control.frame(self._with_calls(messages, tools), tools, False).omitted
+        return self._template_control.frame(self._prepared(messages, tools), tools, False).omitted
 
     def encode_text(self, text: str) -> Encoding:
         """Encode rendered text; every string of a control token becomes one."""
@@ -168,20 +212,67 @@ class ChatTokenizer:
 
     def render(
         self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
-    ) -> tuple[list[str], list[list[Span]]]:
-        """Render conversations; return the text of each, and the character spans of its assistant turns."""
+    ) -> tuple[list[str], list[list[Span | None]]]:
+        """Render conversations; return the text of each, and the character spans of its assistant turns (None if a turn isn't
+        written as it is generated)."""
         if not self.template:
             raise SnaketuneError(
                 "the tokenizer has no chat template, so conversations can't be rendered; name one under "
                 "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
             )
-        if not self.marked:
+        tools = list(tools) or [None] * len(conversations)
+        if add_generation_prompt:
+            # In a prompt, nothing is supervised.
+            texts, _ = render(self.template, conversations, self._variables, True, tools)
+            return texts, [[] for _ in texts]
+        if self.marked:
+            return self._render_marked(self.template, conversations, tools)
+        texts, _ = render(self.template, conversations, self._variables, tools=tools)
+        spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
+        if rest := [number for number, own in enumerate(spans) if own is None]:
+            messages, own_tools = ([column[number] for number in rest] for column in (conversations, tools))
             control = list(self.control.ids)
-            return render_unmarked(self.template, conversations, self._variables, add_generation_prompt, control, tools)
-        texts, spans = render(self.template, conversations, self._variables, add_generation_prompt, tools)
+            _, bracketed = render_unmarked(self.template, messages, self._variables, control, own_tools)
+            for number, own in zip(rest, bracketed, strict=True):
+                spans[number] = own
+        return texts, spans
+
+    def _render_marked(
+        self, template: str, conversations: Sequence[list[Message]], tools: Tools
+    ) -> tuple[list[str], list[list[Span]]]:
+        """Render with a template that marks what is generated."""
+        texts, marked = render(template, conversations, self._variables, tools=tools)
+        spans = [without_blanks(text, own, list(self.control.ids)) for text, own in zip(texts, marked, strict=True)]
         for messages, text, own in zip(conversations, texts, spans, strict=True):
             tool_calls.check_marked_calls(messages, text, own)
         return texts, spans
+
+    def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:
+        """Return the spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
+        if self.training_template:
+            try:
+                (same,), (spans,) = self._render_marked(self.training_template, [messages], [tools])
+            except Refused:
+                same, spans = "", []
+            if same == text:
+                return list(spans)
+        if not self.treats_reasoning or "add_generation_prompt" not in self.template:
+            return None
+        return generated_spans(messages, text, list(self.control.ids), partial(self._rendered, tools=tools))
+
+    def _rendered(
+        self, messages: list[Message], prompt: bool = False, tools: str | None = None, **variables: Any
+    ) -> str:
+        """Return the text of one conversation, with further variables of the template."""
+        (text,), _ = render(self.template, [messages], self._variables | variables, prompt, [tools])
+        return text
+
+    def rewrites(self, messages: list[Message], number: int, tools: str | None = None) -> bool:
+        """Return True if the template writes the first `number` turns otherwise where others follow."""
+        whole, up_to = (
+            self._rendered(self._prepared(some, tools), tools=tools) for some in (messages, messages[:number])
+        )
+        return not whole.startswith(up_to)
 
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
         """Return int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
@@ -219,7 +310,7 @@ class ChatTokenizer:
         if not conversations:
             return []
         tools = list(tools) or [None] * len(conversations)
-        conversations = [self._with_calls(*row) for row in zip(conversations, tools, strict=True)]
+        conversations = [self._prepared(*row) for row in zip(conversations, tools, strict=True)]
         texts, spans = self.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         frames = [self._template_control.frame(*row, add_generation_prompt) for row in zip(conversations, tools)]
@@ -250,9 +341,11 @@ class ChatTokenizer:
                 raise OmittedTurn(messages[frame.omitted[0]])
         return encoded
 
-    def _with_calls(self, messages: list[Message], tools: str | None) -> list[Message]:
-        """Return the messages, with tool calls under `tool_calls` if the template reads that key."""
-        return tool_calls.with_calls(messages, tools) if self.reads_calls else messages
+    def _prepared(self, messages: list[Message], tools: str | None) -> list[Message]:
+        """Return the messages with tool calls and reasoning under the keys that the template reads, if it does."""
+        if self.reads_calls:
+            messages = tool_calls.with_calls(messages, tools)
+        return with_reasoning(messages, self.reasoning_keys)
 
     def _guarded(
         self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from snaketune.tokenization.reasoning import KEYS
 from snaketune.tokenization.template import SHIPPED, Message, Refused, Span, Tools, render
 from snaketune.tokenization.tool_calls import blank_message, replace_texts
 
@@ -204,13 +205,13 @@ class ControlFrame:
 
     Attributes:
         ids: int32, its control tokens.
-        ends: the indices of the control tokens that end a turn.
+        ends: for each turn, the index of the control token that ends it; None if none does.
         omitted: the indices of the turns that the template doesn't write.
         writes_tools: whether it writes the tools, where there are any.
     """
 
     ids: np.ndarray
-    ends: list[int]
+    ends: list[int | None]
     omitted: list[int]
     writes_tools: bool
 
@@ -246,7 +247,9 @@ class TemplateControl:
 
     def frame(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
         """Return the frame of messages of this shape."""
-        shape = (json.dumps(blank_message(one)) if "tool_calls" in one else one["role"] for one in messages)
+        shape = (
+            json.dumps(blank_message(one)) if one.keys() & {"tool_calls", *KEYS} else one["role"] for one in messages
+        )
         key = (add_generation_prompt, tools, *shape)
         if key not in self._frames:
             # The cache has no natural bound, for example if every row has other tools.
@@ -271,17 +274,16 @@ class TemplateControl:
         starts = [*(text.find(mark) for mark in marks), len(text)]
         speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         span_of = dict(zip(speaking, spans)) if len(spans) == len(speaking) else {}
-        ends, omitted = [], []
+        ends, omitted = [None] * len(messages), []
         for number, (message, mark, start, following) in enumerate(zip(messages, marks, starts, starts[1:])):
             if start < 0:
                 omitted.append(number)
             elif "tool_calls" in message:
                 # There may be control tokens between the parts of a call, too.
-                ends += [
-                    at for at, (_, (_, end)) in enumerate(control) if number in span_of and end == span_of[number][1]
-                ]
+                span = span_of.get(number)
+                ends[number] = next((at for at, (_, (_, end)) in enumerate(control) if span and end == span[1]), None)
             else:
-                after = [at for at, (_, (begin, _)) in enumerate(control) if start + len(mark) <= begin < following]
-                ends += after[:1]
+                after = (at for at, (_, (begin, _)) in enumerate(control) if start + len(mark) <= begin < following)
+                ends[number] = next(after, None)
         ids = np.array([id for id, _ in control], np.int32)
         return ControlFrame(ids, ends, omitted, writes_tools=text != without)

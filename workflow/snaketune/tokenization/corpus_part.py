@@ -187,8 +187,11 @@ def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTo
 
 
 def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
-    by_kind = {"preference": pair_turns, "unpaired": completion_turns}
-    return by_kind[spec.kind](table) if spec.kind in by_kind else conversation_turns(table, spec.train_on)
+    if spec.kind == "preference":
+        return pair_turns(table, reasoning=spec.reasoning)
+    if spec.kind == "unpaired":
+        return completion_turns(table, spec.reasoning)
+    return conversation_turns(table, spec.train_on, spec.reasoning)
 
 
 def _names(table: pa.Table) -> pa.StringArray:

@@ -9,13 +9,17 @@ turns are wanted (see `turn_columns`):
     supervised    x          x        x                      all wanted turns (`everything`)
 """
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
-from snaketune.tokenization.chat import ChatTokenizer, Encoded
+from snaketune.tokenization.chat import ChatTokenizer, Encoded, known
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.template import Message, Refused
 from snaketune.tokenization.tool_calls import texts_in
 from snaketune.tokenization.turn_columns import Turns
+from snaketune.tokenization.turn_trees import View, merge_views, splice_views
 
 
 def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
@@ -25,19 +29,63 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
         SnaketuneError: the template refuses a conversation; or some turns aren't supervised, and the template doesn't mark one
             block per assistant turn.
     """
-    parts = []
     messages, tools = turns.messages(), turns.tools.to_pylist()
     wanted = np.split(turns.wanted, turns.offsets[1:-1])
-    for number, (own, encoded) in enumerate(zip(messages, chat.encode(messages, tools=tools), strict=True)):
-        turn_ends = chat.turn_ends(own, encoded.ids, tools[number])
+    parts: dict[int, EncodedBatch] = {}
+    if turns.rewritten:
+        for number, (own, own_wanted, own_tools) in enumerate(zip(messages, wanted, tools, strict=True)):
+            if part := _rewritten(chat, own, own_wanted, own_tools, turns.rewritten):
+                parts[number] = part
+    whole = [number for number in range(len(messages)) if number not in parts]
+    columns = ([column[number] for number in whole] for column in (messages, tools))
+    for number, encoded in zip(whole, chat.encode(next(columns), tools=next(columns)), strict=True):
+        turn_ends = chat.turn_ends(messages[number], encoded.ids, tools[number])
         if turns.everything[number]:
             supervised = _all_turns_mask(wanted[number], encoded, turn_ends)
         else:
-            supervised = _assistant_mask(own, wanted[number], encoded)
-        ends_turn = np.zeros(len(encoded.ids), bool)
-        ends_turn[turn_ends - 1] = True
-        parts.append(EncodedBatch(encoded.ids, np.array([0, len(encoded.ids)]), supervised, ends_turn))
-    return concatenated(parts)
+            supervised = _assistant_mask(messages[number], wanted[number], encoded)
+        parts[number] = _one(encoded.ids, supervised, turn_ends)
+    return concatenated([parts[number] for number in range(len(messages))])
+
+
+def _rewritten(
+    chat: ChatTokenizer, messages: list[Message], wanted: np.ndarray, tools: str | None, treatment: str
+) -> EncodedBatch | None:
+    """Encode a conversation of which the template rewrites a wanted assistant turn; None if it doesn't.
+
+    `treatment` is that of `Turns.rewritten`.
+    """
+    ends = [at for at, message in enumerate(messages, 1) if message["role"] == "assistant" and wanted[at - 1]]
+    changed = [end for end in ends if end < len(messages) and chat.rewrites(messages, end, tools)]
+    if not changed:
+        return None
+    if treatment == "last":
+        (encoded,) = chat.encode([messages], tools=[tools])
+        kept = wanted & ~np.isin(np.arange(1, len(messages) + 1), changed)
+        return _one(encoded.ids, _assistant_mask(messages, kept, encoded), chat.turn_ends(messages, encoded.ids, tools))
+    encoded_views = chat.encode([messages[:end] for end in ends], tools=[tools] * len(ends))
+    views = [View(encoded.ids, *known(encoded.spans[-1])) for encoded in encoded_views]
+    if treatment == "all":
+        continues = [0]
+        for (before, end), view in zip(pairwise(ends), views[1:]):
+            after = chat.ends_by_turn(messages[:end], view.ids, tools)[before - 1]
+            if after is None:
+                raise Refused(
+                    "turns_without_ends",
+                    "the chat template rewrites an assistant turn where others follow, and ends it without a control token, "
+                    "so the reasoning of all turns can't be written into one sequence; use corpora.NAME.reasoning: exact",
+                )
+            continues.append(after)
+        return _one(*splice_views(views, continues))
+    tree = merge_views(views)
+    return replace(_one(tree.ids, tree.supervised, np.zeros(0, np.int64)), branches=(tree.branches,))
+
+
+def _one(ids: np.ndarray, supervised: np.ndarray, turn_ends: np.ndarray) -> EncodedBatch:
+    """Return one conversation as a batch; `turn_ends` are the numbers of tokens up to the end of each turn."""
+    ends_turn = np.zeros(len(ids), bool)
+    ends_turn[turn_ends - 1] = True
+    return EncodedBatch(ids, np.array([0, len(ids)]), supervised, ends_turn)
 
 
 def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:

@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -26,6 +27,7 @@ Tools = Sequence[str | None]
 TEXT = "text"
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+DATE_CALL = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 SHIPPED = "resources/chat_templates"
 # The limit of CPU time for one call of `render`; a thousand conversations take a twentieth of a second.
 SECONDS = 60.0
@@ -53,6 +55,20 @@ def marks_generation(template: str) -> bool:
     True
     """
     return GENERATION_MARKER.search(template) is not None
+
+
+def writes_date(template: str) -> bool:
+    """Whether the template writes the date of its use."""
+    return "strftime_now(" in template
+
+
+def with_date(template: str, today: date) -> str:
+    """Return a template with a fixed date instead of its calls of `strftime_now`; one whose format isn't a constant stays.
+
+    >>> with_date("{{ strftime_now('%d %b %Y') }}", date(2026, 1, 31))
+    "{{ '31 Jan 2026' }}"
+    """
+    return DATE_CALL.sub(lambda call: repr(today.strftime(call[2])), template)
 
 
 class TemplateTimeout(BaseException):

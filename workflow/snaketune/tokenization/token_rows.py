@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.tokenization.encoded_rows import EncodedBatch, first_in_rows, gather, offsets_of
+from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch, first_in_rows, gather, offsets_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ class TokenRows:
         ends = np.flatnonzero(self.sequences.ends_turn)
         offsets = np.searchsorted(ends, self.sequences.offsets)
         return (ends + 1 - np.repeat(self.sequences.starts, np.diff(offsets))).astype(np.int32), offsets
+
+    @property
+    def branches(self) -> tuple[np.ndarray, np.ndarray]:
+        """The branches of each sequence, flat: int32 values and int64[n + 1] offsets."""
+        branches = self.sequences.branches or ()
+        counts = [own.size for own in branches] or [0] * len(self.names)
+        return np.concatenate([NO_BRANCHES, *branches]).reshape(-1), offsets_of(np.array(counts, np.int64))
 
 
 def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
@@ -123,6 +130,8 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
     number[indices] = np.arange(len(indices))
     taken = pa.array(number, mask=number < 0)
 
+    branches = rows.sequences.branches
+
     def expand(values: np.ndarray) -> np.ndarray:
         return np.append(values, np.zeros(1, values.dtype))[number]
 
@@ -132,7 +141,11 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
     return replace(
         rows,
         names=names,
-        sequences=replace(rows.sequences, offsets=offsets_of(expand(rows.sequences.lengths))),
+        sequences=replace(
+            rows.sequences,
+            offsets=offsets_of(expand(rows.sequences.lengths)),
+            branches=branches and tuple(branches[at] if at >= 0 else NO_BRANCHES for at in number.tolist()),
+        ),
         label=rows.label.take(taken),
         source=rows.source and rows.source.take(taken),
         **columns,

@@ -27,6 +27,7 @@ SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
 # supervised_runs: the tokens where loss is taken, as start, end, start, end, ...; never the first, which nothing predicts.
 # turn_ends: the ends of a conversation's turns, in tokens, ascending; empty for pairs.
+# branches: of a conversation that is a tree, start, prefix, parent of each branch (see `turn_trees`); else empty.
 # prompt, chosen: tokens of the prompt and of the chosen (or labelled) completion; 0 for conversations.
 # common: leading tokens of both completions of a pair that are equal in id and supervision; else 0.
 # prompt_hash: equal for equal prompts; 0 for conversations.
@@ -40,6 +41,7 @@ INDEX = pa.schema(
         "supervised": pa.int32(),
         "supervised_runs": pa.list_(pa.int32()),
         "turn_ends": pa.list_(pa.int32()),
+        "branches": pa.list_(pa.int32()),
         "prompt": pa.int32(),
         "chosen": pa.int32(),
         "common": pa.int32(),
@@ -69,6 +71,7 @@ class TokenWriter:
             "supervised": rows.supervised_tokens.astype(np.int32),
             "supervised_runs": _list_array(*rows.supervised_runs),
             "turn_ends": _list_array(*rows.turn_ends),
+            "branches": _list_array(*rows.branches),
             "prompt": rows.prompt.astype(np.int32),
             "chosen": rows.chosen.astype(np.int32),
             "common": rows.common.astype(np.int32),

@@ -22,6 +22,7 @@ from typing import Any
 
 from jinja2 import nodes
 
+from snaketune.tokenization.reasoning import KEYS
 from snaketune.tokenization.template import Message, Refused, Span
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -155,15 +156,17 @@ def texts_in(tools: str | None) -> Iterator[str]:
 
 
 def message_texts(message: Message) -> Iterator[str]:
-    """Yield all texts of a message: its content, the strings of its calls, the name of the function whose result it is."""
+    """Yield all texts of a message: its content and reasoning, the strings of its calls, the name of the function whose result
+    it is."""
     yield message["content"]
-    others = [message.get("name"), [call["function"] for call in message.get("tool_calls", ())]]
+    others = [message.get("name"), *(message.get(key) for key in KEYS)]
+    others.append([call["function"] for call in message.get("tool_calls", ())])
     yield from (leaf for leaf in _leaves(others) if isinstance(leaf, str))
 
 
 def replace_texts(message: Message, content: str, change: Callable[[str], str]) -> Message:
     """Return the message with another content, and with all its other texts changed by `change`."""
-    changed: Message = {"name": change(message["name"])} if "name" in message else {}
+    changed: Message = {key: change(message[key]) for key in ("name", *KEYS) if key in message}
     if "tool_calls" in message:
         calls = [{**call, "function": with_strings(call["function"], change)} for call in message["tool_calls"]]
         changed["tool_calls"] = calls
@@ -173,7 +176,7 @@ def replace_texts(message: Message, content: str, change: Callable[[str], str]) 
 def blank_message(message: Message, text: str = PLACEHOLDER) -> Message:
     """Return a message of the same shape whose content and function names are `text`, with arguments of the same types."""
     calls = message.get("tool_calls", ())
-    changed: Message = {"name": PLACEHOLDER} if "name" in message else {}
+    changed: Message = {key: PLACEHOLDER for key in ("name", *KEYS) if key in message}
     if calls:
         changed["tool_calls"] = [
             {**call, "function": {"name": text, "arguments": _blank_value(call["function"]["arguments"])}}

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from snaketune.config.corpus_sources import Reasoning
 from snaketune.tokenization.encoded_rows import gather, offsets_of
+from snaketune.tokenization.reasoning import without_reasoning
 from snaketune.tokenization.template import Message
 
 
@@ -20,6 +23,9 @@ class Turns:
         wanted: bool, shaped like `index`: which assistant turns are supervised; with `everything`, which turns of any role.
         everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
         tools: strings[n], null if a conversation has none.
+        rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `turn_trees`):
+            `exact`, each is a branch of a tree; `last`, they aren't supervised; `all`, each is written as it is generated, in
+            one sequence; None, conversations are as the template writes them (pairs, documents).
     """
 
     roles: pa.StringArray
@@ -29,6 +35,7 @@ class Turns:
     wanted: np.ndarray
     everything: np.ndarray
     tools: pa.StringArray
+    rewritten: Literal["exact", "last", "all"] | None = None
 
     def __len__(self) -> int:
         return len(self.everything)
@@ -58,21 +65,25 @@ class Turns:
         return [flat[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist())]
 
 
-def conversation_turns(table: pa.Table, train_on: str) -> Turns:
+def conversation_turns(table: pa.Table, train_on: str, reasoning: Reasoning | None = None) -> Turns:
     """Return the turns of the column `messages`; `assistant`, `last` or `all` are supervised, but never those with weight 0."""
-    roles, contents, wanted, offsets = _column(table, "messages")
+    roles, contents, wanted, offsets = _column(table, "messages", reasoning)
     if train_on == "last":
         assistants = np.flatnonzero(_are_assistants(roles))
         conversation = np.searchsorted(offsets, assistants, side="right")
         earlier = assistants[:-1][conversation[:-1] == conversation[1:]]
         wanted[earlier] = False
     everything = np.full(len(table), train_on == "all")
-    return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, _tools(table))
+    # With `all`, nothing is generated.
+    rewritten = None if train_on == "all" else "exact" if reasoning == "none" else reasoning
+    return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, _tools(table), rewritten)
 
 
-def pair_turns(table: pa.Table, completions: Sequence[str] = ("chosen", "rejected")) -> Turns:
+def pair_turns(
+    table: pa.Table, completions: Sequence[str] = ("chosen", "rejected"), reasoning: Reasoning | None = None
+) -> Turns:
     """Return prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
-    roles, contents, wanted, offsets = zip(*(_column(table, name) for name in ("prompt", *completions)))
+    roles, contents, wanted, offsets = zip(*(_column(table, name, reasoning) for name in ("prompt", *completions)))
     wanted[0][:] = False
     bases = offsets_of(np.array([len(own) for own in roles]))
     # The prompt before each completion.
@@ -92,9 +103,9 @@ def pair_turns(table: pa.Table, completions: Sequence[str] = ("chosen", "rejecte
     )
 
 
-def completion_turns(table: pa.Table) -> Turns:
+def completion_turns(table: pa.Table, reasoning: Reasoning | None = None) -> Turns:
     """Return prompt + completion of each row, whose completion is supervised."""
-    return pair_turns(table, ["completion"])
+    return pair_turns(table, ["completion"], reasoning)
 
 
 def _are_assistants(roles: pa.StringArray) -> np.ndarray:
@@ -108,7 +119,9 @@ def _tools(table: pa.Table) -> pa.StringArray:
     return pa.concat_arrays([pa.array([], pa.string()), *table.column("tools").chunks])
 
 
-def _column(table: pa.Table, name: str) -> tuple[pa.StringArray, pa.StringArray, np.ndarray, np.ndarray]:
+def _column(
+    table: pa.Table, name: str, reasoning: Reasoning | None
+) -> tuple[pa.StringArray, pa.StringArray, np.ndarray, np.ndarray]:
     """Return roles, contents and supervision (bool) of all turns of a column, and int64[n + 1], the offsets of the rows."""
     chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
     column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
@@ -116,6 +129,8 @@ def _column(table: pa.Table, name: str) -> tuple[pa.StringArray, pa.StringArray,
     turns = column.flatten()
     fields = dict(zip((field.name for field in turns.type), turns.flatten()))
     roles, contents = (fields[part].cast(pa.string()) for part in ("role", "content"))
+    if reasoning == "none":
+        contents = without_reasoning(roles, contents)
     supervised = np.ones(len(roles), bool)
     if "supervised" in fields:
         supervised = fields["supervised"].to_numpy(zero_copy_only=False).astype(bool)

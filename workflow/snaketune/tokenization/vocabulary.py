@@ -1,9 +1,10 @@
 """Work of the `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its chat template.
 
-Payload: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` (a folder for AutoTokenizer), and
-`sentencepiece.model` if it was trained.
+Payload: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` (a folder for AutoTokenizer); `sentencepiece.model` if
+it was trained; and `training_template.jinja` if TRL has one for the chat template.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -11,18 +12,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import read_table
-from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.chat import DATE_KEY, TRAINING_TEMPLATE, ChatTokenizer
 from snaketune.tokenization.control import any_of
 from snaketune.tokenization.creation.check import PROBES, check, check_mistral_frame
 from snaketune.tokenization.creation.fast_tokenizer import compare, convert, save
 from snaketune.tokenization.creation.train import CONTROL, PAD, TURN_END, UNK, Texts, train
-from snaketune.tokenization.template import TEXT, Message, Refused, render, shipped_templates
+from snaketune.tokenization.template import (
+    TEXT,
+    Message,
+    Refused,
+    marks_generation,
+    render,
+    shipped_templates,
+    writes_date,
+)
+from snaketune.tokenization.training_templates import training_template
 
 SAMPLES = 3
 # The most characters of a conversation that is shown as a sample.
@@ -69,13 +79,12 @@ def make_tokenizer(
         )
         samples = list(islice(short, SAMPLES)) or list(PROBES)
 
+    spans = _complete(spec, work.payload)
     chat = ChatTokenizer.load(work.payload)
     if template is not None:
         check_mistral_frame(chat)
-    if chat.template and not chat.marked:
-        print("the chat template marks nothing as generated; the supervised tokens are found by roles", flush=True)
     about |= {
-        "spans": "none" if not chat.template else "markers" if chat.marked else "roles",
+        "spans": spans,
         "samples": check(chat, samples) if chat.template else [],
         "vocab_size": chat.vocab_size,
         "pad_id": chat.pad_id,
@@ -138,6 +147,30 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     source = "given" if template else "the model's own" if own else "none"
     replaced = {"own_pad_token": own_pad} if own_pad and own_pad != tokenizer.pad_token else {}
     return {"chat_template": source, "pad_token": tokenizer.pad_token, **replaced}
+
+
+def _complete(spec: TokenizerSpec, folder: Path) -> str:
+    """Write the date of the chat template into the tokenizer's config, and TRL's training template beside it, if it has one;
+    return and print how supervised tokens are found."""
+    path = folder / "chat_template.jinja"
+    template = path.read_text(encoding="utf-8") if path.exists() else ""
+    if spec.template_date and not writes_date(template):
+        raise SnaketuneError("tokenizers.NAME.template_date: the chat template writes no date; remove the key")
+    if spec.template_date:
+        config = folder / "tokenizer_config.json"
+        known = json.loads(config.read_text(encoding="utf-8"))
+        write_json(config, known | {DATE_KEY: spec.template_date.isoformat()})
+    if not template:
+        return "none"
+    if marks_generation(template):
+        return "markers"
+    if found := training_template(template):
+        name, text = found
+        (folder / TRAINING_TEMPLATE).write_text(text, encoding="utf-8")
+        print(f"the chat template marks nothing as generated; TRL's training template for it does ({name})", flush=True)
+        return f"training template {name}"
+    print("the chat template marks nothing as generated; the supervised tokens are found by roles", flush=True)
+    return "roles"
 
 
 def _read_template(files: list[Path]) -> str | None:

@@ -60,7 +60,8 @@ def of_corpus(spec: CorpusSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_tokenizer(spec: TokenizerSpec, inputs: Inputs) -> tuple[str, ...]:
-    return _used(tokenizers=True, transformers=True, sentencepiece=spec.adopt is None)
+    # An adopted template may have a training template in TRL.
+    return _used(tokenizers=True, transformers=True, sentencepiece=spec.adopt is None, trl=spec.adopt is not None)
 
 
 def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:

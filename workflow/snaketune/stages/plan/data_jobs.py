@@ -72,7 +72,10 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
         kind, train_on = "text", "all"
     elif kind != "sft":
         train_on = "assistant"
-    whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
+    reasoning = context.config.corpora[corpus].reasoning
+    if kind == "sft" and train_on != "all":
+        reasoning = reasoning or "exact"
+    whole = TokenizeSpec(kind=kind, train_on=train_on, reasoning=reasoning, part=0, parts=0)
     name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
     parts = part_count(context, corpus)
     quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"

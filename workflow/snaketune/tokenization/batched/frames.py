@@ -98,7 +98,10 @@ class Frames:
             for number, literal in enumerate(zip(starts, ends))
         ]
         speaking = roles.count("assistant")
-        _require(len(spans) == speaking)
+        _require(len(spans) == speaking and None not in spans)
+        _require(
+            not any(self._chat.rewrites(plain, at, None) for at, role in enumerate(roles, 1) if role == "assistant")
+        )
         _require(sum(literal.supervised_from >= 0 for literal in literals) == speaking)
         _require(sum(literal.supervised_to >= 0 for literal in literals) == speaking)
         trimmed = np.array([_trims(mark, text, padded_text) for mark in marks], bool)

@@ -8,7 +8,7 @@ from typing import Any
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer, Encoded
-from snaketune.tokenization.template import SHIPPED, Message, Refused
+from snaketune.tokenization.template import SHIPPED, Message, Refused, writes_date
 
 QUESTIONS, ANSWERS = ("Quartz jumbles vex?", "Why nymph dwarf?"), ("Zebra flock.", "Boxing kumquat.")
 CONVERSATION: list[Message] = [
@@ -27,15 +27,16 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         SnaketuneError: an assistant turn isn't supervised, or not to its end; text of another role is supervised; the template
             writes the date.
     """
-    if "strftime_now" in chat.template:
+    if writes_date(chat.template):
         raise SnaketuneError(
             "the chat template writes today's date (strftime_now), so the same corpus would give other tokens "
-            "tomorrow; put a fixed date there, in a copy that `chat_template` names"
+            "tomorrow; set tokenizers.NAME.template_date to a fixed one, such as 2026-01-31"
         )
     for messages, encoded in zip(PROBES, chat.encode(PROBES), strict=True):
         texts = _supervised_texts(chat, messages, encoded)
         joined, turns = "".join(texts), len(messages) // 2
-        if missing := [words for words in ANSWERS[:turns] if words not in joined]:
+        answers = [words for words, span in zip(ANSWERS[:turns], encoded.spans) if span]
+        if missing := [words for words in answers if words not in joined]:
             raise SnaketuneError(
                 f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {texts} is supervised; put "
                 "{% generation %} around the assistant's content and its end of turn"
@@ -55,7 +56,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
             # The `tokenize` stage decides whether such rows are an error.
             continue
         texts = [_shortened(text) for text in _supervised_texts(chat, messages, encoded)]
-        supervised = int(encoded.supervised.sum())
+        supervised = int(encoded.mask([span for span in encoded.spans if span]).sum())
         shown.append({"tokens": len(encoded.ids), "supervised": supervised, "supervised_text": texts})
         print(f"supervised in a sample conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
     return shown
@@ -89,14 +90,16 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
 
 
 def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> list[str]:
-    """Return the text of each span; SnaketuneError if they aren't one per assistant turn, up to its end."""
+    """Return the text of each span; SnaketuneError if they aren't one per assistant turn, up to its end. The last turn has one;
+    one before it that the template rewrites is the `tokenize` stage's matter."""
     turns = sum(message["role"] == "assistant" for message in messages)
-    if len(encoded.spans) != turns or any(start == end for start, end in encoded.spans):
+    spans = [span for span in encoded.spans if span]
+    if len(encoded.spans) != turns or not encoded.spans[-1] or any(start == end for start, end in spans):
         raise SnaketuneError(
             f"the chat template marks {len(encoded.spans)} generated blocks in a conversation with {turns} assistant "
             "turns; put one {% generation %} block in each, around its content and its end of turn"
         )
-    for start, end in encoded.spans:
+    for start, end in spans:
         if not chat.is_control(encoded.ids[end - 1]):
             ended = chat.text(encoded.ids[start:end])[-40:]
             raise SnaketuneError(
@@ -107,7 +110,7 @@ def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Enc
                 else "the end of turn isn't supervised, so the model would never stop: in the chat template no special token "
                 f"of this tokenizer follows what an assistant says, {ended!r}; use a template that ends turns with one"
             )
-    return [chat.text(encoded.ids[start:end]) for start, end in encoded.spans]
+    return [chat.text(encoded.ids[start:end]) for start, end in spans]
 
 
 def _shortened(text: str) -> str:

@@ -156,7 +156,7 @@ def _rows(
     in_memory = run.operation.load_in_memory
     if not isinstance(spec.run, SftSpec):
         return PairRows(pack, None, in_memory), DpoTrainer
-    if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
+    if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         return PackedRows(pack, "train", in_memory), SftTrainer
     return RawRows(pack, tokenizer.folder), RawTrainer
 

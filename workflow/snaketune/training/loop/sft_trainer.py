@@ -32,7 +32,7 @@ def prepare_training(
     initial = AdapterStack(
         results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
     )
-    if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
+    if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = PackedRows(pack, "train", run.operation.load_in_memory)
         run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=SftTrainer.drops_out)
         return PreparedTraining.of(SftTrainer, rows, run, initial)
