@@ -1,8 +1,8 @@
 """Spans of assistant turns: in characters for templates that don't mark them, and from characters to tokens for all.
 
-Most models' own templates have no {% generation %} markers. Those of well-known models have a training template with markers
-(see `training_templates`), which is used where it writes the same text. A template that treats reasoning gets the spans that
-the model generates: what follows the prompt of a turn (`generated_spans`).
+Most models' own templates have no {% generation %} markers. In a template that treats reasoning, a turn is what follows its
+prompt, as the model generates it (`generated_spans`). Else, or where a turn doesn't follow its prompt, the markers of TRL's
+training template are used if there is one (`training_templates`) and it writes the same text.
 
 For any other template, the conversation is rendered a second time with brackets
 (a character that occurs in no text) around the content of each assistant turn; without the brackets, the text must be the same.
@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from snaketune.tokenization.control import any_of, unused_characters
-from snaketune.tokenization.reasoning import THOUGHT, check_reasoning
+from snaketune.tokenization.reasoning import THOUGHT, check_reasoning, reasoning_of
 from snaketune.tokenization.template import Message, Refused, Span, Tools, render
 from snaketune.tokenization.tool_calls import check_written
 
@@ -186,6 +186,21 @@ def generated_spans(
         if spans[-1] is not None:
             check_turn(messages[number], text[start:end])
     return spans
+
+
+def as_generated(messages: list[Message], text: str, spans: list[Span | None]) -> list[Span | None]:
+    """Return the spans without those of earlier turns whose reasoning isn't in them; refuse the row if it is the last turn."""
+    speaking = [message for message in messages if message["role"] == "assistant"]
+    if len(spans) != len(speaking):
+        return spans
+    checked = list(spans)
+    for number, (message, span) in enumerate(zip(speaking, spans)):
+        if span is None or reasoning_of(message) in text[slice(*span)]:
+            continue
+        if message is messages[-1]:
+            check_reasoning(message, text[slice(*span)])
+        checked[number] = None
+    return checked
 
 
 def check_turn(message: Message, turn: str) -> None:

@@ -24,9 +24,15 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization import tool_calls
-from snaketune.tokenization.assistant_spans import generated_spans, render_unmarked, token_spans, without_blanks
+from snaketune.tokenization.assistant_spans import (
+    as_generated,
+    generated_spans,
+    render_unmarked,
+    token_spans,
+    without_blanks,
+)
 from snaketune.tokenization.control import ControlTokens, OmittedTurn, TemplateControl, unused_characters
-from snaketune.tokenization.reasoning import keys_read, with_reasoning
+from snaketune.tokenization.reasoning import check_reasoning, keys_read, with_reasoning
 from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render, with_date
 
 # Variables of templates, as transformers passes them.
@@ -159,6 +165,12 @@ class ChatTokenizer:
         }
 
     @cached_property
+    def _prompt_blank(self) -> str:
+        """The whitespace that the generation prompt ends with."""
+        prompt = self._rendered([{"role": "user", "content": tool_calls.PLACEHOLDER}], prompt=True)
+        return prompt[len(prompt.rstrip()) :]
+
+    @cached_property
     def treats_reasoning(self) -> bool:
         """Whether the template treats reasoning apart from other text."""
         return "think" in self.template or any(self.reasoning_keys.values())
@@ -226,7 +238,16 @@ class ChatTokenizer:
             texts, _ = render(self.template, conversations, self._variables, True, tools)
             return texts, [[] for _ in texts]
         if self.marked:
-            return self._render_marked(self.template, conversations, tools)
+            texts, spans = self._render_marked(self.template, conversations, tools)
+        else:
+            texts, spans = self._render_unmarked(conversations, tools)
+        rows = zip(conversations, texts, spans, strict=True)
+        return texts, [as_generated(*row) if self.treats_reasoning else row[2] for row in rows]
+
+    def _render_unmarked(
+        self, conversations: Sequence[list[Message]], tools: Tools
+    ) -> tuple[list[str], list[list[Span | None]]]:
+        """Render with a template that marks nothing."""
         texts, _ = render(self.template, conversations, self._variables, tools=tools)
         spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
         if rest := [number for number, own in enumerate(spans) if own is None]:
@@ -249,16 +270,26 @@ class ChatTokenizer:
 
     def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:
         """Return the spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
+        if self.treats_reasoning and "add_generation_prompt" in self.template:
+            generated = generated_spans(messages, text, list(self.control.ids), partial(self._rendered, tools=tools))
+            if generated is not None:
+                return generated
         if self.training_template:
             try:
                 (same,), (spans,) = self._render_marked(self.training_template, [messages], [tools])
             except Refused:
-                same, spans = "", []
-            if same == text:
-                return list(spans)
-        if not self.treats_reasoning or "add_generation_prompt" not in self.template:
-            return None
-        return generated_spans(messages, text, list(self.control.ids), partial(self._rendered, tools=tools))
+                return None
+            # Some mark a turn in several blocks.
+            if same == text and len(spans) == sum(message["role"] == "assistant" for message in messages):
+                # One begins with the blanks that the prompt ends with.
+                blank = self._prompt_blank
+                return [
+                    (start + len(blank) * (text.startswith(blank, start) and not text.endswith(blank, 0, start)), end)
+                    for start, end in spans
+                ]
+        if self.treats_reasoning:
+            check_reasoning(messages[-1], text)
+        return None
 
     def _rendered(
         self, messages: list[Message], prompt: bool = False, tools: str | None = None, **variables: Any

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from snaketune.tokenization.chat import ChatTokenizer, Encoded, known
+from snaketune.tokenization.chat import ChatTokenizer, Encoded
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.template import Message, Refused
 from snaketune.tokenization.tool_calls import texts_in
@@ -64,7 +64,11 @@ def _rewritten(
         kept = wanted & ~np.isin(np.arange(1, len(messages) + 1), changed)
         return _one(encoded.ids, _assistant_mask(messages, kept, encoded), chat.turn_ends(messages, encoded.ids, tools))
     encoded_views = chat.encode([messages[:end] for end in ends], tools=[tools] * len(ends))
-    views = [View(encoded.ids, *known(encoded.spans[-1])) for encoded in encoded_views]
+    views = []
+    for end, encoded in zip(ends, encoded_views, strict=True):
+        last = np.zeros(end, bool)
+        last[-1] = True
+        views.append(View(encoded.ids, _assistant_mask(messages[:end], last, encoded)))
     if treatment == "all":
         continues = [0]
         for (before, end), view in zip(pairwise(ends), views[1:]):

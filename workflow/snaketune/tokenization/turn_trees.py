@@ -29,11 +29,15 @@ BRANCH_FIELDS = 3
 
 @dataclass(frozen=True)
 class View:
-    """A conversation up to an assistant turn: its ids, int32[n], and the tokens [start, end) of that turn."""
+    """A conversation up to an assistant turn: its ids, int32[n], and bool[n], the tokens of that turn."""
 
     ids: np.ndarray
-    start: int
-    end: int
+    supervised: np.ndarray
+
+    @property
+    def end(self) -> int:
+        """The end of the turn, in tokens."""
+        return int(np.flatnonzero(self.supervised)[-1]) + 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Tree:
 def merge_views(views: Sequence[View]) -> Tree:
     """Return the tree of a conversation's views, given in the order of their turns; the last one is the trunk.
 
-    >>> tree = merge_views([View(np.array([1, 7, 2]), 1, 3), View(np.array([1, 2, 3, 8, 2]), 3, 5)])
+    >>> views = [([1, 7, 2], [0, 1, 1]), ([1, 2, 3, 8, 2], [0, 0, 0, 1, 1])]
+    >>> tree = merge_views([View(np.array(ids), np.array(supervised, bool)) for ids, supervised in views])
     >>> tree.ids.tolist(), tree.branches.tolist()
     ([1, 2, 3, 8, 2, 7, 2], [[5, 1, 0]])
     >>> tree.supervised.astype(int).tolist()
@@ -74,7 +79,7 @@ def merge_views(views: Sequence[View]) -> Tree:
             parts.append(ids[shared:])
             paths.append(path)
             total += len(ids) - shared
-        supervised.append(path[view.start : view.end])
+        supervised.append(path[view.supervised[: len(ids)]])
     mask = np.zeros(total, bool)
     mask[np.concatenate(supervised)] = True
     return Tree(np.concatenate(parts), mask, np.array(branches, np.int32).reshape(-1, BRANCH_FIELDS))
@@ -91,7 +96,7 @@ def splice_views(views: Sequence[View], continues: Sequence[int]) -> tuple[np.nd
     for number, (view, start) in enumerate(zip(views, continues, strict=True), 1):
         end = len(view.ids) if number == len(views) else view.end
         ids.append(view.ids[start:end])
-        supervised.append((np.arange(start, end) >= view.start) & (np.arange(start, end) < view.end))
+        supervised.append(view.supervised[start:end])
         ends.append(total + view.end - start)
         total += end - start
     return np.concatenate(ids), np.concatenate(supervised), np.array(ends, np.int64)
