@@ -71,7 +71,7 @@ def held_out_loss(
     losses of single documents (LOSSES)."""
     documents = DocumentLosses()
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
-        documents.add(losses_N, batch["target_documents"], len(batch["segments"].layout.documents))
+        documents.add(losses_N, batch["target_documents"], int(batch["segments"].layout.trees.max(initial=-1)) + 1)
     tokens = sum(documents.tokens)
     if not tokens:
         return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}, documents.table(name)

@@ -83,6 +83,16 @@ class SegmentLayout:
         number_S[self.documents] = np.arange(len(self.documents))
         return number_S[self.segment_of]
 
+    @cached_property
+    def trees(self) -> np.ndarray:
+        """int64[S]: the number of each segment's tree, -1 for padding; a document that shares nothing is a tree, too."""
+        number_S = np.full(len(self.starts), -1)
+        roots = self.documents[self.prefix_lengths[self.documents] == 0]
+        number_S[roots] = np.arange(len(roots))
+        for segment in np.flatnonzero(self.prefix_lengths):
+            number_S[segment] = number_S[self.prefix_segments[segment]]
+        return number_S
+
     @property
     def prefixed(self) -> bool:
         return bool(self.prefix_lengths.any())
