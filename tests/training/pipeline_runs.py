@@ -43,11 +43,14 @@ def prepare_forks(folder: Path) -> None:
     gc.freeze()
 
 
-def pack(folder: Path, rows: int = 22, supervised: Any = None, documents: tuple[int, ...] = (10, 18)) -> PackedRows:
+def pack(
+    folder: Path, rows: int = 22, supervised: Any = None, documents: tuple[int, ...] = (10, 18), prefix: int = 0
+) -> PackedRows:
     """Write rows of these documents each, by default two and four padding tokens.
 
     Args:
         supervised: whether a row has supervised tokens, given its number.
+        prefix: if not 0, all documents but the first continue its first so many tokens, as the turns of a conversation do.
     """
     (folder / "shards").mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -61,11 +64,13 @@ def pack(folder: Path, rows: int = 22, supervised: Any = None, documents: tuple[
     segments = np.tile(np.array(documents, np.int32), rows)
     with (
         pa.OSFile(str(folder / "shards/train-00000.arrow"), "wb") as file,
-        pa.ipc.new_file(file, schema(LENGTH, list_columns("sft", "3.0"))) as writer,
+        pa.ipc.new_file(file, schema(LENGTH, list_columns("sft", version := "3.1" if prefix else "3.0"))) as writer,
     ):
         fill, offsets = np.full(rows, used), np.arange(rows + 1) * len(documents)
-        writer.write_batch(row_batch(ids, labels, fill, offsets, segments, np.zeros_like(segments)))
-    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+        prefixes = np.tile(np.array([0, *[prefix] * (len(documents) - 1)], np.int32), rows)
+        parents = np.zeros_like(segments) if prefix else None
+        writer.write_batch(row_batch(ids, labels, fill, offsets, segments, prefixes, parents))
+    manifest = {"format_version": version, "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "shards")
     return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
 

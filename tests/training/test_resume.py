@@ -48,9 +48,11 @@ def model_of(family: str) -> torch.nn.Module:
     return families.tiny_model(families.tiny_config(family)) if family in UNPACKED else tiny_model(family)
 
 
-@pytest.mark.parametrize("family", [*EXPERTS, *OTHERS, *UNPACKED])
-def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, tmp_path, monkeypatch):
-    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
+@pytest.mark.parametrize(
+    ("family", "prefix"), [*((family, 0) for family in (*EXPERTS, *OTHERS, *UNPACKED)), ("llama", 6), ("lfm2", 6)]
+)
+def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, prefix, tmp_path, monkeypatch):
+    rows, made = pack(tmp_path / "pack", rows=12, prefix=prefix), spec(epochs=2)
     train(tmp_path / "straight", rows, made, lambda: model_of(family))
     with monkeypatch.context() as patch:
         stop_after(1, patch)

@@ -90,6 +90,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "tokenizers.adopt": (ADOPTED, TOKENIZER),
     "tokenizers.revision": (ADOPTED | {"tokenizers.small": {"adopt": "some/model", "revision": "f00"}}, TOKENIZER),
     "tokenizers.chat_template": ({"tokenizers.small.chat_template": "data/other.jinja"}, TOKENIZER),
+    "eval.generation.enable_thinking": ({"eval.both.generation.enable_thinking": False}, EVAL),
     "tokenizers.template_date": ({"tokenizers.small.template_date": "2026-01-31"}, TOKENIZER),
     "tokenizers.on_template_error": ({"tokenizers.small.on_template_error": "quarantine"}, TOKENS | SFT),
     "sft.base.path": (ADOPTED, TOKENIZER),

@@ -66,6 +66,9 @@ class Generation(Decoding):
 
     batch_size: PositiveInt = 32
     """Prompts per batch."""
+    enable_thinking: bool | None = None
+    """Variable `enable_thinking` of the chat template, with which Qwen3 and others begin a response with or without reasoning.
+    Default: as the template decides."""
 
 
 class TaskSettings(Model):

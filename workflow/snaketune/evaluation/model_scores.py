@@ -182,7 +182,8 @@ def _responses(
     for name, corpus in zip(spec.conversations, corpora, strict=True):
         held_out = read_table(corpus.file("held_out.arrow"))
         prompts += choose_prompts(name, held_out, spec.exact_match.limit, spec.samples)
-    prompts, encoded = _encode_prompts(chat, prompts)
+    thinking = spec.generation.enable_thinking
+    prompts, encoded = _encode_prompts(chat if thinking is None else chat.with_thinking(thinking), prompts)
     digests = [prompt_digest(prompt) for prompt in encoded]
     new = {digest: prompt for digest, prompt in zip(digests, encoded) if digest not in cache.known}
     if cached := len(set(digests)) - len(new):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import pre_tokenizers
 
+from snaketune.config.corpus_sources import Reasoning
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.corpus.rows import SCHEMAS, TEXT, Row
 from snaketune.errors import SnaketuneError
@@ -22,7 +23,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.creation.check import check
 from snaketune.tokenization.creation.train import TURN_END
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
-from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
+from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED, Refused
 from snaketune.tokenization.token_rows import completion_rows, conversation_rows, pair_rows
 from snaketune.tokenization.training_templates import training_template
@@ -98,6 +99,10 @@ class RenderedRows:
             if not counts[length]:
                 break
         return counts
+
+
+# Where loss is taken in conversations: `train_on` and `reasoning` of the config.
+Supervision = tuple[str, Reasoning | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +186,9 @@ def _bytes_tokenizer(template: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return description, {"bos_token": BEGIN, "eos_token": end, "pad_token": PAD}
 
 
-def render(renderer: Renderer, kind: str, rows: LocatedRows, train_on: str = "assistant") -> RenderedRows:
+def render(
+    renderer: Renderer, kind: str, rows: LocatedRows, supervision: Supervision = ("assistant", "exact")
+) -> RenderedRows:
     """Render rows; the first, the last and one between of those that the template accepts are kept to be shown."""
     rendered = RenderedRows(template=renderer.template, exact=renderer.exact)
     chat = renderer.chat.for_documents() if kind == TEXT else renderer.chat
@@ -190,8 +197,8 @@ def render(renderer: Renderer, kind: str, rows: LocatedRows, train_on: str = "as
     total = supervised = 0
     for start in range(0, len(rows), ROWS_PER_BATCH):
         batch = rows[start : start + ROWS_PER_BATCH]
-        for accepted, encoded in _encoded(chat, kind, batch, train_on, rendered.refused):
-            sequences, by_row, control = _sequences(chat, kind, [row for _, row in accepted], encoded, train_on)
+        for accepted, encoded in _encoded(chat, kind, batch, supervision, rendered.refused):
+            sequences, by_row, control = _sequences(chat, kind, [row for _, row in accepted], encoded, supervision)
             taken += accepted
             lengths.append(_tokens(renderer, chat, sequences))
             total += len(sequences.ids)
@@ -201,7 +208,7 @@ def render(renderer: Renderer, kind: str, rows: LocatedRows, train_on: str = "as
     rendered.lengths = np.concatenate(lengths)
     rendered.supervised = supervised / total if total else 0.0
     for number in sorted({0, len(taken) // 2, len(taken) - 1} if taken else ()):
-        for _, encoded in _encoded(chat, kind, [taken[number]], train_on, []):
+        for _, encoded in _encoded(chat, kind, [taken[number]], supervision, []):
             rendered.rows.append(_rendered_row(chat, kind, *taken[number], encoded))
     return rendered
 
@@ -227,17 +234,17 @@ def shortened(spans: list[TextSpan]) -> list[TextSpan]:
 
 
 def _encoded(
-    chat: ChatTokenizer, kind: str, rows: LocatedRows, train_on: str, refused: list[tuple[str, str]]
+    chat: ChatTokenizer, kind: str, rows: LocatedRows, supervision: Supervision, refused: list[tuple[str, str]]
 ) -> Iterator[tuple[LocatedRows, EncodedBatch]]:
     """Yield the rows that the template accepts, with their conversations encoded; append the others to `refused`."""
     try:
-        yield rows, encode_turns(chat, _turns(kind, _table(kind, [row for _, row in rows]), train_on))
+        yield rows, encode_turns(chat, _turns(kind, _table(kind, [row for _, row in rows]), supervision))
         return
     except Refused as error:
         if len(rows) == 1:
             refused.append((rows[0][0], str(error)))
             return
-    one_by_one = [one for row in rows for one in _encoded(chat, kind, [row], train_on, refused)]
+    one_by_one = [one for row in rows for one in _encoded(chat, kind, [row], supervision, refused)]
     if one_by_one:
         yield [row for (row,), _ in one_by_one], concatenated([encoded for _, encoded in one_by_one])
 
@@ -252,21 +259,23 @@ def _table(kind: str, rows: list[Row]) -> pa.Table:
     return pa.table({field.name: [value(row, field.name) for row in rows] for field in schema}, schema=schema)
 
 
-def _turns(kind: str, table: pa.Table, train_on: str) -> Turns:
+def _turns(kind: str, table: pa.Table, supervision: Supervision) -> Turns:
+    train_on, reasoning = supervision
     if kind == "preferences":
-        return pair_turns(table)
+        return pair_turns(table, reasoning=reasoning)
+    if kind == "unpaired":
+        return completion_turns(table, reasoning)
     # Documents are supervised entirely.
-    train_on = "all" if kind == TEXT else train_on
-    return completion_turns(table) if kind == "unpaired" else conversation_turns(table, train_on)
+    return conversation_turns(table, "all" if kind == TEXT else train_on, reasoning)
 
 
 def _sequences(
-    chat: ChatTokenizer, kind: str, rows: list[Row], encoded: EncodedBatch, train_on: str
+    chat: ChatTokenizer, kind: str, rows: list[Row], encoded: EncodedBatch, supervision: Supervision
 ) -> tuple[EncodedBatch, np.ndarray, np.ndarray]:
     """Return the sequences of rows, a pair's prompt once; their supervised tokens; and whether a text holds a control token."""
     table = _table(kind, rows)
     names = table["id"].combine_chunks()
-    control = holds_control(chat, _turns(kind, table, train_on)).reshape(len(rows), -1).any(1)
+    control = holds_control(chat, _turns(kind, table, supervision)).reshape(len(rows), -1).any(1)
     if kind == "unpaired":
         token_rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
     else:
@@ -284,8 +293,13 @@ def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) ->
 
 def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encoded: EncodedBatch) -> RenderedRow:
     """Return a row's tokens as text, with a pair's prompt once: up to where its completions differ or are supervised."""
-    spans, start = _spans(chat, encoded, 0), 0
+    (branches,) = encoded.branches or (NO_BRANCHES,)
+    starts = [*branches[:, 0].tolist(), int(encoded.lengths[0])]
+    spans, start = _spans(chat, encoded, 0, starts[0]), 0
     parts = [("", spans)]
+    for (begin, prefix, _), end in zip(branches.tolist(), starts[1:]):
+        title = f"another turn as it is generated, after the first {prefix} tokens"
+        parts.append((title, _spans(chat, encoded.slices(np.array([begin]), np.array([end - begin])), 0)))
     if kind == "preferences":
         rejected = _spans(chat, encoded, 1)
         start = next((i for i, (a, b) in enumerate(zip(spans, rejected)) if a != b or a.supervised), 0)
@@ -300,8 +314,10 @@ def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encod
     )
 
 
-def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[TextSpan]:
+def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int, tokens: int | None = None) -> list[TextSpan]:
+    """Return the text of a conversation, or of its first `tokens` tokens."""
     start, end = encoded.offsets[number : number + 2]
+    end = end if tokens is None else start + tokens
     ids, supervised = encoded.ids[start:end], encoded.supervised[start:end]
     control = chat.is_control(ids)
     edges = np.flatnonzero((np.diff(supervised) != 0) | control[1:] | control[:-1]) + 1

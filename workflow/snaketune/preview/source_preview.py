@@ -149,7 +149,9 @@ def _preview_source(corpus: PreviewedCorpus, number: int, renderer: Renderer) ->
         further=read_further(reading, source, samples),
         repairs={name: count for name, count in repairs.items() if name not in content.repair},
         repaired=repaired,
-        rendered=render(renderer, reading.kind, reading.rows, corpus.train_on) if reading.rows else None,
+        rendered=render(renderer, reading.kind, reading.rows, (corpus.train_on, corpus.reasoning))
+        if reading.rows
+        else None,
         configured=True,
         lengths=corpus.lengths or LENGTHS,
     )

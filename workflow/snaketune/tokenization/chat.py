@@ -152,6 +152,16 @@ class ChatTokenizer:
         documents._variables["opening"] = bos if opened else ""
         return documents
 
+    def with_thinking(self, enable: bool) -> "ChatTokenizer":
+        """Return this tokenizer with the template's variable `enable_thinking`; SnaketuneError if the template has none."""
+        if "enable_thinking" not in self.template:
+            raise SnaketuneError(
+                "generation.enable_thinking: the chat template has no such variable, so it decides nothing; remove the key"
+            )
+        chat = ChatTokenizer(*self._original, self.template, self.training_template)
+        chat._variables["enable_thinking"] = enable
+        return chat
+
     @cached_property
     def reads_calls(self) -> bool:
         return tool_calls.reads_calls(self.template)

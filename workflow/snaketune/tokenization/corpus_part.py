@@ -286,13 +286,15 @@ class _Encoder:
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
             shown = _shown(supervised)
-            edges = [0, *(np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1).tolist(), len(ids)]
-            samples.append(
-                [
-                    (self._chat.text(ids[a:b]) if shown[a] else f"[… {b - a} tokens …]", bool(supervised[a]))
-                    for a, b in pairwise(edges)
-                ]
-            )
+            branches = {begin: prefix for begin, prefix, _ in (sequences.branches or {number: ()})[number]}
+            changes = np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1
+            edges = sorted({0, len(ids), *branches, *changes.tolist()})
+            sample: Sample = []
+            for a, b in pairwise(edges):
+                if a in branches:
+                    sample.append((f"\n[after the first {branches[a]} tokens:] ", False))
+                sample.append((self._chat.text(ids[a:b]) if shown[a] else f"[… {b - a} tokens …]", bool(supervised[a])))
+            samples.append(sample)
         return samples
 
 
