@@ -1,5 +1,6 @@
 """Mixers with a state on packed rows by their own kernels, of which the CPU has stand-ins, or else by document."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -42,13 +43,18 @@ def on_this_device(monkeypatch):
 @pytest.fixture
 def installed(monkeypatch, on_this_device):
     """Replace functions of families by stand-ins for the packages' kernels, which restart at each boundary that they get;
-    return how often each got boundaries. `ignoring`: the names of those that take boundaries and ignore them."""
+    return how often each got boundaries. `ignoring`: the names of those that take boundaries and ignore them, or do so in the
+    `backward` pass only."""
     counted: dict[str, int] = {}
 
-    def install(family: str, ignoring: tuple[str, ...] = ()) -> dict[str, int]:
+    def install(family: str, ignoring: tuple[str, ...] = (), backward: bool = False) -> dict[str, int]:
         module, functions = KERNELS[family]
         for name, how in functions.items():
-            monkeypatch.setattr(module, name, restarting(getattr(module, name), name, *how, counted, name in ignoring))
+            stand_in = partial(restarting, getattr(module, name), name, *how, counted)
+            made = stand_in(name in ignoring)
+            if backward and name in ignoring:
+                made = with_backward_of(stand_in(True), stand_in(False))
+            monkeypatch.setattr(module, name, made)
         # The fused kernel of Mamba 2, for trainings: without it, its parts run.
         monkeypatch.setattr(module, "mamba2_split_conv1d_scan_combined", lambda *_, **__: None, raising=False)
         return counted
@@ -77,6 +83,18 @@ def restarting(reference, name: str, dimension: int, argument: str, counted: dic
         if isinstance(outputs[0], tuple):
             return torch.cat([output[0] for output in outputs], dimension), None
         return torch.cat(outputs, dimension)
+
+    return apply
+
+
+def with_backward_of(one, other):
+    """Return a function with the values of `other` and the gradients of `one`."""
+
+    def apply(*arguments, **options):
+        wrong, right = one(*arguments, **options), other(*arguments, **options)
+        if isinstance(right, tuple):
+            return wrong[0] + (right[0] - wrong[0]).detach(), *right[1:]
+        return wrong + (right - wrong).detach()
 
     return apply
 
@@ -135,6 +153,16 @@ def test_kernels_that_ignore_boundaries_are_found_and_mixers_run_by_document(ins
     batch = collate(rows, "sdpa")
     expected = losses_alone(tiny_model(tiny_config(family)), batch)
     torch.testing.assert_close(token_losses(model, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "ignoring"), [("lfm2", "causal_conv1d_fn"), ("qwen3_next", "torch_chunk_gated_delta_rule")]
+)
+def test_kernels_whose_gradients_ignore_boundaries_are_found_before_a_training(installed, capsys, family, ignoring):
+    installed(family, (ignoring,), backward=True)
+    assert self_test(tiny_model(tiny_config(family)), [documents()], CPU, training=False).mixers == "own kernels"
+    assert self_test(tiny_model(tiny_config(family)), [documents()], CPU, training=True).mixers == "by document"
+    assert "the gradient of one document reaches another" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

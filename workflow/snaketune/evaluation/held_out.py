@@ -71,7 +71,10 @@ def held_out_loss(
     losses of single documents (LOSSES)."""
     documents = DocumentLosses()
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
-        documents.add(losses_N, batch["target_documents"], int(batch["segments"].layout.trees.max(initial=-1)) + 1)
+        layout = batch["segments"].layout
+        # The turns of a conversation may be several segments, which form a tree.
+        tree_D = torch.from_numpy(layout.trees[layout.documents])
+        documents.add(losses_N, tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1)
     tokens = sum(documents.tokens)
     if not tokens:
         return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}, documents.table(name)

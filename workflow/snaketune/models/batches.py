@@ -44,7 +44,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
         segments: the layout in the form that `kernel` needs.
         sources: int64[U], the positions that predict a supervised token, each once; U is N unless some predict several.
         source_rows, targets: int64[N], for each of the N supervised tokens the index of its source, and its id.
-        target_documents: int64[N], the conversation (the tree) of each supervised token.
+        target_documents: int64[N], the document of each supervised token.
         members, member_completions: int64[M], for preferences: (token, completion) pairs as indices into the N tokens and the
             C completions. A token shared by several completions counts for each of them.
         completion_tokens: int64[C], for preferences: the number of tokens of each completion.
@@ -69,7 +69,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
         "sources": sources_U,
         "source_rows": rows_N,
         "targets": ids_T[supervised_N],
-        "target_documents": layout.trees[layout.segment_of[supervised_N]],
+        "target_documents": layout.document_of[supervised_N],
     }
     of_preferences = "completions" in rows[0]
     if of_preferences:

@@ -133,6 +133,11 @@ def _check_kernel(
                 model.train(mode)
                 what = "tokens of one document change the logits of another" + " in training mode" * mode
                 check(_leak(model, rows, compute), LEAK_TOLERANCE[dtype], what)
+        if training and vars(model).get("own_mixer_kernels"):
+            # A kernel may begin a state anew in its forward pass only.
+            for rows in synthetic_rows(model.config, prefixes):
+                what = "the gradient of one document reaches another"
+                check(_gradient_leak(model, rows, compute), LEAK_TOLERANCE[dtype], what)
     except Unpackable as error:
         wrong = "isn't a causal decoder" if kernel == SEPARATE else "doesn't support packed rows"
         raise Unpackable(f"{model.config.model_type} {wrong}: {error}") from error
@@ -264,6 +269,28 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) 
             unaffected_T = torch.from_numpy(~mask(layout)[:, changed_T].any(1))
             worst.append(largest_differences(after_TV[unaffected_T], before_TV[unaffected_T]).max())
     return (torch.stack(worst).max() / scale_of(before_TV)).item()
+
+
+def _gradient_leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
+    """Return the largest gradient of logits by embeddings of other documents, relative to the largest by their own."""
+    use_kernel(model, compute.kernel)
+    batch = collate(rows, compute.kernel).to(compute.device)
+    layout = batch["segments"].layout
+    chosen_T = torch.from_numpy(layout.segment_of % 2 == 1)
+    embedded: list[torch.Tensor] = []
+
+    def keep(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(keep)
+    try:
+        logits_NV = _packed_logits(model, batch, chosen_T.nonzero().flatten(), compute)
+        (gradient_1TH,) = torch.autograd.grad(logits_NV.float().square().sum(), embedded[-1])
+    finally:
+        hook.remove()
+    size_T = gradient_1TH[0].float().abs().amax(1).cpu()
+    return (size_T[~chosen_T].max() / size_T[chosen_T].max()).item()
 
 
 def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], positions_N: torch.Tensor, compute: Compute):
