@@ -1,4 +1,4 @@
-"""The shipped Mistral templates write what mistral-common 1.13.1 encodes, as its `encode_chat_completion(...).text` shows it."""
+"""The shipped Mistral templates write what mistral-common 1.13.1 encodes (`encode_chat_completion(...).text`)."""
 
 import pytest
 from small_tokenizers import MISTRAL, TEMPLATES, messages

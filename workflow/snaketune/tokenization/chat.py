@@ -308,12 +308,14 @@ class ChatTokenizer:
         (text,), _ = render(self.template, [messages], self._variables | variables, prompt, [tools])
         return text
 
-    def rewrites(self, messages: list[Message], number: int, tools: str | None = None) -> bool:
-        """Return True if the template writes the first `number` turns otherwise where others follow."""
-        whole, up_to = (
-            self._rendered(self._prepared(some, tools), tools=tools) for some in (messages, messages[:number])
-        )
-        return not whole.startswith(up_to)
+    def rewritten(self, messages: list[Message], ends: Sequence[int], tools: str | None = None) -> list[int]:
+        """Return those of `ends` (numbers of leading turns) up to which the text changes where other turns follow."""
+        earlier = [end for end in ends if end < len(messages)]
+        if not earlier:
+            return []
+        whole = self._rendered(self._prepared(messages, tools), tools=tools)
+        views = (self._rendered(self._prepared(messages[:end], tools), tools=tools) for end in earlier)
+        return [end for end, view in zip(earlier, views) if not whole.startswith(view)]
 
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
         """Return int32[n], the ids of the conversation so far, with its tools and the generation prompt."""

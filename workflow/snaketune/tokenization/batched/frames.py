@@ -99,9 +99,7 @@ class Frames:
         ]
         speaking = roles.count("assistant")
         _require(len(spans) == speaking and None not in spans)
-        _require(
-            not any(self._chat.rewrites(plain, at, None) for at, role in enumerate(roles, 1) if role == "assistant")
-        )
+        _require(not self._chat.rewritten(plain, [at for at, role in enumerate(roles, 1) if role == "assistant"]))
         _require(sum(literal.supervised_from >= 0 for literal in literals) == speaking)
         _require(sum(literal.supervised_to >= 0 for literal in literals) == speaking)
         trimmed = np.array([_trims(mark, text, padded_text) for mark in marks], bool)
