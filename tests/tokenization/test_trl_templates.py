@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from importlib.metadata import files
 from itertools import pairwise
 
@@ -13,7 +14,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.rows import SCHEMAS
+from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import DATE_KEY, ChatTokenizer
+from snaketune.tokenization.creation.check import check
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.template import Refused, writes_date
 from snaketune.tokenization.training_templates import SUFFIX, training_template
@@ -241,3 +244,11 @@ def test_a_template_with_todays_date_gets_a_fixed_one():
     chat = byte_tokenizer(SHIPPED["llama3_1.jinja"].replace('"26 Jul 2024"', 'strftime_now("%d %b %Y")'))
     assert writes_date(SHIPPED["gptoss.jinja"]) and "2026-01-31" in qwen3("gptoss.jinja").template
     assert not writes_date(chat.template)
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_the_tokenizer_stage_accepts_them(name):
+    # The first ends turns without a token of their own; the others take contents as lists of typed parts only.
+    refused = ("glm4moe.jinja", "idefics3.jinja", "llava_next.jinja", "smolvlm.jinja")
+    with pytest.raises(SnaketuneError) if name in refused else nullcontext():
+        check(byte_tokenizer(SHIPPED[name]), [])
