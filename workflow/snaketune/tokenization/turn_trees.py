@@ -36,8 +36,12 @@ class View:
 
     @property
     def end(self) -> int:
-        """The end of the turn, in tokens."""
-        return int(np.flatnonzero(self.supervised)[-1]) + 1
+        """The end of the turn, in tokens; 0 if the template writes nothing of it.
+
+        >>> View(np.array([1, 7, 2]), np.array([False, True, False])).end
+        2
+        """
+        return int(np.append(0, np.flatnonzero(self.supervised) + 1)[-1])
 
 
 @dataclass(frozen=True)
