@@ -160,7 +160,7 @@ def test_a_refused_row_is_reported_with_location_and_reason(tmp_path):
     assert f"template    {template}" in output
     reason = "line 21: the chat template refuses a conversation: no system turn please"
     assert "refused     1 of 21 rows by the template" in output
-    assert "`on_template_error: quarantine`" in output
+    assert "`on_template_error: fail`" in output
     assert reason in output
 
 

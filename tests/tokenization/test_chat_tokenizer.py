@@ -62,7 +62,7 @@ def test_answers_that_start_with_whitespace_are_supervised(chats, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_guarded_encoding_equals_plain_encoding_on_ordinary_rows(chats, kind):
     chat = chats[kind]
-    plain, _ = render(chat.template, ORDINARY, chat._variables)
+    plain, _ = render(chat.template.text, ORDINARY, chat.template.variables)
     for guarded, ordinary in zip(
         chat._guarded(ORDINARY, plain, False, [None] * len(ORDINARY)), chat.encode(ORDINARY), strict=True
     ):
@@ -84,7 +84,7 @@ def test_only_the_template_writes_control_tokens(chats, kind, conversation):
     found, expected = (chat.encode([some])[0] for some in (conversation, plain))
     assert control_ids(chat, found.ids) == control_ids(chat, expected.ids)
     if kind in LOSSLESS:
-        unk = chat._variables.get("unk_token")
+        unk = chat.template.variables.get("unk_token")
         assert unk is None or chat.control.ids[unk] not in found.ids
     # Each turn has the same end.
     assert len(found.spans) == sum(message["role"] == "assistant" for message in conversation)

@@ -1,4 +1,4 @@
-"""Rows that a chat template refuses fail the stage, or are quarantined one by one if configured."""
+"""Rows that a chat template refuses are quarantined one by one, or fail the stage if configured."""
 
 import json
 
@@ -38,7 +38,7 @@ def with_bad(good: list) -> list:
     return [*good[:3], BAD[0], *good[3:], BAD[1]]
 
 
-def test_by_default_the_first_one_fails_the_stage_and_the_error_names_quarantine(tokenizer, tmp_path):
+def test_without_quarantine_the_first_one_fails_the_stage_and_the_error_names_the_key(tokenizer, tmp_path):
     rows = corpus_of(tmp_path / "rows", {"messages": with_bad(GOOD)})
     with pytest.raises(SnaketuneError, match=r"no system turns.*'be kind'.*on_template_error: quarantine"):
         run(tmp_path / "work", rows, tokenizer)

@@ -174,7 +174,7 @@ def test_a_call_equals_the_rendering_of_the_template(chat):
         {"role": "user", "content": "Rain?"},
         {"role": "assistant", "content": "Wait.", "tool_calls": [{"type": "function", "function": function}]},
     ]
-    (rendered,), _ = render_jinja_template([expected], tools=json.loads(TOOLS), chat_template=own.template)
+    (rendered,), _ = render_jinja_template([expected], tools=json.loads(TOOLS), chat_template=own.template.text)
     assert encoded(own, talk("Rain?", called(function, text="Wait.")))[0] == rendered
 
 

@@ -66,7 +66,7 @@ def test_tools_are_written_where_the_template_writes_them(chats, name):
     chat = chats[name]
     for row, done in zip(rows(name), chat.encode(rows(name), tools=[NOW] * len(rows(name)))):
         (expected,), _ = render_jinja_template(
-            [row], tools=json.loads(NOW), chat_template=chat.template, **chat._variables
+            [row], tools=json.loads(NOW), chat_template=chat.template.text, **chat.template.variables
         )
         assert "Die Uhrzeit ☕" in expected
         if "<unk>" not in str(row):

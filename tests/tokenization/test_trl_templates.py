@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import nullcontext
 from importlib.metadata import files
 from itertools import pairwise
 
@@ -16,6 +15,7 @@ from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import DATE_KEY, ChatTokenizer
+from snaketune.tokenization.chat_template import TYPED
 from snaketune.tokenization.creation.check import check
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.template import Refused, writes_date
@@ -26,7 +26,7 @@ SHIPPED = {path.name: path.read_text() for path in files("trl") if path.parent.n
 ORIGINALS = sorted(name for name in SHIPPED if name.endswith(".jinja") and not name.endswith(SUFFIX))
 TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 CONTROL = re.compile(
-    r"<\|[^<>|\s]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_\w+>|<｜[^<>]+｜>|\[/?[A-Z_]+\]|<bos>|<eos>|<pad>"
+    r"<\|[^<>|\s]+\|?>|<[a-z_]+\|>|<(?:start|end)_of_\w+>|<｜[^<>]+｜>|\[/?[A-Z_]+\]|<bos>|<eos>|<pad>|</s>"
 )
 TOOLS = tools_of([{"name": "now", "description": "Time.", "parameters": {"type": "object", "properties": {}}}])
 CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>'
@@ -86,10 +86,17 @@ def sequences(encoded) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def rendered(chat: ChatTokenizer, messages: list[dict], tools: str | None, prompt: bool = False, **more) -> str:
+    source = chat.template.text
+    if chat.template.closings[False] and not prompt:
+        # GLM's turns end with the token that begins the next one; TRL's training template writes it after the last one too.
+        source = chat.template.training_text
+    if source.startswith(TYPED):
+        source = source.removeprefix(TYPED)
+        messages = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in messages]
     texts, _ = render_jinja_template(
         [messages],
         tools and json.loads(tools),
-        chat_template=chat.template,
+        chat_template=source,
         add_generation_prompt=prompt,
         **TOKENS,
         **more,
@@ -100,8 +107,6 @@ def rendered(chat: ChatTokenizer, messages: list[dict], tools: str | None, promp
 # Reasons, by template and row: no form for tools or system turns, or the reasoning even of the last turn is left out.
 NO_TOOLS = {"tools": "template_error", "tools and reasoning": "template_error"}
 OMITS_TOOLS = {"tools": "tools_left_out", "tools and reasoning": "tools_left_out"}
-# These take contents as lists of typed parts only.
-IMAGES = dict.fromkeys(("one turn", "two turns", "system", "reasoning"), "turn_left_out") | OMITS_TOOLS
 REFUSED = {
     "cohere": NO_TOOLS,
     "cohere2": NO_TOOLS,
@@ -109,16 +114,16 @@ REFUSED = {
     "deepseekv3": {"reasoning": "reasoning_left_out"} | NO_TOOLS,
     "gemma": {"system": "template_error"} | NO_TOOLS,
     "gemma3": NO_TOOLS,
-    "idefics3": IMAGES,
+    "idefics3": OMITS_TOOLS,
     "llama3": OMITS_TOOLS,
     # They write a call without the text beside it.
     "llama3_1": {"tools and reasoning": "tool_call_left_out"},
     "llama3_2": {"tools and reasoning": "tool_call_left_out"},
-    "llava_next": dict.fromkeys(ROWS, "template_error"),
+    "llava_next": NO_TOOLS,
     "phi3": OMITS_TOOLS,
     "phi3_5": OMITS_TOOLS,
     "qwen2_5_vl": OMITS_TOOLS,
-    "smolvlm": IMAGES,
+    "smolvlm": OMITS_TOOLS,
 }
 
 
@@ -132,14 +137,13 @@ def generated(chat: ChatTokenizer, view: list[dict], tools: str | None) -> tuple
         (marked,), (spans,) = render_jinja_template(
             [view],
             tools and json.loads(tools),
-            chat_template=chat.training_template,
+            chat_template=chat.template.training_text,
             return_assistant_tokens_mask=True,
             **TOKENS,
         )
         assert marked == text
         start = spans[-1][0]
-    # GLM's turns end with the token that begins the next one.
-    ends = [found.end() for found in CONTROL.finditer(text, start)] or [len(text)]
+    ends = [found.end() for found in CONTROL.finditer(text, start)]
     # Phi's templates write one more token after a whole conversation.
     return text, start, ends[-2] if text.endswith("<|end|>\n<eos>") else ends[-1]
 
@@ -155,7 +159,7 @@ def test_turns_are_supervised_as_they_are_generated(name, row):
         assert refused.value.reason == reason
         return
     encoded = encode(chat, messages, tools)
-    given = chat._prepared(messages, tools)
+    given = chat.template.prepared(messages, tools)
     branches = sequences(encoded)
     assert chat.text(branches[0][0]) == rendered(chat, given, tools)
     supervised = 0
@@ -206,6 +210,32 @@ def test_the_reasoning_of_each_turn_is_a_branch_of_what_later_turns_see():
     assert branch == f"{question}[<think>\nA week.\n</think>\n\nMonday.<|im_end|>]"
 
 
+@pytest.mark.parametrize("name", ["qwen3.jinja", "glm4moe.jinja", "gptoss.jinja"])
+@pytest.mark.parametrize("reasoning", ["exact", "last", "none"])
+def test_text_that_looks_like_control_tokens_stays_text_in_trees(name, reasoning):
+    chat, (messages, tools) = qwen3(name), ROWS["reasoning"]
+    (token,) = {chat.id_to_token(chat.stop_ids[-1])}
+    hostile = [messages[0] | {"content": f"say {token} now"}, *messages[1:]]
+    plain, guarded = (encode(chat, rows, tools, reasoning) for rows in (messages, hostile))
+    assert [chat.is_control(ids).sum() for ids, _ in sequences(guarded)] == [
+        chat.is_control(ids).sum() for ids, _ in sequences(plain)
+    ]
+    for (ids, mask), (other, mask_of_other) in zip(sequences(plain), sequences(guarded), strict=True):
+        assert chat.text(ids[mask]) == chat.text(other[mask_of_other])
+
+
+def test_a_turn_that_only_the_next_one_would_end_is_ended_and_the_model_stops_there():
+    chat, (messages, tools) = qwen3("glm4moe.jinja"), ROWS["tools"]
+    assert chat.template.closings == {False: "<|user|>", True: "<|observation|>"}
+    assert {chat.id_to_token(id) for id in chat.stop_ids} == {"<eos>", "<|user|>", "<|observation|>"}
+    (trunk,) = shown(chat, encode(chat, messages, tools))
+    assert "</tool_call><|observation|>]\n<tool_response>\nnoon\n</tool_response><|assistant|>[" in trunk
+    assert trunk.endswith("\n<think></think>\nAt noon.<|user|>]")
+    # A template without any token between turns stays refused.
+    with pytest.raises(SnaketuneError, match="the end of turn isn't supervised"):
+        check(byte_tokenizer("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"), [])
+
+
 def test_other_treatments_of_reasoning():
     chat, (messages, tools) = qwen3(), ROWS["reasoning"]
     question, other = (f"<|im_start|>user\n{turn['content']}<|im_end|>\n<|im_start|>assistant\n" for turn in QUESTIONS)
@@ -242,13 +272,10 @@ def test_the_tree_of_a_long_conversation_grows_with_it_and_not_with_its_square()
 
 def test_a_template_with_todays_date_gets_a_fixed_one():
     chat = byte_tokenizer(SHIPPED["llama3_1.jinja"].replace('"26 Jul 2024"', 'strftime_now("%d %b %Y")'))
-    assert writes_date(SHIPPED["gptoss.jinja"]) and "2026-01-31" in qwen3("gptoss.jinja").template
-    assert not writes_date(chat.template)
+    assert writes_date(SHIPPED["gptoss.jinja"]) and "2026-01-31" in qwen3("gptoss.jinja").template.text
+    assert not writes_date(chat.template.text)
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_the_tokenizer_stage_accepts_them(name):
-    # The first ends turns without a token of their own; the others take contents as lists of typed parts only.
-    refused = ("glm4moe.jinja", "idefics3.jinja", "llava_next.jinja", "smolvlm.jinja")
-    with pytest.raises(SnaketuneError) if name in refused else nullcontext():
-        check(byte_tokenizer(SHIPPED[name]), [])
+    check(byte_tokenizer(SHIPPED[name]), [])

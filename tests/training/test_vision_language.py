@@ -37,7 +37,7 @@ VISION = {
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 TEXT = {"qwen3_vl": MROPE, "qwen2_5_vl": MROPE, "llama4": {"num_local_experts": 2}}
 # Families of which AutoModelForCausalLM loads the text part alone.
-TEXT_ONLY = ("qwen3_5",)
+TEXT_ONLY = ("qwen3_5", "llama4")
 WHOLE = ("gemma3", "qwen3_vl", "qwen2_5_vl", "mistral3")
 
 

@@ -43,7 +43,7 @@ CONFIG: dict[str, Any] = {
         "votes": {"kind": "unpaired", "sources": [{"files": ["votes.jsonl"]}]},
     },
     "tokenizers": {
-        "own": {"train": {"corpora": ["pairs", "books"], "vocab_size": 400}, "on_template_error": "quarantine"},
+        "own": {"train": {"corpora": ["pairs", "books"], "vocab_size": 400}},
         "adopted": {"adopt": "base", "chat_template": "template.jinja"},
     },
     "sft": {

@@ -38,15 +38,15 @@ class Tokenizer(Model):
     revision: Revision | None = None
     """Commit, tag or branch of an adopted Hub tokenizer."""
     chat_template: LocalPath | None = None
-    """Jinja chat template with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a
-    trained tokenizer, the model's own template for an adopted one if it has the markers."""
+    """Jinja chat template, best with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for
+    a trained tokenizer, the model's own template for an adopted one."""
     template_date: date | None = None
     """Date that a chat template writes as today's, such as 2026-01-31; needed for templates that write one, so that the same
     rows give the same tokens tomorrow."""
-    on_template_error: Literal["fail", "quarantine"] = "fail"
-    """Treatment of rows that the chat template refuses or can't render completely. `fail` ends the `tokenize` stage with an
-    error; `quarantine` drops the row and records it with the reason in the stage's `quarantine.jsonl`, up to the corpus'
-    `max_quarantined_fraction`."""
+    on_template_error: Literal["fail", "quarantine"] = "quarantine"
+    """Treatment of rows that the chat template refuses or can't render completely. `quarantine` drops the row and records it
+    with the reason in the stage's `quarantine.jsonl`, up to the corpus' `max_quarantined_fraction`; `fail` ends the
+    `tokenize` stage with the first row's error."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Tokenizer":

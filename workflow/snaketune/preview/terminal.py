@@ -189,10 +189,8 @@ def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
         rows = _rows(rendered.control_text)
         yield from _fact("", f"{rows} with text like a control token; it stays text")
     if rendered.refused:
-        summary = (
-            f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the template, which fails the tokenize stage"
-        )
-        yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is dropped")
+        summary = f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the template, which are quarantined"
+        yield from _fact("refused", f"{summary}, or with `on_template_error: fail` of the tokenizer fail the stage")
     for location, why in rendered.refused[:REFUSALS_SHOWN]:
         yield from _fact("", f"{location}: {_cut(why, REFUSAL_LENGTH)}")
 

@@ -19,45 +19,39 @@ instead of them: the turn starts where the two differ, and ends with its last co
 import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
 from snaketune.tokenization.control import any_of, unused_characters
 from snaketune.tokenization.reasoning import THOUGHT, check_reasoning, reasoning_of
-from snaketune.tokenization.template import Message, Refused, Span, Tools, render
+from snaketune.tokenization.template import Message, Refused, Span, Tools
 from snaketune.tokenization.tool_calls import check_written
 
 # Variables with which the generation prompt of a template may lead to a turn: its default, with reasoning, without.
 THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
 
 
-def render_unmarked(
-    template: str,
-    conversations: Sequence[list[Message]],
-    variables: dict[str, Any],
-    control: Sequence[str],
-    tools: Tools = (),
-) -> tuple[list[str], list[list[Span]]]:
-    """Return the result of `template.render`, with the spans of assistant turns.
+def bracketed_spans(
+    conversations: Sequence[list[Message]], tools: Tools, control: Sequence[str], write: Callable[..., list[str]]
+) -> list[list[Span]]:
+    """Return the spans of assistant turns in rendered conversations, from brackets around their contents.
 
     Args:
         control: the strings of the control tokens. One that follows a content, optionally after spaces, ends the turn.
+        write: renders conversations, given these and `tools`.
     Raises:
         SnaketuneError: the template refuses a conversation, or doesn't write each assistant content unchanged and once.
     """
-    texts, _ = render(template, conversations, variables, tools=tools)
+    texts = write(conversations, tools=tools)
     (bracket,) = unused_characters(texts, 1)
-    bracketed = [_add_brackets(messages, bracket, inside=False) for messages in conversations]
-    marked, _ = render(template, bracketed, variables, tools=tools)
+    marked = write([_add_brackets(messages, bracket, inside=False) for messages in conversations], tools=tools)
     ends = re.compile(f" *(?:{any_of(control)})")
     spans = []
-    for messages, text, candidate, own_tools in zip(conversations, texts, marked, tools or [None] * len(texts)):
+    for messages, text, candidate, own_tools in zip(conversations, texts, marked, tools, strict=True):
 
         def rendered(some: list[Message], own_tools: str | None = own_tools) -> str:
-            ((text,), _) = render(template, [some], variables, tools=[own_tools])
-            return text
+            return write([some], tools=[own_tools])[0]
 
         if candidate.replace(bracket, "") != text:
             # With brackets inside the outer whitespace, a template that trims removes the same as before.
@@ -66,7 +60,7 @@ def render_unmarked(
         if candidate.replace(bracket, "") != text or candidate.count(bracket) != 2 * parts:
             raise _text_changed(text)
         spans.append(_spans(messages, candidate, text, bracket, ends, rendered))
-    return texts, spans
+    return spans
 
 
 def _text_changed(text: str) -> Refused:

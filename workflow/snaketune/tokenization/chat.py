@@ -24,16 +24,11 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization import tool_calls
-from snaketune.tokenization.assistant_spans import (
-    as_generated,
-    generated_spans,
-    render_unmarked,
-    token_spans,
-    without_blanks,
-)
-from snaketune.tokenization.control import ControlTokens, OmittedTurn, TemplateControl, unused_characters
-from snaketune.tokenization.reasoning import check_reasoning, keys_read, with_reasoning
-from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render, with_date
+from snaketune.tokenization.assistant_spans import token_spans
+from snaketune.tokenization.chat_template import ANSWER, QUESTION, ChatTemplate
+from snaketune.tokenization.control import ControlTokens, unused_characters
+from snaketune.tokenization.control_frames import OmittedTurn, TemplateControl
+from snaketune.tokenization.template import Message, Refused, Span, Tools
 
 # Variables of templates, as transformers passes them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -87,9 +82,6 @@ class ChatTokenizer:
         pad_id, eos_id: ids of the padding and of the end-of-sequence token.
         vocab_size: the smallest number of embeddings with a row for every id, added tokens included.
         template: the chat template.
-        marked: whether the template marks what is generated.
-        training_template: TRL's template with markers for the same text, "" if there is none; for an unmarked template.
-        reads_calls: whether the template has a form of its own for tool calls.
         description: `tokenizer.json`, parsed, without post-processor, truncation and padding.
         added: the string of each added token, by id.
         control: the tokens that only the template may write: those marked special, and those that the tokenizer's
@@ -103,16 +95,13 @@ class ChatTokenizer:
         # token itself.
         self.description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
-        if config.get(DATE_KEY):
-            today = date.fromisoformat(config[DATE_KEY])
-            template, training_template = with_date(template, today), with_date(training_template, today)
-        self.template, self.marked = template, marks_generation(template)
-        self.training_template = "" if self.marked else training_template
-        self._variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
+        variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
         added, named = description["added_tokens"], config.get("chat_control_tokens") or ()
         self.added = {token["id"]: token["content"] for token in added}
         control = [token["content"] for token in added if token["special"] or token["content"] in named]
         self.control = ControlTokens(self._tokenizer, self.description, control)
+        today = date.fromisoformat(config[DATE_KEY]) if config.get(DATE_KEY) else None
+        self.template = ChatTemplate(template, training_template, variables, list(self.control.ids), today)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
         self.pad_id, self.eos_id = self._special_id("pad_token"), self._special_id("eos_token")
@@ -120,11 +109,9 @@ class ChatTokenizer:
         self._is_control[list(self.control.ids.values())] = True
         # Unknown characters of any text become unk.
         self._template_only = self._is_control.copy()
-        if unk := self._variables.get("unk_token"):
+        if unk := variables.get("unk_token"):
             self._template_only[vocab[unk]] = False
-        self._template_control = TemplateControl(
-            template, self._variables, self.render, self.encode_text, self._template_only
-        )
+        self._template_control = TemplateControl(self.template, self.encode_text, self._template_only)
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -145,55 +132,31 @@ class ChatTokenizer:
     def for_documents(self) -> "ChatTokenizer":
         """Return this tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
         description, config = self._original
-        bos = self._variables.get("bos_token")
+        bos = self.template.variables.get("bos_token")
         first = Tokenizer.from_str(json.dumps(description)).encode("").ids[:1]
         opened = bos is not None and first == [self._tokenizer.token_to_id(bos)]
         documents = ChatTokenizer(description, config, DOCUMENT)
-        documents._variables["opening"] = bos if opened else ""
+        documents.template.variables["opening"] = bos if opened else ""
         return documents
 
     def with_thinking(self, enable: bool) -> "ChatTokenizer":
         """Return this tokenizer with the template's variable `enable_thinking`; SnaketuneError if the template has none."""
-        if "enable_thinking" not in self.template:
+        if "enable_thinking" not in self.template.text:
             raise SnaketuneError(
                 "generation.enable_thinking: the chat template has no such variable, so it decides nothing; remove the key"
             )
-        chat = ChatTokenizer(*self._original, self.template, self.training_template)
-        chat._variables["enable_thinking"] = enable
+        chat = ChatTokenizer(*self._original, self.template.text, self.template.training_text)
+        chat.template.variables["enable_thinking"] = enable
         return chat
-
-    @cached_property
-    def reads_calls(self) -> bool:
-        return tool_calls.reads_calls(self.template)
-
-    @cached_property
-    def reasoning_keys(self) -> dict[bool, tuple[str, ...]]:
-        """The keys in which the template reads reasoning, without (False) and with tool calls (True)."""
-        return {
-            with_calls: keys_read(self._rendered, with_calls=with_calls) if with_calls <= self.reads_calls else ()
-            for with_calls in (False, True)
-        }
-
-    @cached_property
-    def _prompt_blank(self) -> str:
-        """The whitespace that the generation prompt ends with."""
-        prompt = self._rendered([{"role": "user", "content": tool_calls.PLACEHOLDER}], prompt=True)
-        return prompt[len(prompt.rstrip()) :]
-
-    @cached_property
-    def treats_reasoning(self) -> bool:
-        """Whether the template treats reasoning apart from other text."""
-        return "think" in self.template or any(self.reasoning_keys.values())
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a turn: eos, and the control token with which the template ends assistant turns."""
-        if not self.template:
+        if not self.template.text:
             return (self.eos_id,)
-        (encoded,) = self.encode(
-            [[{"role": role, "content": tool_calls.PLACEHOLDER} for role in ("user", "assistant")]]
-        )
+        (encoded,) = self.encode([[QUESTION, ANSWER]])
         ends = {int(encoded.ids[span[1] - 1]) for span in encoded.spans if span and span[1] > span[0]}
+        ends |= {self.control.ids[token] for token in self.template.closings.values() if token}
         return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
 
     def is_control(self, ids: np.ndarray) -> np.ndarray:
@@ -217,7 +180,7 @@ class ChatTokenizer:
 
     def ends_by_turn(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> list[int | None]:
         """Return, for each message, the end of its turn in `ids` (see `turn_ends`); None if it has no end of its own."""
-        frame = self._template_control.frame(self._prepared(messages, tools), tools, False)
+        frame = self._template_control.frame(self.template.prepared(messages, tools), tools, False)
         control = np.flatnonzero(self._template_only[ids])
         # The counts differ only if the template writes other control tokens around other contents.
         if len(control) != len(frame.ids):
@@ -226,96 +189,11 @@ class ChatTokenizer:
 
     def omitted_turns(self, messages: list[Message], tools: str | None) -> list[int]:
         """Return the numbers of the turns that the template doesn't write."""
-        return self._template_control.frame(self._prepared(messages, tools), tools, False).omitted
+        return self._template_control.frame(self.template.prepared(messages, tools), tools, False).omitted
 
     def encode_text(self, text: str) -> Encoding:
         """Encode rendered text; every string of a control token becomes one."""
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def render(
-        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
-    ) -> tuple[list[str], list[list[Span | None]]]:
-        """Render conversations; return the text of each, and the character spans of its assistant turns (None if a turn isn't
-        written as it is generated)."""
-        if not self.template:
-            raise SnaketuneError(
-                "the tokenizer has no chat template, so conversations can't be rendered; name one under "
-                "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
-            )
-        tools = list(tools) or [None] * len(conversations)
-        if add_generation_prompt:
-            # In a prompt, nothing is supervised.
-            texts, _ = render(self.template, conversations, self._variables, True, tools)
-            return texts, [[] for _ in texts]
-        if self.marked:
-            texts, spans = self._render_marked(self.template, conversations, tools)
-        else:
-            texts, spans = self._render_unmarked(conversations, tools)
-        rows = zip(conversations, texts, spans, strict=True)
-        return texts, [as_generated(*row) if self.treats_reasoning else row[2] for row in rows]
-
-    def _render_unmarked(
-        self, conversations: Sequence[list[Message]], tools: Tools
-    ) -> tuple[list[str], list[list[Span | None]]]:
-        """Render with a template that marks nothing."""
-        texts, _ = render(self.template, conversations, self._variables, tools=tools)
-        spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
-        if rest := [number for number, own in enumerate(spans) if own is None]:
-            messages, own_tools = ([column[number] for number in rest] for column in (conversations, tools))
-            control = list(self.control.ids)
-            _, bracketed = render_unmarked(self.template, messages, self._variables, control, own_tools)
-            for number, own in zip(rest, bracketed, strict=True):
-                spans[number] = own
-        return texts, spans
-
-    def _render_marked(
-        self, template: str, conversations: Sequence[list[Message]], tools: Tools
-    ) -> tuple[list[str], list[list[Span]]]:
-        """Render with a template that marks what is generated."""
-        texts, marked = render(template, conversations, self._variables, tools=tools)
-        spans = [without_blanks(text, own, list(self.control.ids)) for text, own in zip(texts, marked, strict=True)]
-        for messages, text, own in zip(conversations, texts, spans, strict=True):
-            tool_calls.check_marked_calls(messages, text, own)
-        return texts, spans
-
-    def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:
-        """Return the spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
-        if self.treats_reasoning and "add_generation_prompt" in self.template:
-            generated = generated_spans(messages, text, list(self.control.ids), partial(self._rendered, tools=tools))
-            if generated is not None:
-                return generated
-        if self.training_template:
-            try:
-                (same,), (spans,) = self._render_marked(self.training_template, [messages], [tools])
-            except Refused:
-                return None
-            # Some mark a turn in several blocks.
-            if same == text and len(spans) == sum(message["role"] == "assistant" for message in messages):
-                # One begins with the blanks that the prompt ends with.
-                blank = self._prompt_blank
-                return [
-                    (start + len(blank) * (text.startswith(blank, start) and not text.endswith(blank, 0, start)), end)
-                    for start, end in spans
-                ]
-        if self.treats_reasoning:
-            check_reasoning(messages[-1], text)
-        return None
-
-    def _rendered(
-        self, messages: list[Message], prompt: bool = False, tools: str | None = None, **variables: Any
-    ) -> str:
-        """Return the text of one conversation, with further variables of the template."""
-        (text,), _ = render(self.template, [messages], self._variables | variables, prompt, [tools])
-        return text
-
-    def rewritten(self, messages: list[Message], ends: Sequence[int], tools: str | None = None) -> list[int]:
-        """Return those of `ends` (numbers of leading turns) up to which the text changes where other turns follow."""
-        earlier = [end for end in ends if end < len(messages)]
-        if not earlier:
-            return []
-        whole = self._rendered(self._prepared(messages, tools), tools=tools)
-        views = (self._rendered(self._prepared(messages[:end], tools), tools=tools) for end in earlier)
-        return [end for end, view in zip(earlier, views) if not whole.startswith(view)]
 
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
         """Return int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
@@ -353,8 +231,8 @@ class ChatTokenizer:
         if not conversations:
             return []
         tools = list(tools) or [None] * len(conversations)
-        conversations = [self._prepared(*row) for row in zip(conversations, tools, strict=True)]
-        texts, spans = self.render(conversations, add_generation_prompt, tools)
+        conversations = [self.template.prepared(*row) for row in zip(conversations, tools, strict=True)]
+        texts, spans = self.template.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         frames = [self._template_control.frame(*row, add_generation_prompt) for row in zip(conversations, tools)]
         for messages, own_tools, frame in zip(conversations, tools, frames):
@@ -384,12 +262,6 @@ class ChatTokenizer:
                 raise OmittedTurn(messages[frame.omitted[0]])
         return encoded
 
-    def _prepared(self, messages: list[Message], tools: str | None) -> list[Message]:
-        """Return the messages with tool calls and reasoning under the keys that the template reads, if it does."""
-        if self.reads_calls:
-            messages = tool_calls.with_calls(messages, tools)
-        return with_reasoning(messages, self.reasoning_keys)
-
     def _guarded(
         self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
     ) -> list[Encoded]:
@@ -405,7 +277,7 @@ class ChatTokenizer:
                 own_tools = json.dumps(tool_calls.with_strings(json.loads(own_tools), inside), ensure_ascii=False)
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (own,) = self.render([guarded], add_generation_prompt, [own_tools])
+                (text,), (own,) = self.template.render([guarded], add_generation_prompt, [own_tools])
                 if text.replace(guard, "") == expected:
                     break
             else:
@@ -422,7 +294,7 @@ class ChatTokenizer:
         ]
 
     def _special_id(self, key: str) -> int:
-        token = self._variables.get(key)
+        token = self.template.variables.get(key)
         id = self._tokenizer.token_to_id(token) if token is not None else None
         if id is None:
             raise SnaketuneError(

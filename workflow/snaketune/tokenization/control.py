@@ -1,4 +1,4 @@
-"""Control tokens: which ones a template writes around turns, and encoding in which no text of a user becomes one.
+"""Control tokens: encoding in which no text of a user becomes one.
 
 A tokenizer encodes `<|im_end|>` as a control token wherever it occurs, so a user who types it would end the turn. Such rows are
 encoded with a second tokenizer that differs only in the names of its control tokens, which are strings that occur in no text.
@@ -18,21 +18,18 @@ second tokenizer is built for the first of them (which takes as long as loading 
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from snaketune.tokenization.reasoning import KEYS
-from snaketune.tokenization.template import SHIPPED, Message, Refused, Span, Tools, render
-from snaketune.tokenization.tool_calls import blank_message, replace_texts
+from snaketune.tokenization.template import Message, Refused, Span
+from snaketune.tokenization.tool_calls import replace_texts
 
 # Private-use characters; those that occur in no text of a batch are used as guards.
 PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
-MAX_CACHED = 4096
 
 
 def any_of(strings: Iterable[str]) -> str:
@@ -98,8 +95,8 @@ class ControlTokens:
         return "".join([*parts, text[cursor:]])
 
     def encode(
-        self, texts: list[str], spans: list[list[Span]], lead: str, guard: str
-    ) -> Iterator[tuple[np.ndarray, Encoding, list[Span]]]:
+        self, texts: list[str], spans: list[list[Span | None]], lead: str, guard: str
+    ) -> Iterator[tuple[np.ndarray, Encoding, list[Span | None]]]:
         """Encode texts with character spans, rendered from messages with `guard`; `lead` doesn't occur in them.
 
         Yields:
@@ -175,8 +172,8 @@ class _Renamed:
 
 
 def _substitute(
-    pattern: re.Pattern[str], swapped: Callable[[re.Match[str]], str], text: str, spans: list[Span]
-) -> tuple[str, list[Span]]:
+    pattern: re.Pattern[str], swapped: Callable[[re.Match[str]], str], text: str, spans: list[Span | None]
+) -> tuple[str, list[Span | None]]:
     """Return the result of `pattern.sub`, and the spans in it.
 
     Replacing `bb` by `x` in `a bb ccc` shifts the span (5, 8) of `ccc` to (4, 7).
@@ -194,96 +191,4 @@ def _substitute(
     def shifted(position: int) -> int:
         return position + shifts[bisect_right(ends, position) - 1]
 
-    return changed, [(shifted(start), shifted(end)) for start, end in spans]
-
-
-@dataclass(frozen=True)
-class ControlFrame:
-    """The control tokens that a template writes around conversations of one shape, whatever their contents.
-
-    <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      ends [1, 3]
-
-    Attributes:
-        ids: int32, its control tokens.
-        ends: for each turn, the index of the control token that ends it; None if none does.
-        omitted: the indices of the turns that the template doesn't write.
-        writes_tools: whether it writes the tools, where there are any.
-    """
-
-    ids: np.ndarray
-    ends: list[int | None]
-    omitted: list[int]
-    writes_tools: bool
-
-
-class OmittedTurn(Refused):
-    """A turn that a template doesn't write."""
-
-    def __init__(self, turn: Message, template: str = "the chat template", rows: str = "a row"):
-        self.turn = turn
-        super().__init__(
-            "turn_left_out",
-            f"{template} omits the {turn['role']} turn of {rows} (first: {turn['content'][:80]!r}), so the model "
-            f"would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has some), "
-            "or remove such turns from the corpus",
-        )
-
-
-class TemplateControl:
-    """Determines the control tokens of a template by rendering contents without any, and caches them by shape."""
-
-    def __init__(
-        self,
-        template: str,
-        variables: dict[str, Any],
-        render: Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]],
-        encode: Callable[[str], Encoding],
-        template_only: np.ndarray,
-    ):
-        """Set up with functions that render and encode, and bool by id: which tokens only a template can write."""
-        self._template, self._variables, self._template_only = template, variables, template_only
-        self._render, self._encode = render, encode
-        self._frames: dict[tuple, ControlFrame] = {}
-
-    def frame(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
-        """Return the frame of messages of this shape."""
-        shape = (
-            json.dumps(blank_message(one)) if one.keys() & {"tool_calls", *KEYS} else one["role"] for one in messages
-        )
-        key = (add_generation_prompt, tools, *shape)
-        if key not in self._frames:
-            # The cache has no natural bound, for example if every row has other tools.
-            if len(self._frames) >= MAX_CACHED:
-                self._frames.clear()
-            self._frames[key] = self._find(messages, tools, add_generation_prompt)
-        return self._frames[key]
-
-    def _find(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
-        left, right = unused_characters([self._template, tools or ""], 2)
-        marks = [f"{left}{number}{right}" for number in range(len(messages))]
-        marked = [blank_message(message, mark) for message, mark in zip(messages, marks)]
-        (text,), (spans,) = self._render([marked], add_generation_prompt, [tools])
-        # A template may write calls only where there are tools, which rendering by `ChatTokenizer` would refuse.
-        without = (
-            render(self._template, [marked], self._variables, add_generation_prompt, [None])[0][0] if tools else None
-        )
-        encoding = self._encode(text)
-        control = [
-            (id, span) for id, span in zip(encoding.ids, encoding.offsets, strict=True) if self._template_only[id]
-        ]
-        starts = [*(text.find(mark) for mark in marks), len(text)]
-        speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        span_of = dict(zip(speaking, spans)) if len(spans) == len(speaking) else {}
-        ends, omitted = [None] * len(messages), []
-        for number, (message, mark, start, following) in enumerate(zip(messages, marks, starts, starts[1:])):
-            if start < 0:
-                omitted.append(number)
-            elif "tool_calls" in message:
-                # There may be control tokens between the parts of a call, too.
-                span = span_of.get(number)
-                ends[number] = next((at for at, (_, (_, end)) in enumerate(control) if span and end == span[1]), None)
-            else:
-                after = (at for at, (_, (begin, _)) in enumerate(control) if start + len(mark) <= begin < following)
-                ends[number] = next(after, None)
-        ids = np.array([id for id, _ in control], np.int32)
-        return ControlFrame(ids, ends, omitted, writes_tools=text != without)
+    return changed, [span and (shifted(span[0]), shifted(span[1])) for span in spans]

@@ -30,7 +30,7 @@ from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.control import OmittedTurn
+from snaketune.tokenization.control_frames import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT, Refused

@@ -56,7 +56,7 @@ def _rewritten(
     `treatment` is that of `Turns.rewritten`.
     """
     ends = [at for at, message in enumerate(messages, 1) if message["role"] == "assistant" and wanted[at - 1]]
-    changed = chat.rewritten(messages, ends, tools)
+    changed = chat.template.rewritten(messages, ends, tools)
     if not changed:
         return None
     if treatment == "last":

@@ -85,7 +85,7 @@ def make_tokenizer(
         check_mistral_frame(chat)
     about |= {
         "spans": spans,
-        "samples": check(chat, samples) if chat.template else [],
+        "samples": check(chat, samples) if chat.template.text else [],
         "vocab_size": chat.vocab_size,
         "pad_id": chat.pad_id,
         "stop_ids": list(chat.stop_ids),

@@ -27,7 +27,7 @@ STRIPPED = "".join(character for code in range(0x3001) if (character := chr(code
 def batched_encoder(chat: ChatTokenizer) -> "tuple[BatchedEncoder | None, str]":
     """Return the encoder, or None and the reason why this tokenizer or template isn't proved."""
     try:
-        check_verbatim(chat.template)
+        check_verbatim(chat.template.text)
         return BatchedEncoder(chat, separable(chat.description)), ""
     except (NotSeparable, NotVerbatim) as reason:
         return None, str(reason)
@@ -78,7 +78,7 @@ class BatchedEncoder:
             contents.append(pc.not_equal(trimmed, pc.binary_length(turns.contents)))
         if self._separable.prefix == "unless_space":
             contents.append(pc.starts_with(turns.contents, SPACE))
-        if self._chat.reads_calls:
+        if self._chat.template.reads_calls:
             contents.append(pc.match_substring(turns.contents, OPEN))
         uncertain = np.any([one.to_numpy(zero_copy_only=False) for one in contents], 0)[turns.index]
         # Only the reference path knows the tokens of turns of other roles.

@@ -82,12 +82,12 @@ class Frames:
         return self._frames[roles]
 
     def _build(self, roles: tuple[str, ...]) -> Frame:
-        left, right = unused_characters([self._chat.template], 2)
+        left, right = unused_characters([self._chat.template.text], 2)
         marks = [f"{left}{number}{right}" for number in range(len(roles))]
         plain, padded = (
             [{"role": role, "content": pad + mark + pad} for role, mark in zip(roles, marks)] for pad in ("", EM_SPACE)
         )
-        (text, padded_text), (spans, _) = self._chat.render([plain, padded])
+        (text, padded_text), (spans, _) = self._chat.template.render([plain, padded])
         _require(all(text.count(mark) == 1 for mark in marks))
         begins = [text.find(mark) for mark in marks]
         starts, ends = [0, *(at + len(mark) for at, mark in zip(begins, marks))], [*begins, len(text)]
@@ -99,7 +99,9 @@ class Frames:
         ]
         speaking = roles.count("assistant")
         _require(len(spans) == speaking and None not in spans)
-        _require(not self._chat.rewritten(plain, [at for at, role in enumerate(roles, 1) if role == "assistant"]))
+        _require(
+            not self._chat.template.rewritten(plain, [at for at, role in enumerate(roles, 1) if role == "assistant"])
+        )
         _require(sum(literal.supervised_from >= 0 for literal in literals) == speaking)
         _require(sum(literal.supervised_to >= 0 for literal in literals) == speaking)
         trimmed = np.array([_trims(mark, text, padded_text) for mark in marks], bool)

@@ -27,7 +27,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         SnaketuneError: an assistant turn isn't supervised, or not to its end; text of another role is supervised; the template
             writes the date.
     """
-    if writes_date(chat.template):
+    if writes_date(chat.template.text):
         raise SnaketuneError(
             "the chat template writes today's date (strftime_now), so the same corpus would give other tokens "
             "tomorrow; set tokenizers.NAME.template_date to a fixed one, such as 2026-01-31"
@@ -40,7 +40,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
             raise SnaketuneError(
                 f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {texts} is supervised; put "
                 "{% generation %} around the assistant's content and its end of turn"
-                if chat.marked
+                if chat.template.marked
                 else f"the chat template changes what assistants say: only {texts} of {missing[0]!r} is supervised; use another"
             )
         if leaked := [words for words in QUESTIONS[:turns] if words in joined]:
@@ -106,7 +106,7 @@ def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Enc
                 "the end of turn isn't supervised, so the model would never stop: what the template marks ends with "
                 f"{ended!r}, and its last token is no special token; end the {{% generation %}} block after the "
                 "end-of-turn token, and use one that this tokenizer has as a special token"
-                if chat.marked
+                if chat.template.marked
                 else "the end of turn isn't supervised, so the model would never stop: in the chat template no special token "
                 f"of this tokenizer follows what an assistant says, {ended!r}; use a template that ends turns with one"
             )

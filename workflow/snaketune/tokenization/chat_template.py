@@ -1,0 +1,223 @@
+"""A tokenizer's chat template: conversations to text, with the spans of what assistants generate.
+
+Templates are taken as their models' families wrote them. Three things are made up for, so that the rest of the code sees one
+kind: a fixed date for today's; contents as lists of typed parts, for templates that read nothing else; and the end of a last
+turn that only the next turn would write (GLM's `<|user|>`).
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from functools import cached_property, partial
+from typing import Any
+
+from snaketune.errors import SnaketuneError
+from snaketune.tokenization import tool_calls
+from snaketune.tokenization.assistant_spans import (
+    as_generated,
+    bracketed_spans,
+    generated_spans,
+    without_blanks,
+)
+from snaketune.tokenization.control import any_of
+from snaketune.tokenization.reasoning import CALL, check_reasoning, keys_read, with_reasoning
+from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render, with_date
+
+QUESTION: Message = {"role": "user", "content": tool_calls.PLACEHOLDER}
+ANSWER: Message = {"role": "assistant", "content": tool_calls.PLACEHOLDER}
+# An assistant's turn without and with calls, and the turn that follows it.
+FOLLOWED: dict[bool, tuple[Message, Message]] = {
+    False: (ANSWER, QUESTION),
+    True: (
+        ANSWER | {"content": "", "tool_calls": [CALL]},
+        {
+            "role": "tool",
+            "content": tool_calls.PLACEHOLDER,
+            "tool_call_id": CALL["id"],
+            "name": CALL["function"]["name"],
+        },
+    ),
+}
+# Put before a template that reads contents as lists of typed parts only.
+TYPED = (
+    "{%- set typed = namespace(messages=[]) %}{%- for message in messages %}{%- set typed.messages = typed.messages + "
+    "[dict(message, content=[{'type': 'text', 'text': message['content']}])] %}{%- endfor %}"
+    # A block would remove a line break that the template begins with.
+    "{%- set messages = typed.messages %}{{ '' }}"
+)
+
+
+class ChatTemplate:
+    """A chat template with its variables.
+
+    Attributes:
+        text: the template's source; "" if the tokenizer has none.
+        training_text: that of TRL's template with markers for the same text, "" if there is none; for an unmarked template.
+        marked: whether the template marks what is generated.
+        variables: the variables that it is rendered with, besides messages and tools.
+    """
+
+    def __init__(
+        self, text: str, training_text: str, variables: dict[str, Any], control: Sequence[str], today: date | None
+    ):
+        """Build from the sources, the strings of the control tokens, and the date that the template writes as today's."""
+        if today:
+            text, training_text = with_date(text, today), with_date(training_text, today)
+        self.variables, self._control = variables, list(control)
+        if text and not _writes_content(text, variables) and _writes_content(TYPED + text, variables):
+            text, training_text = TYPED + text, training_text and TYPED + training_text
+        self.text, self.marked = text, marks_generation(text)
+        self.training_text = "" if self.marked else training_text
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """Whether the template has a form of its own for tool calls."""
+        return tool_calls.reads_calls(self.text)
+
+    @cached_property
+    def reasoning_keys(self) -> dict[bool, tuple[str, ...]]:
+        """The keys in which the template reads reasoning, without (False) and with tool calls (True)."""
+        return {
+            with_calls: keys_read(self.write, with_calls=with_calls) if with_calls <= self.reads_calls else ()
+            for with_calls in (False, True)
+        }
+
+    @cached_property
+    def treats_reasoning(self) -> bool:
+        """Whether the template treats reasoning apart from other text."""
+        return "think" in self.text or any(self.reasoning_keys.values())
+
+    @cached_property
+    def closings(self) -> dict[bool, str]:
+        """The control token that ends an assistant's turn, without (False) and with tool calls (True), if it is the next turn
+        that writes it; else "". In an unmarked template, the last turn gets it too, else the model wouldn't learn to stop."""
+        return {with_calls: self._closing(with_calls) for with_calls in (False, True)}
+
+    def _closing(self, with_calls: bool) -> str:
+        if self.marked or not self.text or (with_calls and not self.reads_calls):
+            return ""
+        answer, following = FOLLOWED[with_calls]
+        try:
+            (alone, whole), _ = render(self.text, [[QUESTION, answer], [QUESTION, answer, following]], self.variables)
+        except Refused:
+            return ""
+        control = any_of(self._control)
+        if re.search(rf"(?:{control})\s*$", alone) or not whole.startswith(alone):
+            return ""
+        following_token = re.compile(control).match(whole, len(alone))
+        return following_token[0] if following_token else ""
+
+    @cached_property
+    def _prompt_blank(self) -> str:
+        """The whitespace that the generation prompt ends with."""
+        prompt = self.write([QUESTION], prompt=True)
+        return prompt[len(prompt.rstrip()) :]
+
+    def write(self, messages: list[Message], prompt: bool = False, tools: str | None = None, **variables: Any) -> str:
+        """Return the text of one conversation, with further variables of the template."""
+        return self.write_all([messages], prompt, [tools], **variables)[0]
+
+    def write_all(
+        self, conversations: Sequence[list[Message]], prompt: bool = False, tools: Tools = (), **variables: Any
+    ) -> list[str]:
+        """Return the text of conversations; SnaketuneError if the template refuses one."""
+        texts, _ = render(self.text, conversations, self.variables | variables, prompt, tools)
+        return texts if prompt else [text + self._end(own) for own, text in zip(conversations, texts, strict=True)]
+
+    def _end(self, messages: list[Message]) -> str:
+        """Return what a conversation's text lacks at its end."""
+        last = messages[-1] if messages else {"role": ""}
+        return self.closings["tool_calls" in last] if last["role"] == "assistant" else ""
+
+    def render(
+        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
+    ) -> tuple[list[str], list[list[Span | None]]]:
+        """Render conversations; return the text of each, and the character spans of its assistant turns (None if a turn isn't
+        written as it is generated)."""
+        if not self.text:
+            raise SnaketuneError(
+                "the tokenizer has no chat template, so conversations can't be rendered; name one under "
+                "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
+            )
+        tools = list(tools) or [None] * len(conversations)
+        if add_generation_prompt:
+            # In a prompt, nothing is supervised.
+            texts = self.write_all(conversations, True, tools)
+            return texts, [[] for _ in texts]
+        if self.marked:
+            texts, spans = self._render_marked(self.text, conversations, tools)
+        else:
+            texts, spans = self._render_unmarked(conversations, tools)
+        rows = zip(conversations, texts, spans, strict=True)
+        return texts, [as_generated(*row) if self.treats_reasoning else row[2] for row in rows]
+
+    def prepared(self, messages: list[Message], tools: str | None) -> list[Message]:
+        """Return the messages with tool calls and reasoning under the keys that the template reads, if it does."""
+        if self.reads_calls:
+            messages = tool_calls.with_calls(messages, tools)
+        return with_reasoning(messages, self.reasoning_keys)
+
+    def rewritten(self, messages: list[Message], ends: Sequence[int], tools: str | None = None) -> list[int]:
+        """Return those of `ends` (numbers of leading turns) up to which the text changes where other turns follow."""
+        earlier = [end for end in ends if end < len(messages)]
+        if not earlier:
+            return []
+        whole = self.write(self.prepared(messages, tools), tools=tools)
+        views = (self.write(self.prepared(messages[:end], tools), tools=tools) for end in earlier)
+        return [end for end, view in zip(earlier, views) if not whole.startswith(view)]
+
+    def _render_unmarked(
+        self, conversations: Sequence[list[Message]], tools: Tools
+    ) -> tuple[list[str], list[list[Span | None]]]:
+        """Render with a template that marks nothing."""
+        texts = self.write_all(conversations, tools=tools)
+        spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
+        if rest := [number for number, own in enumerate(spans) if own is None]:
+            messages, own_tools = ([column[number] for number in rest] for column in (conversations, tools))
+            known = bracketed_spans(messages, own_tools, self._control, self.write_all)
+            for number, own in zip(rest, known, strict=True):
+                spans[number] = own
+        return texts, spans
+
+    def _render_marked(
+        self, template: str, conversations: Sequence[list[Message]], tools: Tools
+    ) -> tuple[list[str], list[list[Span]]]:
+        """Render with a template that marks what is generated."""
+        texts, marked = render(template, conversations, self.variables, tools=tools)
+        spans = [without_blanks(text, own, self._control) for text, own in zip(texts, marked, strict=True)]
+        for messages, text, own in zip(conversations, texts, spans, strict=True):
+            tool_calls.check_marked_calls(messages, text, own)
+        return texts, spans
+
+    def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:
+        """Return the spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
+        if self.treats_reasoning and "add_generation_prompt" in self.text:
+            generated = generated_spans(messages, text, self._control, partial(self.write, tools=tools))
+            if generated is not None:
+                return generated
+        if self.training_text:
+            try:
+                (same,), (spans,) = self._render_marked(self.training_text, [messages], [tools])
+            except Refused:
+                return None
+            # Some mark a turn in several blocks.
+            if same == text and len(spans) == sum(message["role"] == "assistant" for message in messages):
+                # One begins with the blanks that the prompt ends with.
+                blank = self._prompt_blank
+                return [
+                    (start + len(blank) * (text.startswith(blank, start) and not text.endswith(blank, 0, start)), end)
+                    for start, end in spans
+                ]
+        if self.treats_reasoning:
+            check_reasoning(messages[-1], text)
+        return None
+
+
+def _writes_content(template: str, variables: dict[str, Any]) -> bool:
+    """Whether a template writes the text of a user's turn."""
+    mark = "snaketune"
+    try:
+        (text,), _ = render(template, [[QUESTION | {"content": mark}]], variables)
+    except Refused:
+        return False
+    return mark in text
