@@ -142,6 +142,11 @@ WRONG = [
         ["'resources/demo' is not a folder with a model", "config.json"],
     ),
     ("sft.demo.base", {"path": "config/config.yaml"}, ["sft.demo.base.path", "'config/config.yaml' is not a folder"]),
+    (
+        "dpo.demo.reference",
+        {"path": "demo"},
+        ["dpo.demo.reference.path: 'demo' is neither a folder (in", "`owner/name`"],
+    ),
     ("dpo.demo.reference", {"path": "sft:demo"}, ["'sft:demo'", "a folder, or a model of the Hub as `owner/name`"]),
     ("dpo.demo.reference", {"path": ""}, ["dpo.demo.reference.path: found ''"]),
     ("dpo.demo.reference_pass", {"parts": 1000}, ["dpo.demo.reference_pass.parts", "less than or equal to 128"]),
@@ -404,3 +409,16 @@ def test_exact_match_needs_one_corpus_with_checkable_answers(raw, edit):
     for key, value in edit.items():
         mapped = put(mapped, key, value)
     load(mapped)
+
+
+def test_a_path_that_is_neither_a_folder_nor_an_id_of_the_hub_names_the_nearest_folder(raw, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "resources").symlink_to(ROOT / "resources")
+    monkeypatch.chdir(tmp_path)
+    for name in ("modle", "gpt2"):
+        raw["sft"]["demo"]["base"] = {"path": name}
+        with pytest.raises(
+            SnaketuneError, match=f"sft.demo.base.path: '{name}' is neither a folder .*Hub, `owner/name`"
+        ) as error:
+            load(raw)
+        assert ("did you mean the folder 'model'?" in str(error.value)) == (name == "modle")

@@ -197,6 +197,8 @@ def test_all_findings_that_stop_a_run_are_in_one_error(family, monkeypatch):
     family.base = Pretrained(path=str(tiny_model(family.folder)))
     family.settings = {"lora": Lora(), "quantization": Quantization()}
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    # A result of the demo in the working directory would count as this run's.
+    monkeypatch.chdir(family.folder)
     with pytest.raises(SnaketuneError) as stopped:
         family.findings()
     assert "sft.demo.quantization: 4-bit weights" in str(stopped.value)

@@ -31,7 +31,8 @@ def measured(folder, trials) -> str:
     """The manifest of a curve."""
     payload = folder / "calibrate/curve"
     payload.mkdir(parents=True)
-    curve = {"device": "cpu", "trials": trials, "best": batch_plan.best_of([one for one in trials if one["fits"]])}
+    fitting = [one for one in trials if one["fits"]]
+    curve = {"device": "cpu", "trials": trials, "best": batch_plan.best_of(fitting) if fitting else None}
     (payload / "curve.json").write_text(json.dumps(curve))
     manifest = folder / "calibrate/manifest.json"
     manifest.write_text(json.dumps({"stage": "calibrate", "payload": describe_files(payload), "records": {}}))
@@ -51,6 +52,19 @@ def test_of_equally_fast_plans_the_one_with_less_memory_is_used(tmp_path):
     assert plan == BatchPlan(micro_batch_rows=4, gradient_checkpointing=False)
 
 
+def test_without_measurements_the_plan_is_the_calibrations_default(tmp_path):
+    manifest = measured(tmp_path, [])
+    for rows, chosen in ((4, 4), (5, 2)):
+        default = {"micro_batch_rows": rows, "gradient_checkpointing": False}
+        payload, described = tmp_path / "calibrate/curve", {"stage": "calibrate", "records": {}}
+        payload.joinpath("curve.json").write_text(
+            json.dumps({"device": "cpu", "trials": [], "best": None, "default": default})
+        )
+        (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described | {"payload": describe_files(payload)}))
+        assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == chosen
+        (tmp_path / "batch_plan.json").unlink()
+
+
 def test_gradient_checkpointing_is_used_if_it_is_faster_and_not_disabled(tmp_path):
     curve = measured(tmp_path, [trial(1, 100, 9), trial(2, 0, 0, fits=False), trial(4, 250, 8, checkpointing=True)])
     for checkpointing, plan in (
@@ -61,7 +75,10 @@ def test_gradient_checkpointing_is_used_if_it_is_faster_and_not_disabled(tmp_pat
         assert choose_plan(Execution(calibration=curve, gradient_checkpointing=checkpointing), 8, 1, tmp_path) == plan
 
 
-def test_without_a_curve_the_default_is_used_and_reported(tmp_path, capsys):
+def test_without_a_curve_the_default_is_used_and_reported(tmp_path, capsys, monkeypatch):
+    (tmp_path / "cpu").mkdir()
+    assert choose_plan(Execution(), 12, 1, tmp_path / "cpu").micro_batch_rows == 2
+    monkeypatch.setattr(batch_plan, "visible_gpus", lambda: ("0",))
     assert choose_plan(Execution(), 12, 1, tmp_path).micro_batch_rows == 6
     assert choose_plan(Execution(calibration=str(tmp_path / "none.json")), 12, 4, tmp_path).micro_batch_rows == 3
     assert "no calibration for this run: using 6, unmeasured" in capsys.readouterr().out
@@ -87,7 +104,7 @@ def test_a_retry_uses_the_plan_of_the_attempt_before(tmp_path):
     assert choose_plan(auto, 12, 1, tmp_path) == plan
     # Half the rows for each of two; five can't have two each.
     assert choose_plan(auto, 12, 2, tmp_path) == plan
-    assert choose_plan(auto, 15, 5, tmp_path) == BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
+    assert choose_plan(auto, 15, 5, tmp_path) == BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)
 
 
 def test_an_edited_config_replaces_the_stored_plan(tmp_path):
@@ -172,7 +189,7 @@ def test_an_unusable_curve_is_ignored(tmp_path, capsys, damage):
         described = {"stage": "calibrate", "payload": describe_files(payload.parent), "records": {}}
         (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described))
     assert choose_plan(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
-    assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 8
+    assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
     log = capsys.readouterr().out
     assert ("measured on an H100, this device is cpu" if damage == "device" else "can't be read") in log
 

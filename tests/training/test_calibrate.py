@@ -16,7 +16,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 from snaketune.training import calibrate
-from snaketune.training.autotune import calibration, timed_steps
+from snaketune.training.autotune import calibration, time_limit, timed_steps
 from snaketune.training.autotune.batch_plan import CURVE
 from snaketune.training.launch import calibrate_launcher, oom_retry, processes, worker
 from snaketune.training.loop.packed_trainer import PackedTrainer
@@ -115,6 +115,37 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
         )  # fmt: skip
     curve = calibrated(tmp_path / "work", spec_of(run, base, batch_rows=4), rows, tokenizer)
     assert seen(curve)[0] == (1, False, True)
+
+
+def test_it_takes_a_small_share_of_the_trainings_that_wait_for_it(tmp_path, tokenizer, monkeypatch, capsys):
+    run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
+    spec = spec_of(run, run.base)
+    # A trial takes more than 3% of these few rows; on a CPU two rows are the default, where they fit in memory.
+    curve = calibrated(tmp_path / "few", spec, rows, tokenizer, calibrated_epochs=1.0)
+    assert curve["trials"] == [] and curve["best"] is None
+    assert curve["default"] == {"micro_batch_rows": 2, "gradient_checkpointing": False}
+    assert "would take more than 3% of the training: micro-batches of 2 rows" in capsys.readouterr().out
+    monkeypatch.setattr(calibration, "MEMORY_SHARE", 0.0)
+    curve = calibrated(tmp_path / "full", spec, rows, tokenizer, calibrated_epochs=1.0)
+    assert curve["default"]["micro_batch_rows"] == 1
+    # Many epochs are worth a trial or more; one that takes too long is the last one.
+    monkeypatch.setattr(time_limit, "_elapsed", lambda: 0.0)
+    assert len(calibrated(tmp_path / "many", spec, rows, tokenizer, calibrated_epochs=1e6)["trials"]) > 1
+    monkeypatch.setattr(time_limit.TimeLimit, "allows_another", lambda *_: False)
+    assert seen(calibrated(tmp_path / "one", spec, rows, tokenizer, calibrated_epochs=1e6)) == [(1, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "micro_batch_s", "wanted"), [(0.0, 1.0, True), (17.0, 1.0, True), (19.0, 1.0, False), (0.0, 2.6, False)]
+)
+def test_another_trial_runs_if_all_of_them_stay_a_small_share(elapsed, micro_batch_s, wanted, monkeypatch):
+    """Of 1,000 steps of a second, 30 s; a trial of twice the rows takes three steps of four such micro-batches."""
+    monkeypatch.setattr(time_limit, "_elapsed", lambda: elapsed)
+    limit = time_limit.TimeLimit(epochs=2.0, rows=500, batch_rows=1, processes=1)
+    fastest = {"fits": True, "accumulation": 1, "micro_batch_s": 1.0, "optimizer_s": 0.0}
+    last = fastest | {"micro_batch_s": micro_batch_s}
+    assert limit.allows_another([fastest, last]) == wanted
+    assert time_limit.TimeLimit(epochs=0.0, rows=500, batch_rows=1, processes=1).allows_another([last])
 
 
 def test_a_configured_plan_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
@@ -238,7 +269,7 @@ def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypa
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", dies)
-    assert calibrate_launcher.launch("calibrate", work=work) == "done"
+    assert calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={}) == "done"
 
     def learns_nothing(stage, *, work, **_):
         record_out_of_memory(work.state, None, MemoryError())
@@ -246,7 +277,21 @@ def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypa
 
     monkeypatch.setattr(processes, "launch", learns_nothing)
     with pytest.raises(SnaketuneError, match="exit status 1"):
-        calibrate_launcher.launch("calibrate", work=work)
+        calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={})
+
+
+@pytest.mark.parametrize(("epochs", "launched"), [(1.0, False), (1e6, True), (0.0, True)])
+def test_a_training_too_short_for_a_trial_on_a_cpu_starts_no_process(
+    tmp_path, tokenizer, monkeypatch, epochs, launched
+):
+    monkeypatch.setattr(processes, "launch", lambda *_, **__: "launched")
+    work, pack = WorkFolder(tmp_path / "work"), packed_rows(tmp_path / "rows", tokenizer)
+    work.start()
+    operation = Execution(calibrated_epochs=epochs)
+    done = calibrate_launcher.launch("calibrate", work=work, operation=operation, artifacts={"pack": [pack]})
+    assert (done == "launched") == launched
+    if not launched:
+        assert json.loads((work.payload / CURVE).read_text()) == {"device": "cpu", "trials": [], "best": None}
 
 
 CAPPED = """

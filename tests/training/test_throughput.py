@@ -179,13 +179,31 @@ def test_the_remaining_time_is_estimated_from_the_steps_after_the_first(monkeypa
     callback = LogCallback()
     monkeypatch.setattr("snaketune.training.loop.trainer.time.monotonic", clock.monotonic)
     clock.now += 500.0
-    callback.on_step_end(None, State, TrainerControl())
+    callback.on_step_end(None, State, TrainerControl(should_log=True))
     callback.on_log(None, State, None, logs={"loss": 1.0})
     clock.now += 30.0
     State.global_step = 51
-    callback.on_step_end(None, State, TrainerControl())
+    callback.on_step_end(None, State, TrainerControl(should_log=True))
     callback.on_log(None, State, None, logs={"loss": 1.0})
     assert capsys.readouterr().out.splitlines() == ["step 41/100  loss 1", "step 51/100  loss 1  2 min left"]
+
+
+def test_slow_steps_between_two_log_lines_are_not_silent(monkeypatch, capsys, clock):
+    class State:
+        is_world_process_zero, max_steps, global_step = True, 100, 0
+
+    monkeypatch.setattr("snaketune.training.loop.trainer.time.monotonic", clock.monotonic)
+    callback = LogCallback()
+    for _ in range(3):
+        State.global_step += 1
+        for ends in (callback.on_substep_end, callback.on_step_end):
+            clock.now += 20.0
+            ends(None, State, TrainerControl())
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 100 steps done",
+        "2 of 100 steps done  65 min left",
+        "3 of 100 steps done  65 min left",
+    ]
 
 
 def test_memory_is_that_of_this_process():

@@ -92,7 +92,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "tokenizers.chat_template": ({"tokenizers.small.chat_template": "data/other.jinja"}, TOKENIZER),
     "eval.generation.enable_thinking": ({"eval.both.generation.enable_thinking": False}, EVAL),
     "tokenizers.template_date": ({"tokenizers.small.template_date": "2026-01-31"}, TOKENIZER),
-    "tokenizers.on_template_error": ({"tokenizers.small.on_template_error": "quarantine"}, TOKENS | SFT),
+    "tokenizers.on_template_error": ({"tokenizers.small.on_template_error": "fail"}, TOKENS | SFT),
     "sft.base.path": (ADOPTED, TOKENIZER),
     "sft.base.revision": (ADOPTED | {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, TOKENIZER),
     "sft.base.trust_remote_code": (ADOPTED | {"sft.run.base": {**PRETRAINED, "trust_remote_code": True}}, TOKENIZER),

@@ -91,6 +91,11 @@ def test_every_recipe_plans(recipe, tmp_path):
                 (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / file).write_text("{}\n")
     (tmp_path / "resources").symlink_to(ROOT / "resources")
+    for evaluation in config.get("eval", {}).values():
+        if folder := evaluation.get("tasks", {}).get("folder"):
+            (tmp_path / folder).mkdir()
+            for name in evaluation["tasks"]["names"]:
+                (tmp_path / folder / f"{name}.yaml").write_text(f"task: {name}\n", encoding="utf-8")
     status, said = snakemake(
         ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path), "-n", "--configfile", str(recipe)],
         tmp_path,
@@ -106,7 +111,7 @@ def test_every_recipe_plans(recipe, tmp_path):
 def test_all_recipes_ship():
     assert [path.stem for path in RECIPES] == [
         "gpt-oss-20b-lora", "gsm8k-local", "llama3.1-70b-qlora-2x8", "mistral-7b-qlora", "mixed-data", "phi3-mini-qlora",
-        "qwen2.5-7b-lora", "qwen3-8b-full", "qwen3.5-27b-lora", "tiny-23m",
+        "qwen2.5-7b-lora", "qwen3-8b-full", "qwen3.5-27b-lora", "smollm2-135m", "tiny-23m",
     ]  # fmt: skip
 
 

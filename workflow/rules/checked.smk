@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 
 moves = workflow.modifier.path_modifier
 while moves is not None:
     if moves.prefix or moves.modifies_prefixes:
-        raise WorkflowError(
+        raise Error(
             "module: `prefix` and `replace_prefix` would change the paths of rules only, but jobs look for results and work "
             "folders below results/ of the working directory; remove them, and run each config in another folder (snakemake "
             "--directory)"
@@ -25,9 +23,9 @@ try:
     for file in files:
         check_file(file)
 except SnaketuneError as error:
-    raise WorkflowError(str(error)) from None
+    raise Error(str(error)) from None
 if workflow.overwrite_configfiles and not config:
-    raise WorkflowError(
+    raise Error(
         f"there is no config: {', '.join(map(str, workflow.overwrite_configfiles))} is empty, or a `module` statement doesn't "
         "pass it on (`config: config`)"
     )

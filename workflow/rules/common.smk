@@ -4,7 +4,6 @@ import os
 from contextlib import contextmanager
 from functools import cache
 
-from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger
 
@@ -17,11 +16,11 @@ from snaketune.stages.table import STAGES
 
 @contextmanager
 def plain_errors():
-    """Turn errors of the package into Snakemake's own, which are shown without a traceback."""
+    """Turn errors of the package into those that Snakemake shows by their message alone."""
     try:
         yield
     except SnaketuneError as error:
-        raise WorkflowError(str(error)) from None
+        raise Error(str(error)) from None
 
 
 def is_forced(job):

@@ -31,12 +31,19 @@ else:
     REVISION = "git+URL@REVISION, of the revision of the rules"
 
 
+class Error(WorkflowError):
+    """An error that its message explains. It hides its traceback from Snakemake, which would put the lines of rules that it
+    passed before and after the message."""
+
+    __traceback__ = property(lambda self: None, lambda self, traceback: None)
+
+
 def installed_package():
-    """Return the folder of the installed package; WorkflowError if it is missing, or of another revision than the rules."""
+    """Return the folder of the installed package; Error if it is missing, or of another revision than the rules."""
     spec = find_spec("snaketune")
     # A folder of that name without code is found too, without an origin.
     if spec is None or spec.origin is None:
-        raise WorkflowError(
+        raise Error(
             f"the rules in {RULES} need the Python package snaketune, which isn't installed here: pip install {REVISION}"
         )
     package = Path(spec.origin).parent
@@ -44,7 +51,7 @@ def installed_package():
     if workflow.exec_mode == ExecMode.DEFAULT and isinstance(RULES, (HostingProviderFile, LocalGitFile)):
         there, here = files_in_repository(), files_of(package)
         if differing := sorted(name for name in {*there, *here} if there.get(name) != here.get(name)):
-            raise WorkflowError(
+            raise Error(
                 f"the package in {package} isn't of the revision of the rules in {RULES}: {len(differing)} files differ (first "
                 f"{differing[0]}); install that revision: pip install --force-reinstall --no-deps {REVISION}"
             )
@@ -92,7 +99,7 @@ def copied(package):
 
 PACKAGE_ROOT = Path(RULES).parent if IS_CLONE else copied(installed_package())
 if os.pathsep in str(PACKAGE_ROOT):
-    raise WorkflowError(
+    raise Error(
         f"{PACKAGE_ROOT} has a {os.pathsep!r} in its path, which separates the entries of PYTHONPATH, so jobs would import "
         "other code; rename the folder"
     )
@@ -102,7 +109,7 @@ import snaketune
 
 IMPORTED = Path(snaketune.__file__).parents[1]
 if not IMPORTED.samefile(PACKAGE_ROOT):
-    raise WorkflowError(
+    raise Error(
         f"the rules in {RULES} belong to the package in {PACKAGE_ROOT}, but another module of this workflow has already "
         f"imported the one in {IMPORTED}; a workflow can use only one revision of snaketune"
     )

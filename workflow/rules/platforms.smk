@@ -36,7 +36,7 @@ def check_storage():
     settings = workflow.storage_settings
     provider, prefix = settings.default_storage_provider, settings.default_storage_prefix
     if provider != "fs" or Path(prefix or "").resolve() != Path.cwd():
-        raise WorkflowError(
+        raise Error(
             f"--default-storage-provider {provider} --default-storage-prefix {prefix}: results have to be in the working "
             f"directory, on a volume that all jobs share (fs, and {Path.cwd()}); see docs/platforms.md"
         )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from copy import deepcopy
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -221,6 +222,13 @@ def _check_files(config: Workflow) -> None:
 
 def _check_model(key: str, path: str, weights: bool = True) -> None:
     if not path or not (is_local_path(path) or Path(path).exists()):
+        if HUB_ID.fullmatch(path) and "/" not in path:
+            # The few ids without an owner are other names of ids with one: gpt2 is openai-community/gpt2.
+            folders = get_close_matches(path, (one.name for one in Path().iterdir() if one.is_dir()), n=1)
+            meant = f"; did you mean the folder {folders[0]!r}?" if folders else ""
+            raise SnaketuneError(
+                f"{key}: {path!r} is neither a folder (in {Path.cwd()}) nor a model of the Hub, `owner/name`{meant}"
+            )
         _check_hub_id(key, path, "a folder, or a model")
         return
     _check_local(key, path, Path.is_dir, "a folder")

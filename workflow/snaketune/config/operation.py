@@ -85,6 +85,8 @@ class Execution(Operation):
     calibration: str = ""
     """Path of the calibration's manifest; empty if there is none. `micro_batch_rows: auto` uses it; fixed values are compared
     with it."""
+    calibrated_epochs: float = 0.0
+    """Epochs of the longest training that waits for a calibration, of whose time it takes a small share; 0 for no limit."""
     share_kernels: bool = False
     """`dpo.reference_pass.share_kernels` of the run."""
     parts: str | None = None

@@ -93,7 +93,7 @@ class Pretrained(Model):
     """A pretrained model."""
 
     path: LocalPath
-    """Local folder with config.json and safetensors, or Hub id."""
+    """Local folder with config.json and safetensors, or Hub id, `owner/name`."""
     revision: Revision | None = None
     """Commit, tag or branch of a Hub model. The name identifies the weights: if a branch moves, nothing reruns."""
     trust_remote_code: bool = False

@@ -211,11 +211,14 @@ def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
 def signed(value: float, unit: str) -> str:
     """A number with its sign; shares in percentage points.
 
-    >>> signed(0.125, "share"), signed(-0.3333, "share"), signed(-1.25, "nats"), signed(0.0, "share")
-    ('+12.5 points', '−33.3 points', '−1.25', '0 points')
+    >>> signed(0.125, "share"), signed(-0.3333, "share"), signed(-1.25, "nats"), signed(-7e-5, "nats")
+    ('+12.5 points', '−33.3 points', '−1.25', '−0.0001')
     """
     sign = "+" if value > 0 else "−" if value < 0 else ""
     if unit == "share":
         number = f"{100 * abs(value):.1f}".removesuffix(".0")
         return f"{sign if float(number) else ''}{number}{POINTS}"
+    if unit == "nats":
+        number = f"{abs(value):.4f}".rstrip("0").rstrip(".")
+        return f"{sign if float(number) else ''}{number}"
     return sign + FORMATS[unit](abs(value))

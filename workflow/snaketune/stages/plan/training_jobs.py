@@ -120,9 +120,25 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
         measured,
         {"pack": (pack,), "tokenizer": (tokenizer_job(context, tokenizer_of(config, run)),)},
         files={"base": Weights(base=base).files},
-        operation=spec_from(Execution, run.operation, micro_batch_rows=run.training.micro_batch_rows),
+        operation=spec_from(
+            Execution,
+            run.operation,
+            micro_batch_rows=run.training.micro_batch_rows,
+            calibrated_epochs=_waiting_epochs(context).get(pack.name, 0.0),
+        ),
         after=(preflight_job(context, first_run(config, sft)),),
     )
+
+
+@cached
+def _waiting_epochs(context: Context) -> dict[str, float]:
+    """Return, by pack, the epochs of the longest training on it that waits for a calibration."""
+    longest: dict[str, float] = {}
+    for run in (*context.config.sft.values(), *context.config.dpo.values()):
+        if run.training.micro_batch_rows == "auto":
+            pack = pack_of(context, run).name
+            longest[pack] = max(longest.get(pack, 0.0), run.training.epochs)
+    return longest
 
 
 def calibrated_learning(learning: Learning) -> Learning:

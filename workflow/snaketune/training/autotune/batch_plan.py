@@ -23,8 +23,8 @@ from snaketune.stages.job import result_at
 
 FILE, OUT_OF_MEMORY = "batch_plan.json", "out_of_memory.json"
 CURVE = "curve.json"
-# At most so many rows if the config has `auto` and there is no calibration.
-DEFAULT_MICRO_BATCH_ROWS = 8
+# At most so many rows if the config has `auto` and nothing was measured. A CPU has few idle units to fill (docs/benchmarks.md).
+DEFAULT_MICRO_BATCH_ROWS, DEFAULT_ON_CPU = 8, 2
 # In percent. A configured plan that is slower than the best one by more is reported.
 REPORTED_SLOWDOWN = 10
 # Trials whose throughput differs by a smaller share count as equal.
@@ -112,9 +112,16 @@ def _fastest_measured(operation: Execution, possible: list[int], curve: dict[str
     ]
     if trials:
         return BatchPlan.of(best_of(trials))
-    rows = max(rows for rows in possible if rows <= DEFAULT_MICRO_BATCH_ROWS)
+    if curve and "default" in curve and curve["default"]["micro_batch_rows"] in possible:
+        return BatchPlan.of(curve["default"])
+    rows = default_rows(possible, on_cpu=not (operation.gpus and visible_gpus()))
     print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
     return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=requested is True)
+
+
+def default_rows(possible: list[int], *, on_cpu: bool) -> int:
+    """Rows per micro-batch where nothing was measured."""
+    return max(rows for rows in possible if rows <= (DEFAULT_ON_CPU if on_cpu else DEFAULT_MICRO_BATCH_ROWS))
 
 
 def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.adapter_stack import AdapterStack
+from snaketune.models.device_speed import peak_of
 from snaketune.models.machine import host_memory_limit, is_out_of_memory, reset_peak_memory
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
@@ -27,14 +28,17 @@ from snaketune.training.autotune.batch_plan import (
     OUT_OF_MEMORY,
     BatchPlan,
     best_of,
+    default_rows,
     divisors,
     record_out_of_memory,
     slowdown_note,
 )
+from snaketune.training.autotune.machine_check import SHARE_OF_PEAK, MachineCheck
 from snaketune.training.autotune.search import Trial, Trials, search
+from snaketune.training.autotune.time_limit import SHARE, TimeLimit
 from snaketune.training.autotune.timed_steps import Timing, time_steps
 from snaketune.training.launch.worker import is_main_process
-from snaketune.training.loop.pipeline import ready_trainer, refuse_unfit_machine
+from snaketune.training.loop.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
@@ -42,6 +46,8 @@ from snaketune.training.preference.dpo_trainer import DpoTrainer
 from snaketune.training.preference.pair_dataset import PairRows
 
 GB = 1e9
+# The share of the free memory that an unmeasured plan may be expected to need.
+MEMORY_SHARE = 0.8
 
 
 def measure_curve(
@@ -57,19 +63,22 @@ def measure_curve(
         run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=trainer_class.drops_out)
     # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    smallest_run = replace(run, operation=smallest.apply_to(operation))
-    refuse_unfit_machine(PreparedTraining.of(trainer_class, rows, smallest_run, initial))
+    runner = TrialRunner(spec, run, rows, trainer_class, initial)
+    check = refuse_unfit_machine(runner.training(smallest))
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     batch_rows = run.spec.training.batch_rows
     possible = [n for n in divisors(batch_rows, spec.processes) if n == 1 or n * spec.processes <= items]
-    runner = TrialRunner(spec, run, rows, trainer_class, initial)
-    trials = []
-    for trial in search(possible, spec.gradient_checkpointing, runner.measure):
+    limit = TimeLimit(epochs=operation.calibrated_epochs, rows=items, batch_rows=batch_rows, processes=spec.processes)
+    trials: list[Trial] = []
+    allowed = limit.allows_first(_shortest_s(check, rows, run, operation.calibrated_epochs, spec.processes))
+    for trial in search(possible, spec.gradient_checkpointing, runner.measure) if allowed else ():
         trials.append(trial)
         if is_main_process():
             print(_line(trial), flush=True)
+        if not limit.allows_another(trials):
+            break
     fitting = [one for one in trials if one["fits"]]
-    if not fitting:
+    if trials and not fitting:
         raise SnaketuneError(
             f"not even {BatchPlan.of(trials[-1])} fit in memory: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
@@ -82,8 +91,10 @@ def measure_curve(
         "batch_rows": batch_rows,
         "processes": spec.processes,
         "trials": trials,
-        "best": best_of(fitting),
+        "best": best_of(fitting) if fitting else None,
     }
+    if not fitting:
+        curve["default"] = asdict(_default_plan(possible, runner))
     if is_main_process():
         write_json(work.payload / CURVE, curve)
         _log_best(curve, spec, operation)
@@ -102,6 +113,11 @@ class TrialRunner:
         self.threads = torch.get_num_threads()
         self.host_memory = None if run.compute.device.type == "cuda" else host_memory_limit()
 
+    def training(self, plan: BatchPlan) -> PreparedTraining:
+        """Return the training with a batch plan."""
+        run = replace(self.run, operation=plan.apply_to(self.run.operation))
+        return PreparedTraining.of(self.trainer_class, self.rows, run, self.initial)
+
     def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
         """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
         trial = self.store.get(plan)
@@ -119,9 +135,8 @@ class TrialRunner:
             return trial | {"why": why}
         reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
-        run = replace(self.run, operation=plan.apply_to(self.run.operation))
         try:
-            with ready_trainer(PreparedTraining.of(self.trainer_class, self.rows, run, self.initial)) as trainer:
+            with ready_trainer(self.training(plan)) as trainer:
                 timing = Timing.across_processes(gather_object([time_steps(trainer)]))
         except Exception as error:
             if not is_out_of_memory(error):
@@ -150,6 +165,32 @@ class TrialRunner:
         return f"would need {needed / GB:.1f} GB, and the limit is {limit / GB:.1f} GB" if needed > limit else ""
 
 
+def _shortest_s(check: MachineCheck, rows: Any, run: TrainingRun, epochs: float, processes: int) -> float | None:
+    """Return the seconds that a training takes at best; None if unknown."""
+    if check.planned is None or not isinstance(rows, PackedRows) or not epochs:
+        return None
+    rate = processes * peak_of(run.compute).flops_per_second * SHARE_OF_PEAK
+    return check.planned.flops.per_token * rows.tokens * epochs / rate
+
+
+def _default_plan(possible: list[int], runner: "TrialRunner") -> BatchPlan:
+    """Return the plan where nothing was measured: the usual number of rows, or as many as are expected to fit in memory if
+    each needs as much as the first one; with gradient checkpointing if allowed and no row fits without."""
+    usual = default_rows(possible, on_cpu=runner.run.compute.device.type == "cpu")
+    checkpointing = runner.spec.gradient_checkpointing
+    for recomputes in (False, True) if checkpointing == "auto" else (checkpointing,):
+        plan = BatchPlan(micro_batch_rows=1, gradient_checkpointing=recomputes)
+        check = examine_machine(runner.training(plan))
+        memory = check.estimate
+        if memory is None or memory.step is None:
+            return replace(plan, micro_batch_rows=usual)
+        activations = round(memory.overhead * max(1, memory.step - memory.gradients))
+        room = MEMORY_SHARE * check.machine.free - (memory.expected - activations)
+        if fitting := [rows for rows in possible if rows <= min(usual, room // activations)]:
+            return replace(plan, micro_batch_rows=fitting[-1])
+    return plan
+
+
 def _rows(
     spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun
 ) -> tuple[PackedRows | RawRows, type[BaseTrainer]]:
@@ -170,6 +211,13 @@ def _line(trial: Trial) -> str:
 
 def _log_best(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
     best, device = curve["best"], curve["device"]
+    if best is None:
+        print(
+            f"not measured, since a trial would take more than {SHARE:.0%} of the training: {BatchPlan.of(curve['default'])}, "
+            "by memory; `snakemake calibrations` measures trainings whose micro_batch_rows is a number",
+            flush=True,
+        )
+        return
     print(f"best: {BatchPlan.of(best)}, {best['tokens_per_second']:,.0f} tokens/s on {device}", flush=True)
     if operation.micro_batch_rows != "auto":
         # The config sets the rows, so `choose_plan` doesn't use the curve.

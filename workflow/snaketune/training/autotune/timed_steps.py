@@ -15,14 +15,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from snaketune.models.machine import peak_memory
+from snaketune.training.autotune.time_limit import MAX_STEPS, MIN_STEPS, SECONDS
 from snaketune.training.loop.throughput import ThroughputMeter
 from snaketune.training.loop.trainer import BaseTrainer
 
 # Micro-batches with at least this share of the fullest one's tokens count as full.
 FULL_SHARE = 0.75
-# A single process measures for SECONDS, at least MIN_STEPS steps. Several processes measure MIN_STEPS steps each: their clocks
-# differ, but all must do equally many.
-SECONDS, MIN_STEPS, MAX_STEPS = 2.0, 2, 20
 
 
 @dataclass(frozen=True, kw_only=True)

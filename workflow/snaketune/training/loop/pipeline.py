@@ -161,7 +161,10 @@ def _batch_plan_facts(run: TrainingRun) -> dict[str, Any]:
     """The batch plan, the calibration curve of such runs, and how much slower than its best the plan is."""
     plan, curve = BatchPlan.from_operation(run.operation), read_curve(run.operation)
     slower = slowdown_percent(plan, curve) if curve else None
-    return asdict(plan) | {"calibration": curve, "slower_than_best_percent": slower}
+    return asdict(plan) | {
+        "calibration": curve if curve and curve["trials"] else None,
+        "slower_than_best_percent": slower,
+    }
 
 
 def describe_training(trainer: BaseTrainer, check: MachineCheck) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback
+from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Pretrained, Quantization
@@ -31,8 +31,11 @@ from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
-from snaketune.training.loop.throughput import ThroughputMeter, log_line
+from snaketune.training.loop.throughput import ThroughputMeter, log_line, time_left
 from snaketune.training.parallel.fsdp import ShardedModelMixin, world_size
+
+# A training that is silent for longer looks like one that hangs.
+SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,11 +186,12 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
 
 
 class LogCallback(TrainerCallback):
-    """Prints a line per log step, and stops a training whose launcher has died."""
+    """Prints a line per log step, others where steps are slow, and stops a training whose launcher has died."""
 
     def __init__(self):
         # Number and end time of this process's first step, which is slower than the others.
         self.warm: tuple[int, float] | None = None
+        self.printed = time.monotonic()
 
     def on_train_begin(self, args, state, control, **_):
         """Set save and log intervals from the arguments: on resume the Trainer takes them from the checkpoint's state."""
@@ -201,6 +205,13 @@ class LogCallback(TrainerCallback):
             self.warm = state.global_step, time.monotonic()
         # A line averages over the steps since the previous line, and a resumed training has only those after its checkpoint.
         control.should_log |= control.should_save
+        self.on_substep_end(args, state, control)
+
+    def on_substep_end(self, args, state, control, **_):
+        """Print the steps done after SECONDS_BETWEEN_LINES without a log line, which many slow steps may be apart."""
+        silent = time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and not control.should_log
+        if silent and state.is_world_process_zero:
+            self._print(f"{state.global_step} of {state.max_steps} steps done", self._remaining_s(state))
 
     def on_log(self, args, state, control, logs=None, **_):
         """Print the log line with the estimated time to the end; raise SnaketuneError if the loss isn't finite."""
@@ -209,7 +220,14 @@ class LogCallback(TrainerCallback):
         if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
             raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
         if state.is_world_process_zero:
-            first, since = self.warm
-            done, to_do = state.global_step - first, state.max_steps - state.global_step
-            remaining = (time.monotonic() - since) / done * to_do if done else None
-            print(log_line(logs, state.global_step, state.max_steps, remaining), flush=True)
+            self._print(log_line(logs, state.global_step, state.max_steps), self._remaining_s(state))
+
+    def _print(self, line: str, remaining: float | None) -> None:
+        print(line if remaining is None else f"{line}  {time_left(remaining)} left", flush=True)
+        self.printed = time.monotonic()
+
+    def _remaining_s(self, state: TrainerState) -> float | None:
+        """Return the estimated seconds to the end; None before the second step of this process has ended."""
+        first, since = self.warm or (state.global_step, 0.0)
+        done, to_do = state.global_step - first, state.max_steps - state.global_step
+        return (time.monotonic() - since) / done * to_do if done else None

@@ -38,7 +38,7 @@ class RawRows:
             for path in pack.files("train-")
             for row in read_table(path).to_pylist()
         ]
-        if ChatTokenizer.load(tokenizer_folder).reads_calls:
+        if ChatTokenizer.load(tokenizer_folder).template.reads_calls:
             conversations = (with_calls(row["messages"], row["tools"]) for row in rows)
             if affected := sum(any("tool_calls" in turn for turn in turns) for turns in conversations):
                 raise SnaketuneError(
