@@ -110,7 +110,8 @@ def _value(field: dict[str, Any], models: dict[str, Any]) -> str:
     if several := field.get("anyOf") or field.get("oneOf"):
         return " or ".join(dict.fromkeys(_value(one, models) for one in several if one.get("type") != "null"))
     if "enum" in field or "const" in field:
-        return " \\| ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+        values = field.get("enum", [field.get("const")])
+        return " \\| ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in values)
     if "prefixItems" in field:
         return f"[{', '.join(_value(item, models) for item in field['prefixItems'])}]"
     if field["type"] == "array":

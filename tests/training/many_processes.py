@@ -24,7 +24,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.training_runs import Lora, Quantization, Training
 from snaketune.models import load_model
 from snaketune.packing.reader import EqualTokens, PackedRows
@@ -117,7 +117,7 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
     rows, made = PackedRows(read_pack(root), "train"), spec(plan.lora, **plan.training)
     made = made.model_copy(update={"quantization": plan.quantization})
     compute = replace(CPU, dtype=plan.dtype)
-    return train(
+    outcome = train(
         root / plan.name,
         rows,
         made,
@@ -127,7 +127,13 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
         launch=plan.launch,
         zero_stage=plan.zero_stage,
         compute=compute,
+        # The training's own rows: seven of them, which two processes can't share evenly.
+        held_out=rows,
+        evaluate=made.training.selects and made.training.evaluate,
     )
+    if made.training.selects and os.environ["RANK"] == "0":
+        write_json(root / plan.name / "held_out.json", outcome.run["held_out"] | outcome.about["kept"])
+    return outcome
 
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:
@@ -218,6 +224,12 @@ BALANCED = partial(
 SHORT = {"micro_batch_rows": 1, "epochs": 1}
 # Three processes: 12 rows, then 10.
 WIDE = SHORT | {"batch_rows": 12}
+BEST = SHORT | {
+    "learning_rate": 0.3,
+    "schedule": "constant",
+    "keep": "best",
+    "evaluate": {"every": 1, "rows": 7, "samples": 0},
+}
 SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
@@ -239,6 +251,10 @@ def plans() -> list[Plan]:
     return [
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
+        # The learning rate is so high that the weights of an earlier step are the best ones.
+        *alike("best", "ddp", "fsdp", training=BEST),
+        Plan(name="best-killed", processes=2, launch="fsdp", training=BEST, killed=(*MARK, 3)),
+        Plan(name="best-again", processes=2, launch="fsdp", training=BEST, since="best-killed"),
         # The load-balancing loss is a mean over the rows of a step, of which the last has two and two blank ones.
         *alike("experts", "ddp", "fsdp", training=SHORT, model=BALANCED),
         *alike("preferences", "ddp", "fsdp", model=None),

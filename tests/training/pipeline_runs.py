@@ -93,8 +93,11 @@ def train(
     launch: str | None = None,
     zero_stage: int | None = None,
     compute: Compute = CPU,
+    held_out: PackedRows | None = None,
+    evaluate: Any = False,
 ) -> Outcome:
-    """Train in the work folder `folder`; `model` is a family, or a function that makes a model."""
+    """Train in the work folder `folder`; `model` is a family, or a function that makes a model; `held_out` is measured as
+    `evaluate` says."""
     work = WorkFolder(folder)
     if "RANK" not in os.environ:
         # In several processes their launcher has emptied the folder.
@@ -106,10 +109,17 @@ def train(
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = executed(
-        made.training, checkpoint_steps=every, log_steps=log_steps, gpus=processes, launch=launch, zero_stage=zero_stage
+        made.training,
+        checkpoint_steps=every,
+        log_steps=log_steps,
+        gpus=processes,
+        launch=launch,
+        zero_stage=zero_stage,
+        evaluate=evaluate,
     )
     run = TrainingRun(spec=made, operation=operation, work=work, compute=compute)
-    return pipeline.train(PreparedTraining(trainer_class=trainer, rows=rows, run=run, load=load, config=config))
+    prepared = PreparedTraining(trainer_class=trainer, rows=rows, run=run, load=load, config=config, held_out=held_out)
+    return pipeline.train(prepared)
 
 
 def stop_after(save: int, monkeypatch) -> None:

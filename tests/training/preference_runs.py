@@ -1,5 +1,6 @@
 """Whole preference trainings of tiny models in this process, on pairs packed as trees or on single completions."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,11 @@ class Trained:
         every: int = 100,
         log_steps: int = 1,
         lora: Lora | None = None,
+        evaluate: Any = False,
         **training: Any,
     ) -> tuple[Outcome, WorkFolder]:
-        """Args: loss_settings: keys of the loss; every: steps between checkpoints; training: its settings."""
+        """Args: loss_settings: keys of the loss; every: steps between checkpoints; evaluate: how the training's own pairs are
+        measured; training: its settings."""
         settings = {"epochs": 3, "batch_rows": 4, "micro_batch_rows": 4, "learning_rate": 0.01, "seed": 1} | training
         made = DpoSpec(
             **{"beta": 0.5, **loss_settings},
@@ -128,9 +131,8 @@ class Trained:
         )
         work = WorkFolder(self.folder / name)
         work.start()
-        operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every)
+        operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every, evaluate=evaluate)
         run = TrainingRun(spec=made, operation=operation, work=work, compute=self.compute)
         references = [self.reference] if made.needs_reference else []
-        return pipeline.train(
-            dpo_trainer.prepare_training(run, (Start(self.folder / "model"),), self.packed, *references)
-        ), work
+        prepared = dpo_trainer.prepare_training(run, (Start(self.folder / "model"),), self.packed, *references)
+        return pipeline.train(replace(prepared, held_out=prepared.rows)), work

@@ -1,10 +1,12 @@
 """Several processes, under DDP, FSDP and ZeRO, learn what one process learns, also when killed and resumed by others."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -34,6 +36,18 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
     for way in ("single", "ddp", "fsdp"):
         assert len(recorded(tmp_path / f"sorted-{way}")["loss"]) == 2
         assert len(recorded(tmp_path / f"preferences-{way}")["loss"]) == 3
+    for way in ("ddp", "fsdp"):
+        best, alone = (
+            json.loads((tmp_path / name / "held_out.json").read_text()) for name in (f"best-{way}", "best-single")
+        )
+        # At this learning rate, rounding grows by a digit per step.
+        assert best["step"] == alone["step"] < 5
+        for one, other in zip(best["points"][: best["step"] + 1], alone["points"]):
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        torch.testing.assert_close(
+            weights(tmp_path / f"best-{way}"), weights(tmp_path / "best-single"), rtol=0, atol=1e-3
+        )
+    assert not differing(tmp_path / "best-again", tmp_path / "best-fsdp")
     # Every process reports it, whichever one has the number that isn't finite.
     assert log.count("step 2: lm_head.weight holds numbers that aren't finite") == 2
     for processes in (3, 4):

@@ -240,6 +240,14 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     # The batch plan of a step shapes no result.
     for key, value in {"micro_batch_rows": 4, "gradient_checkpointing": True}.items():
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, set())
+    # Measurements of held-out rows shape a result only if they decide about it.
+    for key, value in {"every": 0.5, "rows": 4, "samples": 1}.items():
+        TABLE[f"{section}.training.evaluate.{key}"] = ({f"{section}.run.training.evaluate": {key: value}}, set())
+    TABLE[f"{section}.training.keep"] = ({f"{section}.run.training.keep": "best"}, reruns)
+    TABLE[f"{section}.training.stop_if.held_out_rises"] = (
+        {f"{section}.run.training.stop_if": {"held_out_rises": 3}},
+        reruns,
+    )
     for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory", "allow_cpu"):
         TABLE[f"{section}.operation.{key}"] = (
             {f"{section}.run.operation": {key: True if key in ("load_in_memory", "allow_cpu") else 2}},
@@ -249,8 +257,9 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         "nodes": {"nodes": 2}, "launch": {"launch": "fsdp"}, "zero_stage": {"launch": "deepspeed", "zero_stage": 3}
     }.items():  # fmt: skip
         TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": operation}, set())
+TABLE["dpo.training.metric"] = ({"dpo.run.training.keep": "best", "dpo.run.training.metric": "margin"}, DPO)
 # Refused in these sections, so there is nothing to rerun.
-REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
+REFUSED = {"sft.training.metric", "dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
 
 
 # Keys that an edit above can't show alone: the config before, the key's new value, and the stages whose jobs differ.

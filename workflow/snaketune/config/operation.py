@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from snaketune.config.base import Model, PositiveInt
+from snaketune.config.held_out import Evaluate
 
 MicroBatchRows = Literal["auto"] | PositiveInt
 GradientCheckpointing = Literal["auto"] | bool
@@ -80,6 +81,8 @@ class Execution(Operation):
     """`training.micro_batch_rows` of the run."""
     gradient_checkpointing: GradientCheckpointing = "auto"
     """`training.gradient_checkpointing` of the run."""
+    evaluate: Evaluate | Literal[False] = False
+    """`training.evaluate` of the run."""
     preflight: str = ""
     """Path of the preflight report's manifest; empty if there is none."""
     calibration: str = ""

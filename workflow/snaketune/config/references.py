@@ -36,6 +36,7 @@ def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
     _known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
     _check_length(key, run.packing, name, config)
     _check_training(f"{key}.training", run.training)
+    _check_selection(f"{key}.training", run, config)
     if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
         raise SnaketuneError(
             f"{key}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} has another vocabulary; use a "
@@ -53,6 +54,7 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
             "of a new adapter, or remove lora"
         )
     _check_training(f"{key}.training", run.training)
+    _check_selection(f"{key}.training", run, config)
 
 
 def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
@@ -199,6 +201,29 @@ def _check_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
     _known(key, name, config.corpora, "corpora")
     if config.corpora[name].kind not in kinds:
         raise SnaketuneError(f"{key}: {name!r} is of kind {config.corpora[name].kind}, expected {' or '.join(kinds)}")
+
+
+def _check_selection(key: str, run: Sft | Dpo, config: Workflow) -> None:
+    """Check that held-out rows can decide which weights are kept, and when to stop, if they are to."""
+    training = run.training
+    if not training.selects:
+        return
+    decides = f"{key}.{'keep' if training.keep == 'best' else 'stop_if'}"
+    if config.corpora[run.corpus].held_out == 0:
+        raise SnaketuneError(
+            f"{decides}: it decides by held-out rows, and corpora.{run.corpus}.held_out is 0; raise it, or remove this key"
+        )
+    if run.packing.strategy == "none":
+        raise SnaketuneError(
+            f"{decides}: unpacked rows (packing.strategy: none) aren't measured during training; choose another strategy"
+        )
+    if training.keep == "best" and run.operation.launch == "deepspeed":
+        raise SnaketuneError(
+            f"{key}.keep: best isn't supported with operation.launch: deepspeed; use fsdp, or keep: last"
+        )
+    has = ("loss",) if isinstance(run, Sft) else ("loss", "margin") if run.unpaired else ("loss", "accuracy", "margin")
+    if training.metric not in has:
+        raise SnaketuneError(f"{key}.metric: found {training.metric}, but this run has only {', '.join(has)}; use loss")
 
 
 def _check_train_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt, Revision
 from snaketune.config.corpus_sources import regex
+from snaketune.config.held_out import Selection
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
 from snaketune.config.optimizers import OptimizerName, ScheduleName, check_sharding, check_supported, checked_options
@@ -163,8 +164,8 @@ LoraOrContinued = Annotated[
 ]
 
 
-class Learning(Model):
-    """The optimization settings that determine the weights."""
+class Optimization(Model):
+    """The settings of the optimizer steps."""
 
     epochs: PositiveFloat = 1.0
     """Number of passes over the rows."""
@@ -214,6 +215,10 @@ class Learning(Model):
         if "schedule" not in info.data or "learning_rate" not in info.data:
             return options
         return checked_options(info.data["schedule"], options, info.data["learning_rate"])
+
+
+class Learning(Selection, Optimization):
+    """The settings that determine the weights."""
 
 
 class Training(Learning):

@@ -89,6 +89,13 @@ class PackedRows:
         return sum(int(lengths.sum(dtype=np.int64)) for lengths in self._by_batch("segment_lengths"))
 
     @cached_property
+    def row_tokens(self) -> np.ndarray:
+        """int64[rows]: the tokens of each row without padding."""
+        ends = np.cumsum(self.counts("segment_lengths"))
+        before = np.concatenate([[0], np.cumsum(self.values("segment_lengths"), dtype=np.int64)])
+        return np.diff(before[np.concatenate([[0], ends])])
+
+    @cached_property
     def longest(self) -> tuple[int, int]:
         """The tokens of the longest segment with its prefix, and its row; (0, -1) for an empty split."""
         if not len(self):

@@ -22,6 +22,7 @@ from snaketune.report.compare.side_by_side import Table, prompt_corpora, side_by
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.counts_csv import count_rows
 from snaketune.report.data.dropped_examples import dropped_examples
+from snaketune.report.data.held_out_points import answers_while_training
 from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
@@ -160,7 +161,11 @@ class Pages:
 
     def _samples_page(self) -> dict[str, Any]:
         files = side_by_side_files(prompt_corpora(self.results.evaluations))
-        return {"samples": self._samples(), "side_by_side": files}
+        return {
+            "samples": self._samples(),
+            "side_by_side": files,
+            "while_training": answers_while_training(self.results),
+        }
 
     def _samples(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
         evaluations = self.results.evaluations.items()

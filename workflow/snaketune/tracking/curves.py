@@ -9,7 +9,7 @@ every newer log line:
     a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written when computed
 
 A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt. `newest` is the
-newest step by curve, 0 for an unknown one; `write` takes ascending steps, each with its values by curve; `close` ends the
+newest step by curve, -1 for an unknown one; `write` takes ascending steps, each with its values by curve; `close` ends the
 attempt and receives whether the training is finished, too.
 """
 
@@ -29,6 +29,8 @@ from snaketune.stages.cache.work_folders import WorkFolder
 # The metrics of a log line that measure speed; all others are training metrics.
 SPEED = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed", "memory_gb")
 NO_METRICS = ("step", "warming_up")
+# Prefix of the metrics of a line that measures held-out rows.
+HELD_OUT = "held_out_"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class Curves(TrainerCallback):
             self._try(name, tracker.close, finished)
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        points = [(line["step"], metrics(line)) for line in lines if "loss" in line]
+        points = [(line["step"], metrics(line)) for line in lines if "loss" in line or f"{HELD_OUT}loss" in line]
         for name, tracker in list(self.trackers.items()):
             new = [
                 (step, {curve: value for curve, value in values.items() if step > tracker.newest[curve]})
@@ -135,11 +137,16 @@ def metrics(line: dict[str, Any]) -> dict[str, float]:
 
     >>> metrics({"loss": 3.2, "step": 20, "mfu": 0.52, "warming_up": True})
     {'train/loss': 3.2, 'speed/mfu': 0.52}
+    >>> metrics({"held_out_loss": 3.4, "epoch": 1.0, "step": 20})
+    {'held_out/loss': 3.4}
     """
+    measured = f"{HELD_OUT}loss" in line
     return {
-        f"{'speed' if name in SPEED else 'train'}/{name}": float(value)
+        f"{'held_out' if measured else 'speed' if name in SPEED else 'train'}/{name.removeprefix(HELD_OUT)}": float(
+            value
+        )
         for name, value in line.items()
-        if name not in NO_METRICS and isinstance(value, int | float)
+        if name not in NO_METRICS and isinstance(value, int | float) and (name != "epoch" or not measured)
     }
 
 

@@ -36,13 +36,13 @@ class Run:
             experiment = self.client.get_experiment_by_name(project)
             experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(project)
         known = self.client.search_runs([experiment_id], f"tags.`{FINGERPRINT}` = '{fingerprint}'", max_results=1)
-        self.newest: dict[str, int] = defaultdict(int)
+        self.newest: dict[str, int] = defaultdict(lambda: -1)
         if known:
             self.id, logged = known[0].info.run_id, known[0].data.params
             self.client.update_run(self.id, status="RUNNING")
             for curve in known[0].data.metrics:
                 points = self.client.get_metric_history(self.id, curve)
-                self.newest[curve] = max((point.step for point in points), default=0)
+                self.newest[curve] = max((point.step for point in points), default=-1)
         else:
             tags = {FINGERPRINT: fingerprint, "snaketune.stage": tracked.stage}
             self.id, logged = self.client.create_run(experiment_id, run_name=tracked.name, tags=tags).info.run_id, {}

@@ -31,7 +31,7 @@ class Run:
     def __init__(self, tracked: TrackedRun):
         folder = tracked.out / "tensorboard" / tracked.fingerprint[:8]
         folder.mkdir(parents=True, exist_ok=True)
-        self.newest: dict[str, int] = defaultdict(int)
+        self.newest: dict[str, int] = defaultdict(lambda: -1)
         written = sorted(folder.glob(f"{NAME}*"))
         for event in (event for path in written for event in read_events(path)):
             for value in event.summary.value:

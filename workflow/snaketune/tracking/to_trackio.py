@@ -25,15 +25,18 @@ class Run:
         # One writer for all lines: each has a folder of its own.
         self.storage, self.fragments = SQLiteStorage, FragmentWriter() if get_storage_mode() == "jsonl" else None
         self.run = {"project": tracked.settings.project, "run": tracked.name, "run_id": tracked.fingerprint}
-        newest = SQLiteStorage.get_max_step_for_run(**self.run) or 0
-        self.newest: dict[str, int] = defaultdict(lambda: newest)
+        self.newest: dict[str, int] = defaultdict(lambda: -1)
+        for line in SQLiteStorage.get_logs(**self.run):
+            for curve in line:
+                self.newest[curve] = max(self.newest[curve], line["step"])
         created = {"_Created": datetime.now(UTC).isoformat(), "_Group": tracked.stage}
         # Written with the first points only.
-        self.config = None if newest else tracked.parameters | created
+        self.config = None if self.newest else tracked.parameters | created
 
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
         steps, values = [step for step, _ in points], [values for _, values in points]
-        keys = [f"{self.run['run_id']}-{step}" for step in steps]
+        # Two lines of a step have different curves: of the training, and of held-out rows.
+        keys = [f"{self.run['run_id']}-{step}-{min(curves)}" for step, curves in points]
         if self.fragments:
             from trackio.fragments import metric_record
 

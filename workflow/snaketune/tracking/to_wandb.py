@@ -49,7 +49,7 @@ class Run:
             resume="allow" if configured.online else None,
             settings=settings,
         )
-        newest = self.run.step - 1 if self.run.resumed else 0
+        newest = self.run.step - 1 if self.run.resumed else -1
         self.newest: dict[str, int] = defaultdict(lambda: newest)
 
     def write(self, points: list[tuple[int, dict[str, float]]]) -> None:

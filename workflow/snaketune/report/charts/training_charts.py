@@ -23,6 +23,7 @@ from snaketune.report.charts.style import (
 )
 from snaketune.report.compare.differing_keys import loss_text
 from snaketune.report.compare.variants import stopped_early
+from snaketune.report.data.held_out_points import held_out_points
 from snaketune.report.data.results import ResultSet, is_number
 from snaketune.report.text import clean, decimal, percent, short, whole, words
 
@@ -43,8 +44,8 @@ NOT_DRAWN = (
     "step", "epoch", "loss", "learning_rate", "memory_gb", "mfu", "mfu_computed", "tokens_per_second",
     "supervised_tokens_per_second", "warming_up",
 )  # fmt: skip
-# Of rejected completions, and of trials with activation checkpointing.
-DASHED = (0, (3, 2))
+# Of rejected completions, and of trials with activation checkpointing; and of held-out rows.
+DASHED, DOTTED = (0, (3, 2)), (0, (1, 1.5))
 GB = 1e9
 
 
@@ -97,7 +98,8 @@ def curve(
     shown: Callable[[float | None], str],
     baseline: float | None = None,
 ) -> Panel | None:
-    """A line per run, and a dashed one of the rejected completions for a metric of the chosen ones.
+    """A line per run, a dashed one of the rejected completions for a metric of the chosen ones, and a dotted one of held-out
+    rows, with a vertical line where the loss of a single run is lowest before it rises.
 
     The title has the last values; for a single run, also the first. None if no run logged `key`.
     """
@@ -112,6 +114,9 @@ def curve(
             steps = [entry.get("step", number) for number, entry in enumerate(run.history, start=1)]
             for name, dash in keys.items():
                 trace(ax, steps, [entry.get(name) for entry in run.history], styles[run.label], dash)
+            if points := held_out_points(run, key):
+                trace(ax, *zip(*points), styles[run.label], DOTTED)
+                line_at(ax, _turn(points) if key == "loss" and len(logged) == 1 else None, vertical=True)
         completed = _completed(logged)
         known = [value for run in completed for name in keys for value in _values(run, name)]
         if len(completed) < len(logged) and known:
@@ -124,13 +129,30 @@ def curve(
             ax.set_ylim(-0.03, 1.03)
         whole_numbers(ax, "x", 6)
 
+    measured = [points for run in logged if (points := held_out_points(run, key))]
+    dotted = " (held out: dotted)" if measured else ""
     if len(keys) > 1:
-        return Panel(title=f"{title}: chosen (solid) and rejected (dashed)", draw=draw)
+        return Panel(title=f"{title}: chosen (solid) and rejected (dashed){dotted}", draw=draw)
     values = [_values(run, key) for run in _completed(logged)]
     # The median of the last twentieth of the values, since single steps are noisy.
     lasts = [float(np.median(some[-max(1, len(some) // 20) :])) for some in values]
     ends = f"{shown(values[0][0])} → {shown(lasts[0])}" if len(values) == 1 else f"{_span(lasts, shown)} at the end"
-    return Panel(title=f"{title}: {ends}", draw=draw)
+    if len(logged) == 1 and measured:
+        (points,) = measured
+        turn = _turn(points) if key == "loss" else None
+        lowest = f", lowest {shown(dict(points)[turn])} at step {turn}" if turn is not None else ""
+        dotted = f"; held out (dotted): {shown(points[0][1])} → {shown(points[-1][1])}{lowest}"
+    return Panel(title=f"{title}: {ends}{dotted}", draw=draw)
+
+
+def _turn(points: list[tuple[int, float]]) -> int | None:
+    """The step of the lowest value, if later ones are higher.
+
+    >>> _turn([(0, 3.0), (5, 1.0), (9, 2.0)]), _turn([(0, 3.0), (5, 2.0), (9, 1.0)])
+    (5, None)
+    """
+    step, _ = min(points, key=lambda point: point[1])
+    return step if step != points[-1][0] else None
 
 
 def throughput(runs: list[Result], styles: Styles, prefix: str = "") -> Panel | None:

@@ -113,9 +113,10 @@ def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
 
 
 def stopped_early(run: Result) -> EarlyStop | None:
-    """The step and reason if `stop_if` stopped the run, else None."""
+    """The step and reason if a threshold of `stop_if` stopped the run, else None; held-out rows that rise are no failure."""
     stop = run.manifest.get("stopped") or run.run.get("stopped")
-    return EarlyStop(step=int(stop["step"]), reason=clean(stop["reason"])) if stop else None
+    failed = stop and not stop.get("held_out")
+    return EarlyStop(step=int(stop["step"]), reason=clean(stop["reason"])) if failed else None
 
 
 def warnings_of(run: Result) -> list[TrainingWarning]:

@@ -1,9 +1,10 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
 from snaketune.config.evaluations import Evaluation
+from snaketune.config.held_out import Evaluate
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Dpo, Learning, Sft
+from snaketune.config.training_runs import Dpo, Learning, Sft, Training
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job, short_digest
 from snaketune.stages.plan.context import (
@@ -54,7 +55,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
         DpoSpec if is_dpo else SftSpec,
         run,
         base=start.base,
-        training=spec_from(Learning, training),
+        training=_learning(training),
         lora=lora_of(config, run),
         trust_remote_code=trusts_remote_code(config, sft),
         **({"continued": run.lora == "continued"} if is_dpo else {}),
@@ -77,6 +78,13 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
         ),
         after=(preflight, calibration) if training.micro_batch_rows == "auto" else (preflight,),
     )
+
+
+def _learning(training: Training) -> Learning:
+    """Return the settings that shape the weights; with those of measurements if these decide which weights are kept."""
+    # The answers to sample prompts never decide.
+    rows = training.evaluate.model_dump(exclude={"samples"}) if training.selects else {}
+    return spec_from(Learning, training, evaluate=Evaluate(**rows))
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:

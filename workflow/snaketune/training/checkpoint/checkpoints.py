@@ -70,6 +70,18 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
+def mark_complete(folder: Path, check_held: Callable[[], None]) -> None:
+    """Write the `complete` file of a checkpoint once all its other files are on disk; called by the main process. Args:
+    check_held: raises if another process has taken over the work folder."""
+    sync_folder(folder)
+    # Digests, so that a checkpoint that the disk has damaged is never resumed from.
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
+    check_held()
+    write_json(folder / COMPLETE, digests)
+    sync_names(folder.parent)
+
+
 class MarkComplete(TrainerCallback):
     """Marks a checkpoint as complete once all its files are on disk, and removes the older ones."""
 
@@ -83,14 +95,7 @@ class MarkComplete(TrainerCallback):
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir)
-        newest = folder / f"checkpoint-{state.global_step}"
-        sync_folder(newest)
-        # Digests, so that a checkpoint that the disk has damaged is never resumed from.
-        files = sorted(path for path in newest.rglob("*") if path.is_file())
-        digests = {path.relative_to(newest).as_posix(): digest_file(path) for path in files}
-        self.check_held()
-        write_json(newest / COMPLETE, digests)
-        sync_names(folder)
+        mark_complete(folder / f"checkpoint-{state.global_step}", self.check_held)
         self.check_held()
         for other in folder.glob("checkpoint-*"):
             if _step_of(other) < state.global_step:

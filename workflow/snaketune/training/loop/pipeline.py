@@ -1,6 +1,7 @@
 """A training from start to end, for any rows and any loss: load, check, add adapters, train, merge and save."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -25,6 +26,8 @@ from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdo
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
 from snaketune.training.checkpoint.checkpoints import MarkComplete, diverged, last_checkpoint, remove_incomplete
 from snaketune.training.checkpoint.save_model import save_trained
+from snaketune.training.held_out.samples import SamplePrompts
+from snaketune.training.held_out.selection import BEST, has_its_best
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.launch.worker_endings import record_preemption
 from snaketune.training.loop.preemption import PreemptionCallback
@@ -66,8 +69,15 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 checked, compute = trainer_class.check_model(model, rows, compute)
                 model = _with_adapters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
+            trainer.use_held_out(training.held_out, sample_prompts(training))
             trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
             yield trainer
+
+
+def sample_prompts(training: PreparedTraining) -> SamplePrompts | None:
+    """Return the held-out prompts that a training's model may answer."""
+    known = training.held_out is not None and training.tokenizer is not None
+    return SamplePrompts(training.held_out, training.tokenizer) if known else None
 
 
 def _trainable_count(model: torch.nn.Module) -> int:
@@ -116,8 +126,10 @@ def train(training: PreparedTraining) -> Outcome:
         print(f"rows: {training.rows}", trainer.meter, sep="\n", flush=True)
         # Read before training, since the calibration file may change meanwhile.
         batch_plan = _batch_plan_facts(run)
+        started = time.monotonic()
         history = fit(trainer, lambda: describe_training(trainer, check))
-        concluded = trainer.conclusions()
+        concluded, measured = trainer.conclusions(), trainer.about_held_out(time.monotonic() - started)
+        kept = trainer.use_best()
     try:
         dtypes = save_trained(trainer, training)
     except Exception as error:
@@ -137,6 +149,8 @@ def train(training: PreparedTraining) -> Outcome:
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=trainer.checked.about
         | concluded.about
+        | ({"stopped": trainer.held_out.stopped} if trainer.held_out and trainer.held_out.stopped else {})
+        | kept
         | {"compiled": trainer.compiled, "parameters": trainer.parameters, "trainable_parameters": trainer.trainable}
         | ({"resumed_from_numerics": trainer.numerics[:-1]} if trainer.numerics[1:] else {})
         | dtypes,
@@ -152,6 +166,8 @@ def train(training: PreparedTraining) -> Outcome:
             **throughput,
             "expected_memory_gb": expected and round(expected / 1e9, 3),
             **trainer.checked.run,
+            **measured,
+            **kept,
             **concluded.run,
         },
     )
@@ -209,10 +225,14 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
         trainer.add_callback(callback)
     if is_main:
         remove_incomplete(trainer.run.checkpoints)
+        remove_incomplete(work.state / BEST)
     trainer.accelerator.wait_for_everyone()
     # The base has been read; if its files changed since the job began, no checkpoint may be written from it.
     check_files(work.state)
     last = last_checkpoint(trainer.run.checkpoints)
+    if last and not has_its_best(last, work.state, trainer.run.spec.training):
+        print(f"{last} is not used: the weights of its best measurement are missing or damaged", flush=True)
+        last = None
     if last is not None:
         print(f"resuming from {last}", flush=True)
     else:
@@ -220,7 +240,7 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     trainer.compile()
     if is_main and (line := first_line()):
         print(line, flush=True)
-    preemption = PreemptionCallback(_trainable_count(trainer.model), work.state)
+    preemption = trainer.preemption = PreemptionCallback(_trainable_count(trainer.model), work.state)
     trainer.add_callback(preemption)
     with track_curves(trainer, trainer.run.tracked):
         mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss

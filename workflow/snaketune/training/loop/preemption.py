@@ -71,6 +71,11 @@ class PreemptionCallback(TrainerCallback):
         if self.reason:
             control.should_save = control.should_log = control.should_training_stop = True
 
+    def interrupts(self) -> bool:
+        """Whether any process has a reason to stop; called by all of them while held-out rows are measured."""
+        self.reason = self._agree(0, self._own_reason())
+        return self.reason is not None
+
     def on_save(self, *_: Any, **__: Any) -> None:
         """Record how long the checkpoint took, from the end of its step."""
         self.save_seconds = self.timed = max(self.timed or 0.0, time.monotonic() - self.since)

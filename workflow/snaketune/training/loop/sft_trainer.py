@@ -4,9 +4,11 @@ Packed rows (format 3.0) train on transformers' Trainer with attention over segm
 SFTTrainer. The loss is the mean negative log-probability over all supervised tokens of an optimizer step.
 """
 
+import torch
+
 from snaketune.artifacts.manifest import Artifact
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.logprobs import summed_losses
+from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.training.loop.packed_trainer import PackedTrainer
@@ -23,6 +25,16 @@ class SftTrainer(PackedTrainer):
         # A step may have no supervised token at all; its loss is then 0.
         return summed_losses(model, batch) / totals[0].clamp(min=1)
 
+    def held_out_metrics(self, batches):
+        total, tokens = 0.0, 0
+        for batch in batches:
+            losses_N = token_losses(self.model_wrapped, batch)
+            total, tokens = total + float(losses_N.double().cpu().sum()), tokens + len(losses_N)
+        if self.gather_processes:
+            sums = torch.tensor([[total, tokens]], dtype=torch.float64, device=self.args.device)
+            total, tokens = self.gather_processes(sums).sum(0).tolist()
+        return {"loss": total / max(tokens, 1)}
+
 
 def prepare_training(
     run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
@@ -35,7 +47,8 @@ def prepare_training(
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = PackedRows(pack, "train", run.operation.load_in_memory)
         run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=SftTrainer.drops_out)
-        return PreparedTraining.of(SftTrainer, rows, run, initial)
+        held_out = PackedRows(pack, "held_out", run.operation.load_in_memory)
+        return PreparedTraining.of(SftTrainer, rows, run, initial, held_out, tokenizer.folder)
     # TRL takes a second to import.
     from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 

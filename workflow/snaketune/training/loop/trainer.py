@@ -28,7 +28,9 @@ from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import record_out_of_memory
 from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
+from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
+from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
 from snaketune.training.loop.throughput import ThroughputMeter, log_line, time_left
@@ -86,6 +88,8 @@ class PreparedTraining:
         load: loads the initial model in a data type, quantized or not.
         config: the config of the model that `load` returns; None for a model from scratch.
         new_config: the config of a model from scratch.
+        held_out: rows that may be measured while the training runs; None if it can't measure any.
+        tokenizer: folder of the tokenizer, for answers to held-out prompts.
         base: the model that `load` loads, unless that is a result of this workflow.
         weights: where its weights are, before adapters of other results are merged; None for a model from scratch.
     """
@@ -96,18 +100,29 @@ class PreparedTraining:
     load: Callable[[torch.dtype, Quantization | None], PreTrainedModel]
     config: PretrainedConfig | None = None
     new_config: PretrainedConfig | None = None
+    held_out: PackedRows | None = None
+    tokenizer: Path | None = None
     base: Pretrained | None = None
     weights: Pretrained | None = None
 
     @classmethod
-    def of(cls, trainer_class: "type[BaseTrainer]", rows: Sized, run: TrainingRun, initial: AdapterStack) -> Self:
+    def of(
+        cls,
+        trainer_class: "type[BaseTrainer]",
+        rows: Sized,
+        run: TrainingRun,
+        initial: AdapterStack,
+        held_out: PackedRows | None = None,
+        tokenizer: Path | None = None,
+    ) -> Self:
         """Return the training that starts from `initial`."""
         model = {"load": initial.load, "base": initial.named_base, "weights": initial.weights}
         configs = {"config": initial.config(), "new_config": initial.new_config()}
-        return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs)
+        measured = {"held_out": held_out, "tokenizer": tokenizer}
+        return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs, **measured)
 
 
-class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin):
+class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin):
     """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls."""
 
     # Whether the model's dropout is active in training.
@@ -119,6 +134,7 @@ class BaseTrainer(PrefetchMixin, SampleOrderMixin, ShardedModelMixin, Checkpoint
     checked: Outcome
     parameters: int
     trainable: int
+    preemption: PreemptionCallback
 
     def __init__(self, *, run: TrainingRun, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
@@ -212,6 +228,11 @@ class LogCallback(TrainerCallback):
         silent = time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and not control.should_log
         if silent and state.is_world_process_zero:
             self._print(f"{state.global_step} of {state.max_steps} steps done", self._remaining_s(state))
+
+    def on_prediction_step(self, args, state, control, **_):
+        """Say so while a measurement of held-out rows takes long."""
+        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and state.is_world_process_zero:
+            self._print(f"measuring held-out rows after step {state.global_step}", None)
 
     def on_log(self, args, state, control, logs=None, **_):
         """Print the log line with the estimated time to the end; raise SnaketuneError if the loss isn't finite."""

@@ -19,7 +19,7 @@ from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from snaketune.training.preference.dpo_loss import derivatives, loss_of, needs_prompts, needs_whole_step
 from snaketune.training.preference.dpo_monitor import DpoMonitor
-from snaketune.training.preference.metrics import MetricSums, Sums, add_steps, by_source, means
+from snaketune.training.preference.metrics import SUMS, MetricSums, Sums, add_steps, batch_sums, by_source, means
 from snaketune.training.preference.pair_dataset import PairRows
 from snaketune.training.preference.pair_logps import PairLogps, pair_logps
 from snaketune.training.reference.logps_table import check_policy_is_reference, check_ref_logps
@@ -117,6 +117,21 @@ class DpoTrainer(PackedTrainer):
             batch["derivatives"] = derivative_PF[first:stop]
             batch["loss"] = loss * len(pairs.counts_P2) / max(len(all_PK), 1)
             first = stop
+
+    def held_out_metrics(self, batches):
+        own, sources, totals = [], [], torch.zeros(3, dtype=torch.int64)
+        for batch in batches:
+            own.append(_as_rows(pair_logps(self.model_wrapped, batch, self.spec)))
+            sources.append(batch["source"][:, None].float())
+            totals += torch.tensor(batch["items"])
+        all_PK, _ = self._gather_rows(torch.cat([torch.cat(own), torch.cat(sources)], dim=1))
+        if self.args.world_size > 1:
+            totals = self.accelerator.gather(totals[None].to(self.args.device)).sum(0)
+        pairs = _from_rows(all_PK[:, :-1], labelled=self.rows.unpaired)
+        loss = loss_of(pairs, self.spec, totals.to(self.args.device))
+        of_sources = batch_sums(pairs, self.spec, all_PK[:, -1].long(), self.held_out.rows.sources).tolist()
+        sums = [dict(zip(SUMS, row)) for row in of_sources]
+        return {"loss": float(loss)} | means(add_steps(sums), self.spec) | by_source([sums], self.spec)
 
     def _gather_rows(self, own_PK: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The rows of all processes in the order of their ranks, and the index of this process' first row."""
@@ -251,4 +266,5 @@ def prepare_training(
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     run = run.with_kernel_for(initial.config(), rows, dropout=DpoTrainer.drops_out)
-    return PreparedTraining.of(DpoTrainer, rows, run, initial)
+    held_out = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha, split="held_out")
+    return PreparedTraining.of(DpoTrainer, rows, run, initial, held_out, tokenizer)

@@ -14,7 +14,7 @@ from snaketune.training.reference.logps_table import Reference, read_ref_logps
 
 
 class PairRows(PackedRows):
-    """Packed rows of the train split with columns per pair: `reference`, float32[p, 2], the reference log-probabilities of
+    """Packed rows of a split with columns per pair: `reference`, float32[p, 2], the reference log-probabilities of
     chosen and rejected; `source`, int64[p], the index of the pair's source in the corpus; and for single completions
     `desirable`, bool[p].
 
@@ -29,6 +29,7 @@ class PairRows(PackedRows):
         ref_logps: Artifact | None,
         load_in_memory: Literal["auto"] | bool = "auto",
         ld_alpha: float | None = None,
+        split: str = "train",
     ):
         """
         Args:
@@ -37,12 +38,12 @@ class PairRows(PackedRows):
         Raises:
             SnaketuneError: a packed pair has no reference log-probabilities, or none per token although `ld_alpha` is set.
         """
-        super().__init__(pack, "train", load_in_memory)
+        super().__init__(pack, split, load_in_memory)
         self.unpaired = pack.manifest.get("kind") == "unpaired"
-        known = read_ref_logps(ref_logps, "train") if ref_logps else {}
+        known = read_ref_logps(ref_logps, split) if ref_logps else {}
         # Log-probabilities, source and label of each row's pairs.
         self.of_rows: list[list[tuple[tuple[float, float], int, bool]]] = [[] for _ in range(len(self))]
-        for pair in documents(pack, "train"):
+        for pair in documents(pack, split):
             logps = _logps(ref_logps, known.get(pair["id"]), pair["id"], ld_alpha) if ref_logps else (0.0, 0.0)
             self.of_rows[pair["row"]].append((logps, pair["source"], pair.get("label", False)))
         every = list(chain.from_iterable(self.of_rows))

@@ -29,6 +29,7 @@ from snaketune.models.machine import inspect_machine
 from snaketune.models.packing_support import choose_kernel
 from snaketune.models.selftest import SelfTest, self_test
 from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.shards import SPLITS
 from snaketune.stages.cache.work_folders import WorkFolder, sync
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
@@ -37,7 +38,7 @@ from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import library_findings
-from snaketune.training.reference.logps_table import FILE, check_finite, reference_splits, schema, sort_rows
+from snaketune.training.reference.logps_table import FILE, check_finite, schema, sort_rows
 
 SECONDS_BETWEEN_CHUNKS = 20.0
 
@@ -97,7 +98,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
     compute = resolve_compute(spec.precision)
     report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
-    rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
+    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
     packs = list(rows_by_split.values())
     if reference.tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(reference.tokenizer[0].folder), packs)

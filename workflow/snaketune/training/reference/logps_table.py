@@ -21,7 +21,6 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE
-from snaketune.packing.shards import SPLITS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
 from snaketune.training.reference.cache_key import identity, kernel_family
@@ -60,12 +59,6 @@ def sort_rows(table: pa.Table) -> pa.Table:
         return table
     same = [np.asarray(pc.equal(table[name].slice(1), table[name].slice(0, len(table) - 1))) for name, _ in ORDER]
     return table.filter(np.concatenate([[True], ~np.logical_and.reduce(same)]))
-
-
-def reference_splits(pack: Artifact) -> tuple[str, ...]:
-    """The splits that need reference log-probabilities: evaluations use pairs only, so single completions need no held-out
-    split."""
-    return ("train",) if pack.manifest.get("kind") == "unpaired" else SPLITS
 
 
 def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:

@@ -1,0 +1,67 @@
+"""`training.evaluate`, `training.keep` and `training.stop_if`: held-out rows that are measured while a training runs, and what
+their measurements decide."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from snaketune.config.base import Model, PositiveInt
+
+Metric = Literal["loss", "accuracy", "margin"]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Evaluate(Model):
+    """Held-out rows of the run's corpus that are measured before the first step, at regular steps and after the last one:
+    loss, and for pairs also reward accuracy, margin and KL, in all and by source. They shape no weights, so edits rerun
+    nothing, unless `keep: best` or `stop_if` decides by them."""
+
+    every: Literal["auto"] | Share | PositiveInt = "auto"
+    """Interval: a share of the run below 1, such as 0.1, else a number of optimizer steps. `auto` measures ten times; fewer
+    times, and then fewer rows, if that would take more than 3% of the training's computation."""
+    rows: PositiveInt = 512
+    """Packed rows per measurement, the same each time, drawn at random from the held-out rows; all if there are fewer."""
+    samples: Annotated[int, Field(ge=0)] = 2
+    """Held-out prompts that the model answers at each measurement, greedily, with up to 48 tokens, for log and report; with
+    `every: auto`, only if they fit in its 3%. Not with models that are sharded over processes."""
+
+
+class StopTraining(Model):
+    """Ends a training early by its held-out rows."""
+
+    held_out_rises: PositiveInt
+    """Stops once so many measurements in a row are worse than the best one."""
+
+
+class Selection(Model):
+    """What the measurements of `evaluate` decide."""
+
+    # Keys at their default are left out of specs: results made before the keys existed stay current.
+    keep: Annotated[Literal["last", "best"], Field(exclude_if=lambda keep: keep == "last")] = "last"
+    """The weights that become the result: those of the last step, or of the `best` measurement of held-out rows by `metric`,
+    which may be the initial ones. Needs disk space for two more copies of the trained weights. Not with `launch: deepspeed`."""
+    metric: Annotated[Metric, Field(exclude_if=lambda metric: metric == "loss")] = "loss"
+    """Metric of `keep: best` and `stop_if`, on held-out rows: the lowest `loss`; or for pairs the highest reward `accuracy` or
+    `margin`."""
+    stop_if: Annotated[StopTraining | None, Field(exclude_if=lambda stop: stop is None)] = None
+    """Ends the training early, such as `{held_out_rises: 3}`. The report shows when and why."""
+    evaluate: Annotated[Evaluate | Literal[False], Field(exclude_if=lambda evaluate: evaluate == Evaluate())] = (
+        Evaluate()
+    )
+    """Measures held-out rows while the training runs, if the corpus holds rows out; `false` doesn't."""
+
+    @property
+    def selects(self) -> bool:
+        """Whether measurements shape the result."""
+        return self.keep == "best" or self.stop_if is not None
+
+    @model_validator(mode="after")
+    def _measured(self) -> Self:
+        if self.selects and not self.evaluate:
+            key = "keep: best" if self.keep == "best" else "stop_if"
+            raise ValueError(
+                f"{key} decides by measurements of held-out rows, which `evaluate: false` turns off; remove it"
+            )
+        if self.metric != "loss" and not self.selects:
+            raise ValueError(f"metric: {self.metric} has no effect without `keep: best` or `stop_if`")
+        return self

@@ -1,0 +1,1 @@
+"""Held-out rows that are measured while a training runs, and what the measurements decide."""
