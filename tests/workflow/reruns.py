@@ -243,6 +243,9 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     # Measurements of held-out rows shape a result only if they decide about it.
     for key, value in {"every": 0.5, "rows": 4, "samples": 1}.items():
         TABLE[f"{section}.training.evaluate.{key}"] = ({f"{section}.run.training.evaluate": {key: value}}, set())
+    TABLE[f"{section}.training.until"] = ({f"{section}.run.training.until": 0.5}, reruns)
+    # The run itself is current.
+    TABLE[f"{section}.training.snapshots"] = ({f"{section}.run.training.snapshots": [0.5]}, {section} | CARD | REPORT)
     TABLE[f"{section}.training.keep"] = ({f"{section}.run.training.keep": "best"}, reruns)
     TABLE[f"{section}.training.stop_if.held_out_rises"] = (
         {f"{section}.run.training.stop_if": {"held_out_rises": 3}},

@@ -5,7 +5,8 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 # Names become folder names and Snakemake wildcards, so they are restricted to characters that are safe in paths and shells.
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+# A snapshot of a run is called after it and the share of its steps: demo@0.5.
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:@0\.[0-9]+)?"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # A commit, tag or branch on the Hub, by git's rules for names. It becomes part of paths in the Hub's cache.

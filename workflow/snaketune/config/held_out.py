@@ -50,6 +50,10 @@ class Selection(Model):
     )
     """Measures held-out rows while the training runs, if the corpus holds rows out; `false` doesn't."""
 
+    until: Annotated[Share | None, Field(exclude_if=lambda until: until is None)] = None
+    """Ends the training after this share of its optimizer steps, with the learning rate schedule of the whole run. Set by
+    `snapshots`."""
+
     @property
     def selects(self) -> bool:
         """Whether measurements shape the result."""

@@ -1,7 +1,7 @@
 """Validate a parsed config and convert it to a `Workflow`, with error messages that say what to change."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from difflib import get_close_matches
 from itertools import product
@@ -86,7 +86,8 @@ def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
                     f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
                 )
             variants[section][str(name)] = tuple(made)
-            expanded |= made
+            # Snapshots first, since the run goes on from them.
+            expanded |= {called: run for one in made for called, run in _snapshots(one, made[one])} | made
         config[section] = expanded
     return config, variants
 
@@ -138,6 +139,18 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
             )
         made[called] = variant
     return made
+
+
+def _snapshots(name: str, run: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a run's snapshots, and the runs that end there. Wrong values are reported with the run's own keys."""
+    training = run.get("training") if isinstance(run, dict) else None
+    shares = training.get("snapshots") if isinstance(training, dict) else None
+    known = (
+        [share for share in shares if isinstance(share, float) and 0 < share < 1] if isinstance(shares, list) else []
+    )
+    for share in sorted(set(known)):
+        others = {key: value for key, value in training.items() if key != "snapshots"}
+        yield f"{name}@{share:.10g}", deepcopy(run) | {"training": others | {"until": share}}
 
 
 def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:

@@ -83,6 +83,8 @@ class Execution(Operation):
     """`training.gradient_checkpointing` of the run."""
     evaluate: Evaluate | Literal[False] = False
     """`training.evaluate` of the run."""
+    snapshots: tuple[float, ...] = ()
+    """The shares of the run at which its snapshots end that it may go on from, ascending."""
     preflight: str = ""
     """Path of the preflight report's manifest; empty if there is none."""
     calibration: str = ""

@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt, Revision
 from snaketune.config.corpus_sources import regex
-from snaketune.config.held_out import Selection
+from snaketune.config.held_out import Selection, Share
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
 from snaketune.config.optimizers import OptimizerName, ScheduleName, check_sharding, check_supported, checked_options
@@ -231,9 +231,16 @@ class Training(Learning):
     gradient_checkpointing: GradientCheckpointing = "auto"
     """Recomputes activations in the backward pass, which saves memory for about a third more computation. `auto` does if
     `micro_batch_rows: auto` measured that it is faster, or if memory runs out."""
+    snapshots: tuple[Share, ...] = ()
+    """Shares of the run, such as `[0.25, 0.5]`, whose weights become results of their own, `NAME@0.25`, which all sections can
+    name. The run goes on from them, so nothing is trained twice."""
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
+        if self.snapshots and self.keep == "best":
+            raise ValueError(
+                "snapshots are weights on the way, and keep: best replaces those at the end; choose one of them"
+            )
         rows, micro = self.batch_rows, self.micro_batch_rows
         if micro != "auto" and rows % micro:
             raise ValueError(f"batch_rows {rows} is not a multiple of micro_batch_rows {micro}")

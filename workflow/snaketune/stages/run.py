@@ -81,6 +81,8 @@ def run(job: JobFile) -> None:
             rebuild=stage.measures,
             device=device,
             keys=import_module(stage.key_module).keys(*arguments) if stage.key_module else (),
+            before=_snapshot_specs(spec, operation),
+            keep_state=bool(getattr(getattr(spec, "training", None), "until", None)),
         )
     # A stage that reads manifests also waits for the results that they describe.
     described = map(result_at, files.get("manifests", ()))
@@ -88,6 +90,14 @@ def run(job: JobFile) -> None:
     if stage.link:
         # Also if the result was reused: an older result may name a payload that wasn't linked last.
         link_payload(out, stage.link)
+
+
+def _snapshot_specs(spec: Model, operation: Execution) -> tuple[dict[str, Any], ...]:
+    """Return the specs of the snapshots that a training goes on from, the latest first."""
+    return tuple(
+        json.loads(canonical(spec.model_copy(update={"training": spec.training.model_copy(update={"until": share})})))
+        for share in reversed(operation.snapshots)
+    )
 
 
 def _validated(model: type[M], content: dict[str, Any], key: str) -> M:

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from snaketune.report.charts.learning_curves import learning_curves
 from snaketune.report.charts.style import COLOURS, MUTED, Chart, Panel, Style, cut, line_at, message, percentages
 from snaketune.report.compare.differing_keys import MONITORED
 from snaketune.report.compare.measures import PREFERENCES, Measure, measures
@@ -38,6 +39,7 @@ def evaluation_chart(results: ResultSet, styles: Styles) -> Chart:
                 panels.append(_dots(f"{on}{where}: exact match, all and by task", exact, labels, styles))
             if preferred := [measure for measure in here if measure.name in ACCURACIES]:
                 panels.append(_dots(f"{on}{where}: preference accuracy", preferred, labels, styles, middle=0.5))
+        panels += learning_curves(table, labels, styles, where)
     return Chart(
         name="evaluation",
         panels=panels or [message("Neither exact match nor preferences were measured.")],

@@ -51,14 +51,14 @@ GB = 1e9
 
 def sft_chart(results: ResultSet, styles: Styles) -> Chart:
     """Loss and throughput of all SFT runs."""
-    runs = results.of("sft")
+    runs = _whole_runs(results, "sft")
     panels = [curve("loss", "Training loss", "loss, nats per token", runs, styles, decimal), throughput(runs, styles)]
     return _training_chart("sft", runs, styles, panels)
 
 
 def dpo_chart(results: ResultSet, styles: Styles) -> Chart:
     """Loss, accuracy, margin, rewards and all other metrics that the DPO runs logged, known ones first."""
-    runs = results.of("dpo")
+    runs = _whole_runs(results, "dpo")
     losses = sorted({loss_text(run.spec["loss"]) for run in runs})
     name = f"{losses[0]} loss" if len(losses) == 1 else "loss (different kinds, not comparable)"
     panels = [curve("loss", "Training loss", name, runs, styles, decimal)]
@@ -71,6 +71,11 @@ def dpo_chart(results: ResultSet, styles: Styles) -> Chart:
         title, axis, shown, baseline = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
         panels.append(curve(key, title, axis, runs, styles, shown, baseline))
     return _training_chart("dpo", runs, styles, panels)
+
+
+def _whole_runs(results: ResultSet, stage: str) -> list[Result]:
+    """The trainings of a stage without snapshots, whose curves are parts of those of their runs."""
+    return [run for run in results.of(stage) if "@" not in run.name]
 
 
 def _other(key: str) -> str:

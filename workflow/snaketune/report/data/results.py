@@ -119,10 +119,11 @@ def natural(name: str) -> list[tuple[int, Any]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def model_order(label: str) -> tuple[int, list[tuple[int, Any]]]:
-    """Sort key: base, then SFT, then DPO."""
+def model_order(label: str) -> tuple[int, list[tuple[int, Any]], float]:
+    """Sort key: base, then SFT, then DPO; the snapshots of a run before it, in the order of its steps."""
     kind, _, name = label.partition(":")
-    return MODEL_KINDS.index(kind), natural(name)
+    run, _, share = name.partition("@")
+    return MODEL_KINDS.index(kind), natural(run), float(share or 1)
 
 
 def unique(values: Iterable[Any]) -> list[Any]:

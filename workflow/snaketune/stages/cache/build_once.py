@@ -50,6 +50,8 @@ def build_once(
     reruns_on: str = "code",
     rebuild: bool = False,
     keys: tuple[Key, ...] = (),
+    before: tuple[dict[str, Any], ...] = (),
+    keep_state: bool = False,
 ) -> None:
     """Publish the stage's result at `out`, building it first if it isn't cached.
 
@@ -63,6 +65,8 @@ def build_once(
         libraries: distributions whose version shapes the content.
         reruns_on: `versions` if a result made with other versions of them isn't reused.
         rebuild: don't reuse a finished result, only unfinished work.
+        before: specs of the results that unfinished work of this one may go on from, the best first.
+        keep_state: whether other results may go on from this one's state.
         keys: the cache key of the result, then those of results that count as the same; empty for the whole spec and inputs.
     """
     stamps = stamps_of(path for some in files.values() for path in some)
@@ -110,6 +114,8 @@ def build_once(
             return
         started = time.time()
         work.start()
+        names = (fingerprint(stage, one, inputs, code, device, counted_versions) for one in before)
+        work.go_on_from(WorkFolder(work_root / stage / name) for name in names)
         with timed(work) as elapsed:
             older = resumed_from_versions(work.state, versions)
             threads = thread_count(work.state) if device else None
@@ -130,7 +136,7 @@ def build_once(
             "versions": versions,
             **({"resumed_from_versions": older} if older else {}),
         }
-        work.finish(manifest, _run_facts(started, elapsed()) | outcome.run)
+        work.finish(manifest, _run_facts(started, elapsed()) | outcome.run, keep_state)
         print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         work.check_held()
         publish(Artifact(work.manifest, manifest, work.finished), work, claim, payload, requested)

@@ -50,11 +50,11 @@ def _retained(folder: Path) -> str | None:
         return f"{link} is a link to a folder that isn't part of these results; remove the link yourself"
     if lock := next((lock for lock in folder.glob("*lock") if not is_free(lock)), None):
         return f"in use by {holder(lock)}"
-    if any(folder.glob("state/checkpoints/checkpoint-*")):
+    work = WorkFolder(folder)
+    if any(folder.glob("state/checkpoints/checkpoint-*")) and not work.manifest.is_file():
         return f"an unfinished training that {RESUMES}"
     if any(folder.glob("state/chunks/*")):
         return f"an unfinished reference pass that {RESUMES}"
-    work = WorkFolder(folder)
     if work.unpublished.is_file() and work.manifest.is_file():
         return (
             "a finished result that its config's next run publishes; remove the folder yourself if there won't be one"

@@ -18,7 +18,8 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from snaketune.stages.host.locks import Lease
 WORK_ROOT = Path("results/.work")
 # By output folder, the fingerprint of the result that is to be published there.
 CLAIMS = ".claims"
+# In a state.
+CHECKPOINTS = "checkpoints/checkpoint-*/complete"
 
 
 def _path(name: str) -> Any:
@@ -99,15 +102,36 @@ class WorkFolder:
         for unfinished in (self.payload, self.state):
             remove(unfinished)
 
-    def finish(self, manifest: dict[str, Any], run: dict[str, Any]) -> None:
-        """Rename the written payload to its final name, write the manifest last, and then remove the state."""
+    def go_on_from(self, finished: Iterable["WorkFolder"]) -> None:
+        """Take over the state of the first of these finished works that kept it, unless there is a checkpoint here."""
+        if any(self.state.glob(CHECKPOINTS)):
+            return
+        for other in finished:
+            if other.manifest.is_file() and any(other.state.glob(CHECKPOINTS)):
+                shutil.copytree(other.state, self.state, copy_function=_link_tensors, dirs_exist_ok=True)
+                return
+
+    def finish(self, manifest: dict[str, Any], run: dict[str, Any], keep_state: bool = False) -> None:
+        """Rename the written payload to its final name, write the manifest last, and then remove the state, unless another
+        job goes on from it."""
         sync_folder(self.payload)
         self.check_held()
         self.unpublished.touch()
         self.payload.rename(self.finished)
         write_json(self.run, run)
         write_manifest(self.manifest, manifest)
-        shutil.rmtree(self.state, ignore_errors=True)
+        if not keep_state:
+            shutil.rmtree(self.state, ignore_errors=True)
+
+
+def _link_tensors(source: str, target: str) -> None:
+    """Copy a file, or link it if it holds tensors, which are never written in place."""
+    Path(target).unlink(missing_ok=True)
+    if source.endswith(".safetensors"):
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def _files(artifact: Artifact) -> list[str]:

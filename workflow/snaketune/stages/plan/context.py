@@ -101,9 +101,9 @@ def tokenizer_of(config: Workflow, run: Sft | Dpo) -> str:
 
 
 def first_run(config: Workflow, sft: str) -> str:
-    """Return the first SFT run of the chain of `use_base` that ends in this one."""
+    """Return the first SFT run of the chain of `use_base` that ends in this one; for a snapshot, that of its run."""
     previous = config.sft[sft].continues
-    return first_run(config, previous) if previous else sft
+    return first_run(config, previous) if previous else sft.partition("@")[0]
 
 
 def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:

@@ -62,6 +62,10 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     )
     preflight = preflight_job(context, first_run(config, sft))
     calibration = calibrate_job(context, of, run, spec)
+    # Trials measure a few steps from the start.
+    snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo") else {}
+    # Snapshots of DPO runs are planned before their run, as the config lists them.
+    before = [sft_job(context, one) if stage == "sft" else context.jobs[stage, one] for one in snapshots][-1:]
     return Job(
         stage=stage,
         name=name,
@@ -75,8 +79,9 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
             share_kernels=is_dpo and run.reference_pass.share_kernels,
             preflight=preflight.manifest,
             calibration=calibration.manifest,
+            snapshots=tuple(snapshots.values()),
         ),
-        after=(preflight, calibration) if training.micro_batch_rows == "auto" else (preflight,),
+        after=(preflight, *([calibration] if training.micro_batch_rows == "auto" else []), *before),
     )
 
 
@@ -85,6 +90,16 @@ def _learning(training: Training) -> Learning:
     # The answers to sample prompts never decide.
     rows = training.evaluate.model_dump(exclude={"samples"}) if training.selects else {}
     return spec_from(Learning, training, evaluate=Evaluate(**rows))
+
+
+def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, float]:
+    """Return the snapshots that a run of this name goes on from, in the order of the shares where they end."""
+    runs = getattr(config, stage)
+    root, end = name.partition("@")[0], runs[name].training.until or 1.0
+    shares = {one: run.training.until for one, run in runs.items() if one.startswith(f"{root}@")}
+    return dict(
+        sorted(((one, share) for one, share in shares.items() if share and share < end), key=lambda pair: pair[1])
+    )
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:

@@ -33,6 +33,7 @@ from snaketune.training.launch.worker_endings import record_preemption
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.preflight_record import read_preflight_findings
 from snaketune.training.loop.sample_order import SetEpoch
+from snaketune.training.loop.snapshot import EndOfSnapshot
 from snaketune.training.loop.trainer import BaseTrainer, LogCallback, PreparedTraining, TrainingRun
 from snaketune.training.parallel.fsdp import shard
 
@@ -221,7 +222,11 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     """
     work, is_main = trainer.run.work, trainer.is_world_process_zero()
     trainer.remove_callback(PrinterCallback)
-    for callback in (MarkComplete(work.check_held), LogCallback(), SetEpoch(trainer)):
+    callbacks = [MarkComplete(work.check_held), LogCallback(), SetEpoch(trainer)]
+    if until := trainer.run.spec.training.until:
+        # Before the log's, so that its last step has a line, as every checkpoint has.
+        callbacks.insert(0, EndOfSnapshot(until))
+    for callback in callbacks:
         trainer.add_callback(callback)
     if is_main:
         remove_incomplete(trainer.run.checkpoints)

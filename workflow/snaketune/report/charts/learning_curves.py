@@ -1,0 +1,55 @@
+"""Scores of a run's snapshots over the share of its steps."""
+
+from matplotlib.axes import Axes
+
+from snaketune.report.charts.style import Panel, Style, percentages
+from snaketune.report.compare.measures import FORMATS, Measure
+from snaketune.report.text import percent
+
+
+def snapshot_of(label: str) -> tuple[str, float]:
+    """The run that a model is a snapshot of, and the share of its steps; 1 for the run itself.
+
+    >>> snapshot_of("sft:demo@0.25"), snapshot_of("sft:demo")
+    (('sft:demo', 0.25), ('sft:demo', 1.0))
+    """
+    run, _, share = label.partition("@")
+    return run, float(share or 1)
+
+
+def learning_curves(table: list[Measure], models: list[str], styles: dict[str, Style], where: str) -> list[Panel]:
+    """A panel for each measure that has a direction, with a curve per run with snapshots; the initial model is at 0."""
+    runs: dict[str, list[tuple[float, str]]] = {}
+    for model in models:
+        if "@" in model:
+            run, _ = snapshot_of(model)
+            initial = f"base:{run.partition(':')[2]}"
+            known = [(0.0, initial)] if run.startswith("sft:") and initial in models else []
+            own = [(snapshot_of(one)[1], one) for one in models if snapshot_of(one)[0] == run]
+            runs[run] = sorted(known + own)
+    # Perplexity is another scale of the loss.
+    shown = [one for one in table if one.better and not one.detail and one.name != "perplexity"] if runs else []
+    return [_curve(measure, runs, styles, where) for measure in shown]
+
+
+def _curve(measure: Measure, runs: dict[str, list[tuple[float, str]]], styles: dict[str, Style], where: str) -> Panel:
+    def draw(ax: Axes) -> None:
+        for run, points in runs.items():
+            style = styles.get(run) or styles[points[-1][1]]
+            known = [
+                (x, y, measure.interval(model)) for x, model in points if (y := measure.values.get(model)) is not None
+            ]
+            for x, interval in ((x, interval) for x, _, interval in known if interval):
+                ax.plot([x, x], interval, color=style.hex, alpha=0.5)
+            ax.plot([x for x, *_ in known], [y for _, y, _ in known], color=style.hex, marker="o", markersize=4)
+        ax.set(xlabel="share of the run", ylabel=f"{measure.name}, {measure.unit}" if measure.unit else measure.name)
+        percentages(ax, "x")
+        if FORMATS[measure.unit] is percent:
+            percentages(ax, "y")
+
+    best = max(
+        ((value * measure.better, run, share) for run, points in runs.items() for share, model in points
+         if (value := measure.values.get(model)) is not None), default=None,
+    )  # fmt: skip
+    ending = f": best {FORMATS[measure.unit](best[0] * measure.better)} at {best[2]:.0%} of {best[1]}" if best else ""
+    return Panel(title=f"{measure.on}{where}: {measure.name}{ending}", draw=draw)
