@@ -253,6 +253,7 @@ def plans() -> list[Plan]:
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
         # The learning rate is so high that the weights of an earlier step are the best ones.
         *alike("best", "ddp", "fsdp", training=BEST),
+        *alike("averaged", "ddp", "fsdp", training=SHORT | {"average": {"ema": 0.7}}),
         Plan(name="best-killed", processes=2, launch="fsdp", training=BEST, killed=(*MARK, 3)),
         Plan(name="best-again", processes=2, launch="fsdp", training=BEST, since="best-killed"),
         # The load-balancing loss is a mean over the rows of a step, of which the last has two and two blank ones.

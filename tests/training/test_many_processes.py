@@ -26,7 +26,7 @@ def run(executable: str | Path, folder: Path, which: str, environment: dict[str,
 
 def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
     log = run(python(), tmp_path, "plain", dict(os.environ))
-    for name in ("full", "adapters", "experts", "preferences", "sorted"):
+    for name in ("full", "adapters", "averaged", "experts", "preferences", "sorted"):
         for way in ("ddp", "fsdp"):
             same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
     same(tmp_path / "sorted-alone", tmp_path / "sorted-single")

@@ -33,8 +33,16 @@ class StopTraining(Model):
     """Stops once so many measurements in a row are worse than the best one."""
 
 
+class Average(Model):
+    """An average of the weights over the steps, which becomes the result and is what held-out rows measure."""
+
+    ema: Annotated[float, Field(gt=0, lt=1)]
+    """Exponential moving average of the trained weights (`torch.optim.swa_utils`): after each step, its share of the average so
+    far, such as 0.999; the rest is of the new weights."""
+
+
 class Selection(Model):
-    """What the measurements of `evaluate` decide."""
+    """Which weights become the result, and what the measurements of `evaluate` decide about it."""
 
     # Keys at their default are left out of specs: results made before the keys existed stay current.
     keep: Annotated[Literal["last", "best"], Field(exclude_if=lambda keep: keep == "last")] = "last"
@@ -50,6 +58,8 @@ class Selection(Model):
     )
     """Measures held-out rows while the training runs, if the corpus holds rows out; `false` doesn't."""
 
+    average: Annotated[Average | None, Field(exclude_if=lambda average: average is None)] = None
+    """Averages the weights, such as `{ema: 0.999}`, in a copy of the trained weights. Not with `launch: deepspeed`."""
     until: Annotated[Share | None, Field(exclude_if=lambda until: until is None)] = None
     """Ends the training after this share of its optimizer steps, with the learning rate schedule of the whole run. Set by
     `snapshots`."""

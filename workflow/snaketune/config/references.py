@@ -204,8 +204,10 @@ def _check_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
 
 
 def _check_selection(key: str, run: Sft | Dpo, config: Workflow) -> None:
-    """Check that held-out rows can decide which weights are kept, and when to stop, if they are to."""
+    """Check that weights can be averaged, and that held-out rows can decide which are kept and when to stop, if they are to."""
     training = run.training
+    if training.average and run.operation.launch == "deepspeed":
+        raise SnaketuneError(f"{key}.average isn't supported with operation.launch: deepspeed; use fsdp, or remove it")
     if not training.selects:
         return
     decides = f"{key}.{'keep' if training.keep == 'best' else 'stop_if'}"

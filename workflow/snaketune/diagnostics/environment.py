@@ -19,6 +19,7 @@ SECONDS_TO_ANSWER = 10.0
 
 def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder: Path) -> Iterator[Finding]:
     """Check that the result fits on the disk, with two checkpoints: the older one is removed after the newer one is complete.
+    With `keep: best`, two more copies of the trained weights; each checkpoint of averaged weights has one more.
 
     Args:
         width: bytes per number of the result.
@@ -28,7 +29,9 @@ def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder
     whole = run.run.lora is None or run.run.lora.merge
     result = width * (planned.parameters if whole else planned.trained)
     # Of each checkpoint: weights and two optimizer states, in float32.
-    needed = result + 2 * 12 * planned.trained
+    training = run.run.training
+    copies = 3 + (training.keep == "best") + (training.average is not None)
+    needed = result + 2 * 4 * copies * planned.trained
     do = "free disk space (`snakemake clean_work` removes old work)"
     # An existing result may be current, and then nothing is written.
     if result > free and not (folder / run.key.replace(".", "/", 1) / "manifest.json").is_file():

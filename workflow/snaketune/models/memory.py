@@ -105,6 +105,7 @@ def estimate(
     checkpointing: bool = False,
     summed: bool = True,
     accumulation: int = 1,
+    averaged: bool = False,
     processes: int = 1,
     sharing: Sharing = "ddp",
     already_used: int = 0,
@@ -115,12 +116,15 @@ def estimate(
         batch: the micro-batch that the model was traced with.
         summed: whether the loss is a sum over tokens, as in SFT, or one value per token, as in DPO.
         accumulation: micro-batches per step on one process.
+        averaged: whether a copy of the trained weights averages them.
         already_used: bytes that the process uses before anything is loaded.
     """
     shards = {name: processes if name in SHARED[sharing] else 1 for name in ("weights", "gradients", "states")}
     trained = [weight for weight in model.weights if weight.trained]
     gradients = FLOAT32 * model.trained // shards["gradients"]
     states = round(sum(_state_bytes(weight, optimizer) for weight in trained)) // shards["states"]
+    weights = round(sum(_weight_bytes(weight, compute, quantization) for weight in model.weights))
+    weights += FLOAT32 * model.trained if averaged else 0
     step, saved = None, model.activations
     if saved and model.head and batch:
         accumulated = gradients if accumulation > 1 else 0
@@ -140,8 +144,7 @@ def estimate(
         )
     return Estimate(
         already_used=already_used,
-        weights=round(sum(_weight_bytes(weight, compute, quantization) for weight in model.weights))
-        // shards["weights"],
+        weights=weights // shards["weights"],
         gradients=gradients,
         states=states,
         paged=states if OPTIMIZERS[optimizer].paged and compute.device.type == "cuda" else 0,

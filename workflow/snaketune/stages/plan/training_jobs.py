@@ -32,7 +32,7 @@ from snaketune.stages.specs import (
 )
 
 # The keys of `training` that a preflight finding can depend on; runs that differ only in others are checked once.
-CHECKED_LEARNING = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision", "save_dtype"}
+CHECKED_LEARNING = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision", "save_dtype", "keep", "average"}
 # Those that the memory or time of a step depend on.
 MEASURED_LEARNING = {"batch_rows", "optimizer", "precision", "deterministic"}
 

@@ -100,6 +100,7 @@ def check_machine(
         checkpointing=operation.gradient_checkpointing is True,
         summed=summed,
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
+        averaged=spec.training.average is not None,
         processes=processes,
         sharing=sharing_mode(operation),
         already_used=resident_memory() if on_cpu else 0,

@@ -22,6 +22,7 @@ from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import sync_folder
 from snaketune.training.checkpoint import random_states
+from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.checkpoint.tensor_files import Kind, StoredTensors, write
 from snaketune.training.parallel.fsdp import full_tensor, is_sharded, local
@@ -107,6 +108,7 @@ class CheckpointMixin:
 
     # Those of the checkpoint that is resumed from, then those of this process; see NUMERICS.
     numerics: list[dict[str, str]] = []
+    average: AveragedWeights | None = None
 
     def save_model(self, output_dir=None, _internal_call=False):
         self._save(output_dir)
@@ -117,6 +119,8 @@ class CheckpointMixin:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / NUMERICS, self.numerics or [self.run.compute.about()])
         write(folder, WEIGHTS, self.finite_tensors(keep=is_main), is_main)
+        if self.average:
+            self.average.save(folder, is_main)
 
     def finite_tensors(self, keep: bool = False) -> dict[str, torch.Tensor]:
         """Return the trained tensors; raise SnaketuneError in every process, which all call it, if a weight isn't finite.
@@ -174,6 +178,8 @@ class CheckpointMixin:
                 )
             self.numerics.append(current)
         load_weights(folder, model or self.model)
+        if self.average:
+            self.average.load(folder)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         save_optimizer(Path(output_dir), self._unsharded_optimizer, self.lr_scheduler, self.args.should_save)

@@ -8,7 +8,7 @@ step.
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,7 +174,8 @@ class HeldOutMixin:
         """Keep the weights if this measurement is the best, and end the training if `stop_if` says so."""
         training, step, state = self.run.spec.training, self.state.global_step, self.run.work.state
         if training.keep == "best" and best_step(self.state, training) == step:
-            self._save_best(best_folder(state, step))
+            with self.average.in_use() if self.average else nullcontext():
+                self._save_best(best_folder(state, step))
         reason = reason_to_stop(points(self.state.log_history), training)
         if reason and step < self.state.max_steps:
             self.held_out.stopped = {"step": step, "reason": reason, "held_out": True}
@@ -196,9 +197,11 @@ class HeldOutMixin:
             mark_complete(folder, self.run.work.check_held)
 
     def use_best(self) -> dict[str, Any]:
-        """Load the weights that are kept, after the last step; return facts for the manifest."""
+        """Load the weights that are kept or averaged, after the last step; return facts for the manifest."""
         training = self.run.spec.training
         if self.held_out is None or training.keep == "last":
+            if self.average:
+                self.average.swap()
             return {}
         best = best_point(points(self.state.log_history), training.metric)
         step, value = best["step"], best[training.metric]
@@ -234,6 +237,7 @@ class HeldOutMixin:
     def _evaluating(self) -> Iterator[None]:
         """Compute as in evaluation: without dropout, gradients or compiled layers, for which every shape would be compiled."""
         with (
+            self.average.in_use() if self.average else nullcontext(),
             self.as_in_training(autocast=False),
             torch.no_grad(),
             torch.compiler.set_stance("force_eager"),

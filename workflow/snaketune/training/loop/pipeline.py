@@ -24,6 +24,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import track_curves
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
+from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.checkpoints import MarkComplete, diverged, last_checkpoint, remove_incomplete
 from snaketune.training.checkpoint.save_model import save_trained
 from snaketune.training.held_out.samples import SamplePrompts
@@ -222,6 +223,9 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     """
     work, is_main = trainer.run.work, trainer.is_world_process_zero()
     trainer.remove_callback(PrinterCallback)
+    if average := trainer.run.spec.training.average:
+        trainer.average = AveragedWeights(trainer.model, average.ema)
+        trainer.add_callback(trainer.average)
     callbacks = [MarkComplete(work.check_held), LogCallback(), SetEpoch(trainer)]
     if until := trainer.run.spec.training.until:
         # Before the log's, so that its last step has a line, as every checkpoint has.
