@@ -115,7 +115,8 @@ def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:
 def test_a_job_refuses_results_of_another_stage_and_roles_that_it_has_not():
     assert job("convert", model=(job("dpo"),)).artifacts["model"][0].key == "dpo/mine"
     with pytest.raises(
-        SnaketuneError, match=r"convert/mine: pack/mine can't be its model; .* takes results of sft or dpo as model"
+        SnaketuneError,
+        match=r"convert/mine: pack/mine can't be its model; .* takes results of sft or dpo or merge as model",
     ):
         job("convert", model=(job("pack"),))
     with pytest.raises(

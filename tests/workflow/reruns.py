@@ -25,6 +25,7 @@ ALPHA = {"dpo.run.f_divergence_type": "alpha_divergence"}
 DRAWN = {"eval.both.generation.temperature": 0.5}
 SHIPPED = {"names": ["arc_easy"]}
 PUSHED = {"model": "dpo:run", "repository": "owner/name"}
+MERGED = {"models": {"sft:run": 1, "dpo:run": 1}}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -220,6 +221,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "report.note": ({"report": {"note": "other"}}, REPORT),
     "report.compare": ({"report": {"compare": ["results/dpo/run"]}}, REPORT),
     "report.sort_by": ({"report": {"sort_by": "preferences.pairs.reward_accuracy"}}, REPORT),
+    # Nothing else reads a merged model that no evaluation names.
+    "merge.models": ({"merge.soup": MERGED | {"models": {"sft:run": 2, "dpo:run": 1}}}, {"merge"}),
+    "merge.method": ({"merge.soup": MERGED | {"method": "slerp"}}, {"merge"}),
     # Pushed models were made before, and `snakemake gguf` alone converts.
     "push.model": ({"push.run": PUSHED | {"model": "sft:run"}}, set()),
     "push.repository": ({"push.run": PUSHED | {"repository": "owner/other"}}, set()),
@@ -243,6 +247,7 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     # Measurements of held-out rows shape a result only if they decide about it.
     for key, value in {"every": 0.5, "rows": 4, "samples": 1}.items():
         TABLE[f"{section}.training.evaluate.{key}"] = ({f"{section}.run.training.evaluate": {key: value}}, set())
+    TABLE[f"{section}.training.average.ema"] = ({f"{section}.run.training.average": {"ema": 0.9}}, reruns)
     TABLE[f"{section}.training.until"] = ({f"{section}.run.training.until": 0.5}, reruns)
     # The run itself is current.
     TABLE[f"{section}.training.snapshots"] = ({f"{section}.run.training.snapshots": [0.5]}, {section} | CARD | REPORT)

@@ -25,7 +25,7 @@ def all_results(wildcards):
     report_job = graph.job("report", "")
     # The report depends on all results, so what is stale is logged as one list.
     is_current(report_job)
-    return results([*made_from(report_job), *graph.stage("card")])
+    return results([*made_from(report_job), *graph.stage("merge"), *graph.stage("card")])
 
 
 def link_to_best():

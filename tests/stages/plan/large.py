@@ -101,7 +101,15 @@ CONFIG: dict[str, Any] = {
     },
     "eval": {
         "all": {
-            "models": ["base:scratch", "base:again", "sft:chatty", "sft:rates", "dpo:losses", "dpo:other"],
+            "models": [
+                "base:scratch",
+                "base:again",
+                "sft:chatty",
+                "sft:rates",
+                "dpo:losses",
+                "dpo:other",
+                "merge:soup",
+            ],
             "conversations": ["chat", "maths"],
             "preferences": ["pairs"],
             "exact_match": {"answer_pattern": "#### (.+)"},
@@ -128,6 +136,7 @@ CONFIG: dict[str, Any] = {
     },
     "report": {"title": "everything"},
     "push": {"best": {"model": "dpo:plain", "repository": "someone/model"}},
+    "merge": {"soup": {"models": {"sft:chatty": 1, "dpo:plain": 2}}},
     "gguf": {"chatty": {"model": "sft:chatty"}, "best": {"model": "dpo:plain", "type": "q8_0"}},
 }
 

@@ -164,6 +164,7 @@ def test_the_report_is_on_results_and_names_their_grids(planned):
         "audit",
         "card",
         "convert",
+        "merge",
     }
     grids = {job.name: job.config_key for job in report.spec.jobs if job.stage == "dpo"}
     assert {grid for name, grid in grids.items() if name.startswith("losses")} == {"dpo.losses"}

@@ -10,7 +10,7 @@ from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
 
-ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
+ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
 
 
 def _without_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -110,8 +110,8 @@ class Evaluation(Model):
     """Evaluation of several models on the same held-out rows."""
 
     models: Annotated[tuple[ModelReference, ...], Field(min_length=1), ListedOnce]
-    """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME` or `dpo:NAME`. The name of a grid stands for
-    all its runs."""
+    """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME`, `dpo:NAME` or `merge:NAME`. The name of a grid
+    stands for all its runs."""
     conversations: Annotated[tuple[Name, ...], ListedOnce] = ()
     """Corpora for held-out loss, exact match and samples."""
     preferences: Annotated[tuple[Name, ...], ListedOnce] = ()

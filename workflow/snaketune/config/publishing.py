@@ -27,7 +27,7 @@ class Push(Model):
 class Gguf(Model):
     """A model that `snakemake gguf` converts to GGUF, with llama.cpp's converter."""
 
-    model: TrainedModel
-    """Model to convert: `sft:NAME` or `dpo:NAME`. A LoRA run needs `lora.merge: true`."""
+    model: Annotated[str, Field(pattern=f"^(sft|dpo|merge):{NAME_PATTERN}$")]
+    """Model to convert: `sft:NAME`, `dpo:NAME` or `merge:NAME`. A LoRA run needs `lora.merge: true`."""
     type: Literal["f16", "bf16", "q8_0"] = "f16"
     """Data type of the weights: 16-bit floats, or 8-bit blocks (`q8_0`)."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from snaketune.config.diagnose import Diagnosis
 from snaketune.config.evaluations import Evaluation
+from snaketune.config.merging import Merge
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.publishing import Gguf, Push
@@ -23,6 +24,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
         _check_sft(f"sft.{name}", name, run, config)
     for name, run in config.dpo.items():
         _check_dpo(f"dpo.{name}", run, config)
+    for name, merge in config.merge.items():
+        _check_merge(f"merge.{name}.models", merge, config)
     for name, diagnosis in config.diagnose.items():
         _check_diagnosis(name, diagnosis, config)
     for name, evaluation in config.eval.items():
@@ -57,6 +60,23 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
     _check_selection(f"{key}.training", run, config)
 
 
+def sft_of(config: Workflow, kind: str, name: str) -> str:
+    """Return the SFT run that a model is, starts from or, if it is merged, of which its first model is."""
+    if kind == "merge":
+        kind, name = next(iter(config.merge[name].models)).split(":")
+    return config.dpo[name].from_ if kind == "dpo" else name
+
+
+def _check_merge(key: str, merge: Merge, config: Workflow) -> None:
+    for model in merge.models:
+        section, name = model.split(":")
+        _known(key, name, getattr(config, section), section)
+    tokenizers = {config.sft[sft_of(config, *model.split(":"))].tokenizer: model for model in merge.models}
+    if len(tokenizers) > 1:
+        used = ", ".join(f"{model} has {tokenizer}" for tokenizer, model in tokenizers.items())
+        raise SnaketuneError(f"{key}: models with different tokenizers can't be merged: {used}")
+
+
 def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
     section, _, of = diagnosis.run.partition(":")
     runs = getattr(config, section)
@@ -71,9 +91,9 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
     packing, corpora = evaluation.packing, config.corpora
     for model in evaluation.every_model(variants):
         kind, name = model.split(":")
-        section = "dpo" if kind == "dpo" else "sft"
+        section = "sft" if kind == "base" else kind
         _known(f"{key}.models", name, getattr(config, section), section)
-        _check_length(key, packing, config.dpo[name].from_ if kind == "dpo" else name, config)
+        _check_length(key, packing, sft_of(config, kind, name), config)
     for corpus in evaluation.conversations:
         _check_held_out_corpus(f"{key}.conversations", corpus, config, "conversations", "text")
     read = [corpora[corpus] for corpus in evaluation.conversations]
@@ -113,9 +133,11 @@ def _check_published_model(key: str, entry: Push | Gguf, config: Workflow, varia
     kind, name = entry.model.split(":")
     runs = getattr(config, kind)
     if name not in runs:
-        made = variants[kind].get(name, ())
+        made = variants.get(kind, {}).get(name, ())
         why = f", which is a grid; name one of its runs: {', '.join(made[:4])}" if made else unknown(name, runs)
         raise SnaketuneError(f"{key}: there is no {name!r} under `{kind}:`{why}")
+    if kind == "merge":
+        return
     lora = runs[name].lora
     if lora == "continued":
         lora = config.sft[runs[name].from_].lora

@@ -8,6 +8,7 @@ from snaketune.config.base import Model, Name
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.diagnose import Diagnosis
 from snaketune.config.evaluations import Evaluation, Report
+from snaketune.config.merging import Merge
 from snaketune.config.publishing import Gguf, Push
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
@@ -24,6 +25,7 @@ class Workflow(Model):
     tokenizers: dict[Name, Tokenizer] = {}
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
+    merge: dict[Name, Merge] = {}
     eval: dict[Name, Evaluation] = {}
     diagnose: dict[Name, Diagnosis] = {}
     tracking: Tracking = Tracking()

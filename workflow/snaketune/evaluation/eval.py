@@ -17,7 +17,7 @@ STAGE = Stage(
     job_name="{evaluation}/{model}",
     inputs={
         "tokenizer": exactly_one("tokenizer"),
-        "model": any_number("sft", "dpo"),
+        "model": any_number("sft", "dpo", "merge"),
         "base_layers": any_number("sft"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),

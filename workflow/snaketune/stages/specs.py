@@ -251,6 +251,22 @@ class CardSpec(Model):
     """In the order of the manifests; the model's own training first, then those that it continues."""
 
 
+class MergedModel(Model):
+    """One of the models whose weights are merged."""
+
+    weight: float
+    results: int
+    """How many of the job's models it consists of, from the top down."""
+    base: Pretrained | Scratch | None
+    """The base layers below them, if the last of them holds an adapter only."""
+
+
+class MergeSpec(Model):
+    models: tuple[MergedModel, ...]
+    method: Literal["linear", "slerp"]
+    trust_remote_code: bool
+
+
 class ConvertSpec(Model):
     type: Literal["f16", "bf16", "q8_0"]
 

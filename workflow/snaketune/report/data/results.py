@@ -16,7 +16,7 @@ from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
 
-MODEL_KINDS = ("base", "sft", "dpo")
+MODEL_KINDS = ("base", "sft", "dpo", "merge")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from snaketune.config.evaluations import TaskSettings
 from snaketune.config.operation import Execution
+from snaketune.config.references import sft_of
 from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, sft_below, trusts_remote_code
+from snaketune.stages.plan.context import Context, Weights, trusts_remote_code
 from snaketune.stages.plan.data_jobs import corpus_job, pack_job, tokenizer_job
 from snaketune.stages.plan.dpo_jobs import dpo_job
+from snaketune.stages.plan.merge_jobs import merge_job
 from snaketune.stages.plan.published_jobs import reported
 from snaketune.stages.plan.training_jobs import sft_job, start_of, weights_of
 from snaketune.stages.plan.trial_jobs import audit_jobs, diagnosis_job
@@ -23,6 +25,7 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
         (tokenizer_job, config.tokenizers),
         (sft_job, config.sft),
         (dpo_job, config.dpo),
+        (merge_job, config.merge),
         (diagnosis_job, config.diagnose),
     ):
         for name in names:
@@ -44,12 +47,14 @@ def _eval_job(context: Context, evaluation_name: str, model: str) -> Job:
     config = context.config
     evaluation = config.eval[evaluation_name]
     kind, _, name = model.partition(":")
-    run = config.dpo[name] if kind == "dpo" else config.sft[name]
-    trained = sft_below(name, run)
+    trained = sft_of(config, kind, name)
     sft = config.sft[trained]
     if kind == "base":
-        weights, references = start_of(context, run), ()
+        weights, references = start_of(context, sft), ()
+    elif kind == "merge":
+        weights, references = Weights(results=(merge_job(context, name),)), ()
     else:
+        run = config.dpo[name] if kind == "dpo" else sft
         job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
         weights = weights_of(context, run, job)
         # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.

@@ -240,7 +240,9 @@ def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models
 
 
 def _trained_on(config: Workflow, kind: str, name: str) -> set[str]:
-    """Return the corpora that a `base`, `sft` or `dpo` model was trained on, including all trainings that it continues."""
+    """Return the corpora that a model was trained on, including all trainings that it continues."""
+    if kind == "merge":
+        return set().union(*(_trained_on(config, *model.split(":")) for model in config.merge[name].models))
     if kind == "dpo":
         run = config.dpo[name]
         return {run.corpus} | _trained_on(config, "sft", run.from_)

@@ -1,0 +1,53 @@
+"""The `merge` stage: average the weights of models, without training (`training.checkpoint.merging`)."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.declaration import Cost, Stage, any_number
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import MergeSpec
+
+STAGE = Stage(
+    module=__name__,
+    spec=MergeSpec,
+    payload="model",
+    inputs={"models": any_number("sft", "dpo")},
+    files=("base",),
+    libraries=libraries.always("torch", "transformers", "peft"),
+    # The average and one model in float32.
+    cost=Cost(mb=2000, minutes=5, bytes_per_parameter=10, minutes_per_billion=2),
+)
+
+
+def build(spec: MergeSpec, work: WorkFolder, *, models: list[Artifact], base: Sequence[Path] = ()) -> Outcome:
+    """Write a model folder to `work.payload`: weights, config and tokenizer; SnaketuneError if the models don't fit together.
+
+    Args:
+        models: the results of `spec.models`, each model from the top down.
+        base: files of bases in local folders, which the models name.
+    """
+    from snaketune.models.adapter_stack import AdapterStack
+    from snaketune.training.checkpoint.merging import merge
+
+    for result in models:
+        result.files()
+    stacks, left = [], list(models)
+    for one in spec.models:
+        results, left = tuple(left[: one.results]), left[one.results :]
+        stacks.append(
+            AdapterStack(
+                results=results, base=one.base, tokenizer=results[0].folder, trust_remote_code=spec.trust_remote_code
+            )
+        )
+    dtype = merge(stacks, [one.weight for one in spec.models], spec.method, work.payload)
+    first = models[0]
+    for name in first.manifest["payload"]:
+        # The tokenizer and other files, but neither weights, the index of their shards, nor adapters.
+        weights = name.endswith((".safetensors", ".index.json"))
+        if "/" not in name and not weights and not (work.payload / name).exists():
+            shutil.copyfile(first.folder / name, work.payload / name)
+    return Outcome(about={"saved_dtype": dtype})
