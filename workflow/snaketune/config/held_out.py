@@ -11,6 +11,15 @@ Metric = Literal["loss", "accuracy", "margin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
+def snapshot_name(run: str, share: float) -> str:
+    """Return the name of a run's snapshot.
+
+    >>> snapshot_name("demo", 0.25)
+    'demo@0.25'
+    """
+    return f"{run}@{share:.10g}"
+
+
 class Evaluate(Model):
     """Held-out rows of the run's corpus that are measured before the first step, at regular steps and after the last one:
     loss, and for pairs also reward accuracy, margin and KL, in all and by source. They shape no weights, so edits rerun

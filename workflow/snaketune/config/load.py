@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from snaketune.config.base import Model
+from snaketune.config.held_out import snapshot_name
 from snaketune.config.paths import check_plain, is_local_path
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
@@ -150,7 +151,7 @@ def _snapshots(name: str, run: Any) -> Iterator[tuple[str, Any]]:
     )
     for share in sorted(set(known)):
         others = {key: value for key, value in training.items() if key != "snapshots"}
-        yield f"{name}@{share:.10g}", deepcopy(run) | {"training": others | {"until": share}}
+        yield snapshot_name(name, share), deepcopy(run) | {"training": others | {"until": share}}
 
 
 def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
 from snaketune.config.evaluations import Evaluation
-from snaketune.config.held_out import Evaluate
+from snaketune.config.held_out import Evaluate, snapshot_name
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training
@@ -94,12 +94,10 @@ def _learning(training: Training) -> Learning:
 
 def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, float]:
     """Return the snapshots that a run of this name goes on from, in the order of the shares where they end."""
-    runs = getattr(config, stage)
-    root, end = name.partition("@")[0], runs[name].training.until or 1.0
-    shares = {one: run.training.until for one, run in runs.items() if one.startswith(f"{root}@")}
-    return dict(
-        sorted(((one, share) for one, share in shares.items() if share and share < end), key=lambda pair: pair[1])
-    )
+    runs, whole = getattr(config, stage), name.partition("@")[0]
+    shares = sorted(set(runs[whole].training.snapshots)) if whole in runs else ()
+    end = runs[name].training.until or 1.0
+    return {snapshot_name(whole, share): share for share in shares if share < end}
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ class HeldOut:
     Attributes:
         rows: the held-out rows of its pack.
         prompts: of the samples; None if the training can't answer any.
-        seconds: what this process' measurements took.
+        schedule: chosen when the training begins.
+        seconds, measurements: what this process' measurements took, and their number.
         kept_at_checkpoint: step of the weights that a resume from the last checkpoint needs.
         stopped: the step after which `stop_if` ended the training, and the reason.
     """
@@ -184,7 +186,7 @@ class HeldOutMixin:
             # As for `dpo.stop_if`: a retry from the previous checkpoint repeats this step and stops again.
             self.control.should_training_stop, self.control.should_save = True, False
 
-    def _save_best(self, folder: Any) -> None:
+    def _save_best(self, folder: Path) -> None:
         is_main = self.args.should_save
         self.run.work.check_held()
         if is_main:
@@ -207,6 +209,8 @@ class HeldOutMixin:
         step, value = best["step"], best[training.metric]
         if step != self.state.global_step:
             load_weights(best_folder(self.run.work.state, step), self.accelerator.unwrap_model(self.model))
+        elif self.average:
+            self.average.swap()
         if self.is_world_process_zero():
             print(
                 f"kept: the weights of step {step}, with the best held-out {training.metric}, {value:.5g}", flush=True
