@@ -28,6 +28,7 @@ GOALS: Goals = {
     "demo_exact_match_sft": ("at least", 0.9),
     "demo_exact_match_dpo": ("at least", 0.9),
     "demo_exact_match_gained_by_dpo": ("at least", 0),
+    "demo_share_of_time_measuring_held_out": ("at most", 0.03),
 }
 
 

@@ -1,6 +1,7 @@
 """Training steps of each side, the time until the first one, and the demo."""
 
 import csv
+import json
 import os
 import shutil
 import statistics
@@ -22,8 +23,9 @@ from benchmarks.results import ROOT, in_turn, medians, timed
 from benchmarks.sft.material import MODEL, Material
 from benchmarks.sft.sides import SIDES
 
-# Left out of the copy of the project that runs the demo.
-LEFT_OUT = ("results", "data", ".git", ".venv", ".snakemake", "__pycache__", "build", "*.egg-info", ".*_cache")
+# Left out of the copy of the project that runs the demo: at its top, since packages have such names too, and everywhere.
+TOP_LEFT_OUT = {"results", "data", "build"}
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".snakemake", "__pycache__", "*.egg-info", ".*_cache")
 MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "BENCH"}
 CORES = 2
 
@@ -115,7 +117,7 @@ def demo() -> dict[str, Any]:
     """Time `make run` in a copy of the project, from raw files to the report, once; minutes need no median."""
     with tempfile.TemporaryDirectory() as name:
         project = Path(name) / "project"
-        shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(ROOT, project, ignore=_left_out)
         (project / ".venv").symlink_to(sys.prefix)
         # A user's environment: default threads and caches, and no outer make.
         own = {key: value for key, value in os.environ.items() if key not in {*ONE_THREAD, *MAKE}}
@@ -124,13 +126,20 @@ def demo() -> dict[str, Any]:
         with pinned(CORES):
             seconds = timed(lambda: checked(subprocess.run(command, cwd=project, env=own, **SAID)))()
         exact = exact_match(project / "results/report/pages/evaluation.csv")
+        runs = [json.loads((project / f"results/{stage}/demo/run.json").read_text()) for stage in ("sft", "dpo")]
     return {
         "demo_s": seconds,
         "demo_exact_match_sft": exact["sft:demo"],
         "demo_exact_match_dpo": exact["dpo:demo"],
         "demo_exact_match_gained_by_dpo": exact["dpo:demo"] - exact["sft:demo"],
+        "demo_share_of_time_measuring_held_out": max(run["held_out"]["share_of_time"] for run in runs),
+        "demo_held_out_measurements": [len(run["held_out"]["points"]) for run in runs],
         "cores": min(CORES, os.cpu_count() or 1),
     }
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    return LEFT_OUT(folder, names) | (TOP_LEFT_OUT if Path(folder) == ROOT else set())
 
 
 def exact_match(table: Path) -> dict[str, float]:

@@ -27,7 +27,7 @@ class Evaluate(Model):
 
     every: Literal["auto"] | Share | PositiveInt = "auto"
     """Interval: a share of the run below 1, such as 0.1, else a number of optimizer steps. `auto` measures ten times; fewer
-    times, and then fewer rows, if that would take more than 3% of the training's computation."""
+    times, and then fewer rows, if that would take more than 3% of the training's time."""
     rows: PositiveInt = 512
     """Packed rows per measurement, the same each time, drawn at random from the held-out rows; all if there are fewer."""
     samples: Annotated[int, Field(ge=0)] = 2
