@@ -6,6 +6,7 @@ from benchmarks.families.tiny import tiny_config, tiny_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from snaketune.config.held_out import Evaluate
 from snaketune.config.training_runs import Lora, Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
@@ -58,6 +59,17 @@ def compiled_calls(monkeypatch):
 
 def weights(folder):
     return load_file(folder / "payload.partial/model.safetensors")
+
+
+def test_held_out_rows_are_measured_without_compiling_anything(tmp_path, nothing_again):
+    rows, held_out = pack(tmp_path / "pack", rows=12), pack(tmp_path / "held", rows=5, documents=(7, 21))
+    made, every = spec(epochs=1, compile=True), Evaluate(every=1, samples=0)
+    train(tmp_path / "blind", rows, made)
+    torch.compiler.set_stance("default")
+    measured = train(tmp_path / "measured", rows, made, held_out=held_out, evaluate=every)
+    assert len(measured.run["held_out"]["points"]) == 4 and measured.about["compiled"]
+    blind, same = weights(tmp_path / "blind"), weights(tmp_path / "measured")
+    assert not [name for name in blind if not torch.equal(blind[name], same[name])]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from benchmarks.families.tiny import tiny_config, tiny_model
 from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import AutoModelForCausalLM
@@ -14,9 +15,11 @@ from snaketune.config.held_out import Evaluate
 from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import held_out_loss
+from snaketune.models.attention import use_own_attention
 from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
+from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.held_out import measuring
 from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.launch.worker_endings import Preempted
@@ -278,17 +281,26 @@ def test_selection_without_held_out_rows_is_refused(tmp_path, rows):
         train(tmp_path, rows, spec(**OVERFIT, keep="best"), evaluate=EVERY)
 
 
-def test_held_out_prompts_are_answered(tmp_path, tokenizer):
+@pytest.mark.parametrize("family", ["llama", "lfm2", "bloom"])
+def test_held_out_prompts_are_answered_as_transformers_would(tmp_path, tokenizer, family):
+    """Packed attention, layers with a state, and documents that run separately."""
     run = sft_run(tmp_path)
     corpus = chain.corpus(tmp_path / "corpus", "sft", ROWS, held_out=4)
     packed = chain.pack(tmp_path, corpus, tokenizer, "sft", length=64)
     prepared = prepare_training(run, packed, tokenizer)
-    prompts = SamplePrompts(prepared.held_out, prepared.tokenizer)
-    model = prepared.load(torch.float32, None)
-    self_test(model, [prepared.rows], CPU, training=True)
-    before = model.config._attn_implementation, model.generation_config
-    answers = prompts.answers(model, 2, CPU)
+    vocabulary = prepared.load(torch.float32, None).config.vocab_size
+    config = tiny_config(family)
+    config.vocab_size = vocabulary
+    model = tiny_model(config)
+    compute = self_test(model, [prepared.rows], CPU, training=True).compute
+    answers = SamplePrompts(prepared.held_out, prepared.tokenizer).answers(model, 2, compute)
     assert len(answers) == 2
-    held = [row for row in ROWS if any(row["messages"][0]["content"] in answer["prompt"] for answer in answers)]
-    assert {row["messages"][1]["content"] for row in held} == {answer["expected"].strip() for answer in answers}
-    assert (model.config._attn_implementation, model.generation_config) == before
+    chat = ChatTokenizer.load(prepared.tokenizer)
+    use_own_attention(model)
+    for answer in answers:
+        (row,) = [row for row in ROWS if row["messages"][0]["content"] in answer["prompt"]]
+        assert answer["expected"].strip() == row["messages"][1]["content"]
+        ids = torch.from_numpy(chat.encode_prompt(row["messages"][:1]).astype("int64"))[None]
+        greedy = {"do_sample": False, "use_cache": False, "max_new_tokens": 48, "eos_token_id": list(chat.stop_ids)}
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=chat.pad_id, **greedy)
+        assert answer["answer"] == chat.decode(out[0, ids.shape[1] :].tolist())

@@ -1,16 +1,15 @@
-"""Answers to a few held-out prompts during a training: greedy and short, by the model's own layers and without a cache, which
-every family computes right."""
+"""Answers to a few held-out prompts during a training: greedy and short, by the training's own kernel and without a cache, so
+that nothing about the model is changed for them."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
 
-from snaketune.models.attention import use_kernel, use_own_attention
+from snaketune.models.batches import collate
 from snaketune.models.devices import Compute
-from snaketune.models.forward import inner_model
+from snaketune.models.forward import packed_logits
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import IGNORED
 from snaketune.tokenization.chat import ChatTokenizer
@@ -34,29 +33,30 @@ class SamplePrompts:
         return sum(NEW_TOKENS * (len(prompt) + NEW_TOKENS // 2) for prompt, _ in _prompts(self.rows, count))
 
     def answers(self, model: torch.nn.Module, count: int, compute: Compute) -> list[dict[str, str]]:
-        """Return prompt, expected and given answer of the first `count` prompts. The model isn't changed."""
-        chat, inner, answers = ChatTokenizer.load(self.tokenizer), inner_model(model), []
-        configured = inner.generation_config
-        use_own_attention(inner)
-        inner.generation_config = GenerationConfig(
-            do_sample=False, num_beams=1, eos_token_id=list(chat.stop_ids), pad_token_id=chat.pad_id
-        )
-        try:
-            for prompt, expected in _prompts(self.rows, count):
-                ids_1W = torch.from_numpy(prompt.astype(np.int64))[None].to(compute.device)
-                with compute.autocast():
-                    out_1X = model.generate(
-                        input_ids=ids_1W,
-                        attention_mask=torch.ones_like(ids_1W),
-                        max_new_tokens=NEW_TOKENS,
-                        use_cache=False,
-                    )
-                texts = (prompt.tolist(), expected.tolist(), out_1X[0, ids_1W.shape[1] :].tolist())
-                answers.append(dict(zip(("prompt", "expected", "answer"), map(chat.decode, texts))))
-        finally:
-            inner.generation_config = configured
-            use_kernel(inner, compute.kernel)
-        return answers
+        """Return prompt, expected and given answer of the first `count` prompts."""
+        chat = ChatTokenizer.load(self.tokenizer)
+        return [
+            {
+                "prompt": chat.decode(prompt),
+                "expected": chat.decode(expected),
+                "answer": chat.decode(_answer(model, prompt, chat.stop_ids, compute)),
+            }
+            for prompt, expected in _prompts(self.rows, count)
+        ]
+
+
+@torch.no_grad()
+def _answer(model: torch.nn.Module, prompt: np.ndarray, stop_ids: tuple[int, ...], compute: Compute) -> np.ndarray:
+    """Continue a prompt, int32[n], until a stop token or by NEW_TOKENS; return the new tokens."""
+    ids = prompt
+    while len(ids) < len(prompt) + NEW_TOKENS and (len(ids) == len(prompt) or ids[-1] not in stop_ids):
+        segment = {"segment_lengths": np.array([len(ids)], np.int32), "prefix_lengths": np.zeros(1, np.int32)}
+        row = {"input_ids": ids, "labels": np.full(len(ids), IGNORED, np.int32)} | segment
+        batch = collate([row], compute.kernel).to(compute.device)
+        with compute.autocast():
+            logits_1V = packed_logits(model, batch, torch.tensor([len(ids) - 1], device=compute.device))
+        ids = np.append(ids, np.int32(logits_1V.argmax().item()))
+    return ids[len(prompt) :]
 
 
 def _prompts(rows: Any, count: int) -> list[tuple[np.ndarray, np.ndarray]]:

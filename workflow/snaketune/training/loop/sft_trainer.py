@@ -29,7 +29,7 @@ class SftTrainer(PackedTrainer):
         total, tokens = 0.0, 0
         for batch in batches:
             losses_N = token_losses(self.model_wrapped, batch)
-            total, tokens = total + float(losses_N.double().cpu().sum()), tokens + len(losses_N)
+            total, tokens = total + float(losses_N.cpu().double().sum()), tokens + len(losses_N)
         if self.gather_processes:
             sums = torch.tensor([[total, tokens]], dtype=torch.float64, device=self.args.device)
             total, tokens = self.gather_processes(sums).sum(0).tolist()
