@@ -28,7 +28,7 @@ def test_rows_are_canonical_and_in_order(make, chat):
     for rows in (built.train, built.held_out):
         numbers = [int(row["messages"][0]["content"][1:]) for row in rows]
         assert numbers == sorted(numbers)
-    assert built.train[0].keys() == {"id", "messages", "tools", "answer", "task"}
+    assert built.train[0].keys() == {"id", "messages", "tools", "answer", "task", "source"}
     assert built.counts["notes"] == {} and built.quarantine == []
 
 

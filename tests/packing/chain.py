@@ -34,8 +34,7 @@ def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 
         "unpaired": ["prompt", "completion", "label"],
     }
     table = pa.Table.from_pylist([{name: row[name] for name in ("id", *columns[kind])} for row in rows])
-    if kind != "sft":
-        table = table.append_column("source", pa.array([row.get("source", 0) for row in rows], pa.int16()))
+    table = table.append_column("source", pa.array([row.get("source", 0) for row in rows], pa.int16()))
     (folder / "rows").mkdir(parents=True)
     cut = len(rows) - held_out
     write_table(folder / "rows/train.arrow", table.slice(0, cut), batch_rows)

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.training_runs import Lora, Quantization, Training
 from snaketune.models import load_model
-from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.packing.reader import EqualTokens, PackedRows, SourcedRows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
@@ -128,7 +128,7 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
         zero_stage=plan.zero_stage,
         compute=compute,
         # The training's own rows: seven of them, which two processes can't share evenly.
-        held_out=rows,
+        held_out=SourcedRows(read_pack(root), "train"),
         evaluate=made.training.selects and made.training.evaluate,
     )
     if made.training.selects and os.environ["RANK"] == "0":

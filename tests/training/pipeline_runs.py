@@ -14,11 +14,12 @@ from snaketune.config.training_runs import Lora, Scratch, Training
 from snaketune.models.device_speed import probe
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import reload_model
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import list_columns, row_batch, schema
+from snaketune.packing.reader import PackedRows, SourcedRows
+from snaketune.packing.shards import documents_schema, list_columns, row_batch, schema
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
+from snaketune.tables import write_table
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
@@ -70,6 +71,13 @@ def pack(
         prefixes = np.tile(np.array([0, *[prefix] * (len(documents) - 1)], np.int32), rows)
         parents = np.zeros_like(segments) if prefix else None
         writer.write_batch(row_batch(ids, labels, fill, offsets, segments, prefixes, parents))
+    # The documents of a row are of two sources; the branches of a tree are one document.
+    described = [
+        {"split": "train", "row": row, "id": f"{row}-{number}", "tokens": 1, "supervised": 1, "source": number % 2}
+        for row in range(rows)
+        for number in range(1 if prefix else len(documents))
+    ]
+    write_table(folder / "shards/documents.arrow", pa.Table.from_pylist(described, schema=documents_schema("sft")))
     manifest = {"format_version": version, "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "shards")
     return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
@@ -133,6 +141,12 @@ def stop_after(save: int, monkeypatch) -> None:
             raise Interrupted
 
     monkeypatch.setattr(checkpoints.MarkComplete, "on_save", saved)
+
+
+def held_out_pack(folder: Path, **what: Any) -> SourcedRows:
+    """Write rows as `pack` does; return them as a training reads its held-out rows."""
+    pack(folder / "pack", **what)
+    return SourcedRows(read_pack(folder), "train")
 
 
 def read_pack(folder: Path) -> Artifact:

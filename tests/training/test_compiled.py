@@ -14,7 +14,7 @@ from snaketune.models.compiling import choose_compilation
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import LogCallback
 
-from .pipeline_runs import Interrupted, pack, spec, stop_after, train
+from .pipeline_runs import Interrupted, held_out_pack, pack, spec, stop_after, train
 from .preference_runs import Trained
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def weights(folder):
 
 
 def test_held_out_rows_are_measured_without_compiling_anything(tmp_path, nothing_again):
-    rows, held_out = pack(tmp_path / "pack", rows=12), pack(tmp_path / "held", rows=5, documents=(7, 21))
+    rows, held_out = pack(tmp_path / "pack", rows=12), held_out_pack(tmp_path / "held", rows=5, documents=(7, 21))
     made, every = spec(epochs=1, compile=True), Evaluate(every=1, samples=0)
     train(tmp_path / "blind", rows, made)
     torch.compiler.set_stance("default")

@@ -28,7 +28,7 @@ from tests.models.conftest import CPU
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
 
-from .pipeline_runs import Interrupted, pack, spec, stop_after, train
+from .pipeline_runs import Interrupted, held_out_pack, pack, spec, stop_after, train
 from .preference_runs import Trained
 
 EVERY = Evaluate(every=2, samples=0)
@@ -43,7 +43,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory):
-    return pack(tmp_path_factory.mktemp("held"), rows=5, documents=(12, 9))
+    return held_out_pack(tmp_path_factory.mktemp("held"), rows=5, documents=(12, 9))
 
 
 @pytest.fixture
@@ -79,6 +79,19 @@ def test_the_last_point_is_the_loss_that_an_evaluation_finds(tmp_path, rows, hel
     assert points(outcome)[-1]["loss"] == pytest.approx(loss_of(tmp_path, held_out), abs=1e-5)
     assert points(outcome)[0]["loss"] > points(outcome)[-1]["loss"]
     assert outcome.run["held_out"]["rows"] == outcome.run["held_out"]["of_rows"] == 5
+
+
+def test_each_source_has_its_own_loss(tmp_path, rows, held_out):
+    outcome = train(tmp_path, rows, spec(), held_out=held_out, evaluate=EVERY)
+    last = points(outcome)[-1]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "payload.partial", dtype=torch.float32)
+    self_test(model, [held_out], CPU, training=False)
+    documents = held_out_loss(model, held_out, CPU, "held-out")[1].to_pylist()
+    for source in (0, 1):
+        # The two documents of each row are of two sources.
+        own = [document for document in documents if document["document"] % 2 == source]
+        expected = sum(document["loss_nats"] for document in own) / sum(document["tokens"] for document in own)
+        assert last[f"sources.{source}/loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_measuring_leaves_no_trace_in_the_weights(tmp_path, rows, held_out):

@@ -5,8 +5,8 @@ assistant's turn, and two different completions of it. An unpaired row has one c
 changed, NUL characters included; only a lone surrogate is refused, because UTF-8 can't encode it. An id takes 2 µs per row.
 
 A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised has `supervised: False`; in
-memory the key is absent otherwise, on disk it is always present. On disk, preferences and unpaired rows have the number of
-their source, so that preference metrics can be reported by source.
+memory the key is absent otherwise, on disk it is always present. On disk, rows have the number of their source, so that
+metrics can be reported by source.
 """
 
 import json
@@ -28,7 +28,7 @@ SOURCE = pa.field("source", pa.int16())
 PAIR_FIELDS = [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES)]
 UNPAIRED_FIELDS = [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_())]
 SCHEMAS = {
-    "conversations": pa.schema([ID, ("messages", MESSAGES), *LABEL_FIELDS]),
+    "conversations": pa.schema([ID, ("messages", MESSAGES), *LABEL_FIELDS, SOURCE]),
     "preferences": pa.schema([ID, *PAIR_FIELDS, *LABEL_FIELDS, SOURCE]),
     "unpaired": pa.schema([ID, *UNPAIRED_FIELDS, *LABEL_FIELDS, SOURCE]),
 }

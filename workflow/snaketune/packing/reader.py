@@ -115,6 +115,28 @@ class PackedRows:
         return any(bool(lengths.any()) for lengths in self._by_batch("prefix_lengths"))
 
 
+class SourcedRows(PackedRows):
+    """Packed conversations with a column per conversation: `source`, int64[c], the number of its source in the corpus.
+
+    Attributes:
+        sources: 1 + the highest number of a source.
+    """
+
+    def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
+        """Raises: as `PackedRows`."""
+        super().__init__(pack, split, load_in_memory)
+        self.of_rows: list[list[int]] = [[] for _ in range(len(self))]
+        for document in documents(pack, split):
+            self.of_rows[document["row"]].append(document["source"])
+        self.sources = 1 + max((source for row in self.of_rows for source in row), default=0)
+
+    def blank(self, tokens: int | None = None) -> dict[str, Any]:
+        return super().blank(tokens) | {"source": np.array([], np.int64)}
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return super().__getitem__(row) | {"source": np.array(self.of_rows[row], np.int64)}
+
+
 class EqualTokens:
     """Packed rows in items of equally many tokens, so that every batch of items is the same amount of work.
 

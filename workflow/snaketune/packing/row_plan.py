@@ -25,7 +25,7 @@ from snaketune.packing.packing_units import PackedUnits, Units, pack_units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.prefix_trees import build_trees
-from snaketune.packing.shards import FORMAT_VERSIONS, PAIR_COLUMNS, RAW_FORMAT_VERSION, SPLITS, documents_schema
+from snaketune.packing.shards import COPIED, FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, documents_schema
 from snaketune.packing.truncation import DropCounts, lost_to_length, warning
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -204,7 +204,7 @@ def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> I
     """Yield record batches of `documents.arrow`, in the order of the rows."""
     schema = documents_schema(kind)
     index = parts.index(split)
-    from_index = {name: index[name].combine_chunks() for name in schema.names if name in ("id", *PAIR_COLUMNS)}
+    from_index = {name: index[name].combine_chunks() for name in schema.names if name in COPIED}
     tokens, supervised = rows.segments.tokens, rows.segments.supervised
     if rows.pairs is not None:
         sequence, offsets = rows.pairs[:, 0], rows.pair_offsets

@@ -26,8 +26,7 @@ contains it. Equal completions end with the same segment.
 
 A shard holds rows of one length; with several lengths, the shards of shorter rows come first. `documents.arrow` beside the
 shards lists the conversations or pairs in the order of the rows and of `completions`: split, row, id, tokens, supervised
-tokens; for pairs also `source`, the number of the pair's source in its corpus, from 0. Tokens that pairs share count for the
-first of them.
+tokens, and `source`, the number of its source in the corpus, from 0. Tokens that pairs share count for the first of them.
 
 Completions with a label (manifest kind `unpaired`) have format 3.1 too: the second completion of each pair is that of another
 prompt, and `documents.arrow` has one more column, `label`: whether the first completion is good.
@@ -46,21 +45,23 @@ SPLITS = ("train", "held_out")
 TOKENS_PER_SHARD = 2**25
 TOKENS_PER_BATCH = 2**19
 
-# Columns of `documents.arrow`, with those that only pairs and completions with a label have.
+# Columns of `documents.arrow`, with that of completions with a label.
 DOCUMENTS = {
     "split": pa.string(),
     "row": pa.int32(),
     "id": pa.string(),
     "tokens": pa.int32(),
     "supervised": pa.int32(),
+    "source": pa.int16(),
 }
-PAIR_COLUMNS = {"source": pa.int16(), "label": pa.bool_()}
+LABEL = {"label": pa.bool_()}
+# Those that are copied from the index of tokens.
+COPIED = ("id", "source", "label")
 
 
 def documents_schema(kind: str) -> pa.Schema:
     """Return the schema of `documents.arrow`."""
-    names = {"sft": (), "preference": ("source",), "unpaired": ("source", "label")}[kind]
-    return pa.schema(DOCUMENTS | {name: PAIR_COLUMNS[name] for name in names})
+    return pa.schema(DOCUMENTS | (LABEL if kind == "unpaired" else {}))
 
 
 def list_columns(kind: str, version: str) -> tuple[str, ...]:

@@ -252,7 +252,7 @@ class _Encoder:
         elif kind == "unpaired":
             rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
         else:
-            return conversation_rows(names, encoded, control)
+            rows = conversation_rows(names, encoded, control)
         return replace(rows, source=table["source"].combine_chunks())
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:

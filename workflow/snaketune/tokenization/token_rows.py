@@ -18,7 +18,7 @@ class TokenRows:
         names: the ids of the corpus rows.
         sequences: the encoded sequences, whose first tokens aren't supervised.
         prompt, chosen, common, prompt_hash, control_text: int64, uint64 and bool [n].
-        source: None for conversations.
+        source: added to rows that are stored.
     """
 
     names: pa.StringArray
@@ -147,7 +147,7 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
             branches=branches and tuple(branches[at] if at >= 0 else NO_BRANCHES for at in number.tolist()),
         ),
         label=rows.label.take(taken),
-        source=rows.source and rows.source.take(taken),
+        source=None if rows.source is None else rows.source.take(taken),
         **columns,
     )
 

@@ -32,7 +32,7 @@ ROWS_PER_BATCH = 4096
 # common: leading tokens of both completions of a pair that are equal in id and supervision; else 0.
 # prompt_hash: equal for equal prompts; 0 for conversations.
 # label: whether a labelled completion is good; else null.
-# source: the number of a pair's or completion's source in its corpus; null for conversations.
+# source: the number of the row's source in its corpus.
 # control_text: whether the row contains the string of a control token.
 INDEX = pa.schema(
     {

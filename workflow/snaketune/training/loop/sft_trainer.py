@@ -4,12 +4,14 @@ Packed rows (format 3.0) train on transformers' Trainer with attention over segm
 SFTTrainer. The loss is the mean negative log-probability over all supervised tokens of an optimizer step.
 """
 
+import numpy as np
 import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.models.adapter_stack import AdapterStack
+from snaketune.models.batches import collate
 from snaketune.models.logprobs import summed_losses, token_losses
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import PackedRows, SourcedRows
 from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
@@ -25,15 +27,30 @@ class SftTrainer(PackedTrainer):
         # A step may have no supervised token at all; its loss is then 0.
         return summed_losses(model, batch) / totals[0].clamp(min=1)
 
+    @staticmethod
+    def collate(rows, kernel, longest=None):
+        batch = collate(rows, kernel, longest)
+        if "source" in rows[0]:
+            batch["document_sources"] = torch.from_numpy(np.concatenate([row["source"] for row in rows]))
+        return batch
+
     def held_out_metrics(self, batches):
-        total, tokens = 0.0, 0
+        # Summed losses and numbers of tokens, by source.
+        sums_S2 = torch.zeros(self.held_out.rows.sources, 2, dtype=torch.float64)
         for batch in batches:
-            losses_N = token_losses(self.model_wrapped, batch)
-            total, tokens = total + float(losses_N.cpu().double().sum()), tokens + len(losses_N)
+            losses_N = token_losses(self.model_wrapped, batch).cpu().double()
+            layout = batch["segments"].layout
+            # The turns of a conversation may be several segments, which form a tree.
+            tree_D = torch.from_numpy(layout.trees[layout.documents])
+            source_N = batch["document_sources"].cpu()[tree_D[batch["target_documents"].cpu()]]
+            sums_S2.index_add_(0, source_N, torch.stack([losses_N, torch.ones_like(losses_N)], dim=1))
         if self.gather_processes:
-            sums = torch.tensor([[total, tokens]], dtype=torch.float64, device=self.args.device)
-            total, tokens = self.gather_processes(sums).sum(0).tolist()
-        return {"loss": total / max(tokens, 1)}
+            gathered = self.gather_processes(sums_S2.to(self.args.device)[None])
+            sums_S2 = gathered.sum(0).cpu()
+        total, tokens = sums_S2.sum(0).tolist()
+        measured = [(source, *pair) for source, pair in enumerate(sums_S2.tolist()) if pair[1]]
+        by_source = {f"sources.{source}/loss": loss / count for source, loss, count in measured}
+        return {"loss": total / max(tokens, 1)} | (by_source if len(sums_S2) > 1 else {})
 
 
 def prepare_training(
@@ -47,7 +64,7 @@ def prepare_training(
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = PackedRows(pack, "train", run.operation.load_in_memory)
         run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=SftTrainer.drops_out)
-        held_out = PackedRows(pack, "held_out", run.operation.load_in_memory)
+        held_out = SourcedRows(pack, "held_out", run.operation.load_in_memory)
         return PreparedTraining.of(SftTrainer, rows, run, initial, held_out, tokenizer.folder)
     # TRL takes a second to import.
     from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
