@@ -19,6 +19,8 @@ def test_a_run_goes_on_from_its_snapshots_to_the_same_weights(finished, tmp_path
 
     project.config["sft"]["run"]["training"]["snapshots"] = [0.6, 0.3]
     project.config["dpo"]["run"]["training"]["snapshots"] = [0.5]
+    # A run can start from a snapshot, whose reference pass is named after it.
+    project.config["dpo"]["early"] = project.config["dpo"]["run"] | {"from": "run@0.6"}
     project.config["eval"]["both"] |= {"models": ["sft:run@0.3", "sft:run@0.6", "sft:run", "dpo:run@0.5"], "samples": 1}
     project.config["eval"]["both"]["generation"] = {"max_new_tokens": 1}
     del project.config["eval"]["both"]["exact_match"]
@@ -35,6 +37,8 @@ def test_a_run_goes_on_from_its_snapshots_to_the_same_weights(finished, tmp_path
     # Each was trained once: a snapshot's process begins where the one before ended.
     run = json.loads(project.read("results/sft/run@0.6/run.json"))
     assert run["steps_of_this_process"] == steps[1] - steps[0]
+    inputs = json.loads(project.read("results/dpo/early/manifest.json"))["inputs"]
+    assert inputs["model"] != json.loads(project.read("results/dpo/run/manifest.json"))["inputs"]["model"]
     losses = [
         json.loads(project.read(f"results/eval/both/sft-{name}/scores/scores.json"))["conversations"]["chat"][
             "held_out_loss"
@@ -44,6 +48,7 @@ def test_a_run_goes_on_from_its_snapshots_to_the_same_weights(finished, tmp_path
     assert losses[0] > losses[2]
     assert "of sft:run</figcaption>" in project.read("results/report/pages/index.html")
     # Without the snapshots the run is what it was.
+    del project.config["dpo"]["early"]
     for section in ("sft", "dpo"):
         del project.config[section]["run"]["training"]["snapshots"]
     project.config["eval"]["both"]["models"] = ["sft:run"]

@@ -7,7 +7,7 @@ from functools import cache
 from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger
 
-from snaketune.config.base import NAME_PATTERN
+from snaketune.config.base import JOB_PATTERN
 from snaketune.config.task_files import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.planner import Planner
@@ -41,10 +41,10 @@ graph = planner.graph
 
 
 wildcard_constraints:
-    name=NAME_PATTERN,
-    evaluation=NAME_PATTERN,
-    model=NAME_PATTERN,
-    variant=NAME_PATTERN,
+    name=JOB_PATTERN,
+    evaluation=JOB_PATTERN,
+    model=JOB_PATTERN,
+    variant=JOB_PATTERN,
     part=r"\d+-of-\d+",
     repeat=r"\d+",
 

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 # Names become folder names and Snakemake wildcards, so they are restricted to characters that are safe in paths and shells.
 # A snapshot of a run is called after it and the share of its steps: demo@0.5.
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:@0\.[0-9]+)?"
+# Of jobs: the name of a reference pass begins with that of its model, which may be a snapshot.
+JOB_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.@-]*"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # A commit, tag or branch on the Hub, by git's rules for names. It becomes part of paths in the Hub's cache.
