@@ -1,4 +1,4 @@
-"""Snapshots of a run are results of their own, from which the run goes on to the weights that it has without them."""
+"""Snapshots of a run are results of their own, from which the run resumes to the weights that it has without them."""
 
 import json
 

@@ -87,7 +87,7 @@ def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
                     f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
                 )
             variants[section][str(name)] = tuple(made)
-            # Snapshots first, since the run goes on from them.
+            # Snapshots first, since the run resumes from them.
             expanded |= {called: run for one in made for called, run in _snapshots(one, made[one])} | made
         config[section] = expanded
     return config, variants

@@ -84,7 +84,7 @@ class Execution(Operation):
     evaluate: Evaluate | Literal[False] = False
     """`training.evaluate` of the run."""
     snapshots: tuple[float, ...] = ()
-    """The shares of the run at which its snapshots end that it may go on from, ascending."""
+    """The shares of the run at which its snapshots end that it may resume from, ascending."""
     preflight: str = ""
     """Path of the preflight report's manifest; empty if there is none."""
     calibration: str = ""

@@ -233,7 +233,7 @@ class Training(Learning):
     `micro_batch_rows: auto` measured that it is faster, or if memory runs out."""
     snapshots: tuple[Share, ...] = ()
     """Shares of the run, such as `[0.25, 0.5]`, whose weights become results of their own, `NAME@0.25`, which all sections can
-    name. The run goes on from them, so nothing is trained twice."""
+    name. The run resumes from them, so nothing is trained twice."""
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:

@@ -93,7 +93,7 @@ def run(job: JobFile) -> None:
 
 
 def _snapshot_specs(spec: Model, operation: Execution) -> tuple[dict[str, Any], ...]:
-    """Return the specs of the snapshots that a training goes on from, the latest first."""
+    """Return the specs of the snapshots that a training resumes from, the latest first."""
     return tuple(
         json.loads(canonical(spec.model_copy(update={"training": spec.training.model_copy(update={"until": share})})))
         for share in reversed(operation.snapshots)

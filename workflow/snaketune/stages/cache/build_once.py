@@ -65,8 +65,8 @@ def build_once(
         libraries: distributions whose version shapes the content.
         reruns_on: `versions` if a result made with other versions of them isn't reused.
         rebuild: don't reuse a finished result, only unfinished work.
-        before: specs of the results that unfinished work of this one may go on from, the best first.
-        keep_state: whether other results may go on from this one's state.
+        before: specs of the results that unfinished work of this one may resume from, the best first.
+        keep_state: whether other results may resume from this one's state.
         keys: the cache key of the result, then those of results that count as the same; empty for the whole spec and inputs.
     """
     stamps = stamps_of(path for some in files.values() for path in some)
@@ -115,7 +115,7 @@ def build_once(
         started = time.time()
         work.start()
         names = (fingerprint(stage, one, inputs, code, device, counted_versions) for one in before)
-        work.go_on_from(WorkFolder(work_root / stage / name) for name in names)
+        work.resume_from(WorkFolder(work_root / stage / name) for name in names)
         with timed(work) as elapsed:
             older = resumed_from_versions(work.state, versions)
             threads = thread_count(work.state) if device else None

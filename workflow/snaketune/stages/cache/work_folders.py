@@ -102,7 +102,7 @@ class WorkFolder:
         for unfinished in (self.payload, self.state):
             remove(unfinished)
 
-    def go_on_from(self, finished: Iterable["WorkFolder"]) -> None:
+    def resume_from(self, finished: Iterable["WorkFolder"]) -> None:
         """Take over the state of the first of these finished works that kept it, unless there is a checkpoint here."""
         if any(self.state.glob(CHECKPOINTS)):
             return
@@ -113,7 +113,7 @@ class WorkFolder:
 
     def finish(self, manifest: dict[str, Any], run: dict[str, Any], keep_state: bool = False) -> None:
         """Rename the written payload to its final name, write the manifest last, and then remove the state, unless another
-        job goes on from it."""
+        job resumes from it."""
         sync_folder(self.payload)
         self.check_held()
         self.unpublished.touch()

@@ -93,7 +93,7 @@ def _learning(training: Training) -> Learning:
 
 
 def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, float]:
-    """Return the snapshots that a run of this name goes on from, in the order of the shares where they end."""
+    """Return the snapshots that a run of this name resumes from, in the order of the shares where they end."""
     runs, whole = getattr(config, stage), name.partition("@")[0]
     shares = sorted(set(runs[whole].training.snapshots)) if whole in runs else ()
     end = runs[name].training.until or 1.0

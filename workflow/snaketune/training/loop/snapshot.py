@@ -1,4 +1,4 @@
-"""The end of a snapshot: a training ends after a share of its steps, with a checkpoint from which the whole run goes on."""
+"""The end of a snapshot: a training ends after a share of its steps, with a checkpoint from which the whole run resumes."""
 
 import math
 
