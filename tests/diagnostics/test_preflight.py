@@ -267,7 +267,9 @@ def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkey
 def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp_path):
     """Another run of its family is added, and the disk is nearly full of what has been made."""
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    run = SimpleNamespace(key="sft.demo", run=SimpleNamespace(lora=None))
+    run = SimpleNamespace(
+        key="sft.demo", run=SimpleNamespace(lora=None, training=SimpleNamespace(keep="last", average=None))
+    )
     planned = SimpleNamespace(parameters=100, trained=100)
     (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
     assert result.certain and "its result takes" in result.problem
