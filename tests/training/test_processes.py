@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import yaml
 
 from snaketune.artifacts.manifest import write_json
+from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
@@ -186,7 +188,9 @@ def test_files_are_compared_again_before_the_first_step(tmp_path):
     class Trainer:
         """The methods that are called before the first step."""
 
-        run = TrainingRun(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
+        run = TrainingRun(
+            spec=SimpleNamespace(training=Selection()), operation=None, work=WorkFolder(tmp_path), compute=None
+        )
         model = torch.nn.Linear(1, 1)
 
         class accelerator:
