@@ -129,10 +129,10 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
         compute=compute,
         # The training's own rows: seven of them, which two processes can't share evenly.
         held_out=SourcedRows(read_pack(root), "train"),
-        evaluate=made.training.selects and made.training.evaluate,
+        evaluate="evaluate" in plan.training and made.training.evaluate,
     )
-    if made.training.selects and os.environ["RANK"] == "0":
-        write_json(root / plan.name / "held_out.json", outcome.run["held_out"] | outcome.about["kept"])
+    if "held_out" in outcome.run and os.environ["RANK"] == "0":
+        write_json(root / plan.name / "held_out.json", outcome.run["held_out"] | outcome.about.get("kept", {}))
     return outcome
 
 
@@ -224,12 +224,8 @@ BALANCED = partial(
 SHORT = {"micro_batch_rows": 1, "epochs": 1}
 # Three processes: 12 rows, then 10.
 WIDE = SHORT | {"batch_rows": 12}
-BEST = SHORT | {
-    "learning_rate": 0.3,
-    "schedule": "constant",
-    "keep": "best",
-    "evaluate": {"every": 1, "rows": 7, "samples": 0},
-}
+MEASURED = SHORT | {"evaluate": {"every": 1, "rows": 7, "samples": 0}}
+BEST = MEASURED | {"learning_rate": 0.3, "schedule": "constant", "keep": "best"}
 SAVE = (checkpoints.CheckpointMixin, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
@@ -297,15 +293,15 @@ def plans() -> list[Plan]:
 def plans_with_deepspeed() -> list[Plan]:
     zero = {stage: {"launch": "deepspeed", "zero_stage": stage} for stage in (2, 3)}
     return [
-        Plan(name="full-single", processes=1, launch="single", training=SHORT),
+        Plan(name="full-single", processes=1, launch="single", training=MEASURED),
         Plan(name="adapters-single", processes=1, launch="single", training=SHORT, lora=Lora(rank=2)),
         Plan(name="adapters-zero-3", processes=2, training=SHORT, lora=Lora(rank=2), **zero[3]),
-        Plan(name="killed-2", processes=2, training=SHORT, killed=(*SAVE, 2), **zero[2]),
-        Plan(name="killed-3", processes=2, training=SHORT, killed=(*SAVE, 2), **zero[3]),
-        Plan(name="2-zero", processes=2, training=SHORT, since="killed-2", **zero[2]),
-        Plan(name="2-single", processes=1, launch="single", training=SHORT, since="killed-2"),
-        Plan(name="3-zero", processes=2, training=SHORT, since="killed-3", **zero[3]),
-        Plan(name="3-fsdp", processes=2, launch="fsdp", training=SHORT, since="killed-3"),
+        Plan(name="killed-2", processes=2, training=MEASURED, killed=(*SAVE, 2), **zero[2]),
+        Plan(name="killed-3", processes=2, training=MEASURED, killed=(*SAVE, 2), **zero[3]),
+        Plan(name="2-zero", processes=2, training=MEASURED, since="killed-2", **zero[2]),
+        Plan(name="2-single", processes=1, launch="single", training=MEASURED, since="killed-2"),
+        Plan(name="3-zero", processes=2, training=MEASURED, since="killed-3", **zero[3]),
+        Plan(name="3-fsdp", processes=2, launch="fsdp", training=MEASURED, since="killed-3"),
     ]
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,7 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
         assert len(recorded(tmp_path / f"sorted-{way}")["loss"]) == 2
         assert len(recorded(tmp_path / f"preferences-{way}")["loss"]) == 3
     for way in ("ddp", "fsdp"):
-        best, alone = (
-            json.loads((tmp_path / name / "held_out.json").read_text()) for name in (f"best-{way}", "best-single")
-        )
+        best, alone = (held_out(tmp_path / name) for name in (f"best-{way}", "best-single"))
         # At this learning rate, rounding grows by a digit per step.
         assert best["step"] == alone["step"] < 5
         for one, other in zip(best["points"][: best["step"] + 1], alone["points"]):
@@ -71,6 +70,16 @@ def test_deepspeed_learns_the_same(with_deepspeed, tmp_path):
     # Killed after four of eleven steps, whose losses the checkpoint holds.
     for name in ("2-zero", "2-single", "3-zero", "3-fsdp"):
         same(tmp_path / name, tmp_path / "full-single")
+        # Before the first step, and after each one: in one curve, although four were measured before the kill.
+        curve, straight = (
+            [point["loss"] for point in held_out(run)["points"]] for run in (tmp_path / name, tmp_path / "full-single")
+        )
+        assert len(curve) == 7
+        assert curve == pytest.approx(straight, rel=1e-4)
+
+
+def held_out(run: Path) -> dict[str, Any]:
+    return json.loads((run / "held_out.json").read_text(encoding="utf-8"))
 
 
 def same(one: Path, other: Path) -> None:

@@ -9,13 +9,14 @@ from benchmarks.families import tiny as families
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from snaketune.config.held_out import Evaluate
 from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoint.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
 from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import tiny_model
 
-from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train
+from .pipeline_runs import CPU, Interrupted, held_out_pack, pack, spec, stop_after, train
 
 # Families whose names on the Hub differ from the module's: fused experts, renamed and tied heads, latent projections.
 EXPERTS = {
@@ -53,12 +54,16 @@ def model_of(family: str) -> torch.nn.Module:
 )
 def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, prefix, tmp_path, monkeypatch):
     rows, made = pack(tmp_path / "pack", rows=12, prefix=prefix), spec(epochs=2)
-    train(tmp_path / "straight", rows, made, lambda: model_of(family))
+    # Measured at each step: between the checkpoint and the kill, and again after the resume.
+    measured = {"held_out": held_out_pack(tmp_path / "held", rows=3), "evaluate": Evaluate(every=1)}
+    straight = train(tmp_path / "straight", rows, made, lambda: model_of(family), **measured)
     with monkeypatch.context() as patch:
         stop_after(1, patch)
         with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made, lambda: model_of(family))
-    train(tmp_path / "resumed", rows, made, lambda: model_of(family))
+            train(tmp_path / "resumed", rows, made, lambda: model_of(family), **measured)
+    resumed = train(tmp_path / "resumed", rows, made, lambda: model_of(family), **measured)
+    assert len(straight.run["held_out"]["points"]) == 7
+    assert resumed.run["held_out"]["points"] == straight.run["held_out"]["points"]
     straight, resumed = (
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
     )
