@@ -1,5 +1,5 @@
 """The values of `training.optimizer` and `training.schedule`: all names of transformers, with the reason for those that aren't
-supported, and the options of schedules.
+supported, torch's Muon, and the options of schedules.
 
 These are tables because reading a config must not import transformers or torch. Tests check that they equal transformers'
 OptimizerNames, SchedulerType and the signatures of its functions, and that training, killing and resuming works with every
@@ -19,6 +19,8 @@ Curve = Literal["linear", "cosine", "1-sqrt"]
 # Default of `lr_end` in transformers.
 POLYNOMIAL_END = 1e-7
 SHARDING = ("fsdp", "deepspeed")
+# torch's, which transformers doesn't have.
+MUON = "muon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Optimizer:
     package: str | None = None  # required besides torch and transformers; its version shapes the result
     betas: bool = True  # whether it uses `training.betas`
     states: int = 2  # state values per trained parameter
+    matrix_states: int | None = None  # those of a linear layer's, if they are others
     bits: int = 32  # per state value
     factored: bool = False  # whether the second moment of a matrix is stored as sums over rows and columns
     paged: bool = False  # whether its states can move to host memory, on CUDA only
@@ -73,6 +76,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": Optimizer(betas=False, states=0, sharding=SHARDING),
     "adagrad": Optimizer(betas=False, states=1, sharding=("fsdp",)),
     "rmsprop": Optimizer(betas=False, states=1, sharding=SHARDING),
+    # Its states are one number per parameter of a matrix, and two of the others, which AdamW trains.
+    MUON: Optimizer(matrix_states=1),
     "adamw_8bit": _bitsandbytes(bits=8),
     "adamw_bnb_8bit": _bitsandbytes(bits=8),
     "ademamix": _bitsandbytes(states=3),

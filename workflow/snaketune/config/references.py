@@ -56,6 +56,11 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
             f"{key}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set the keys "
             "of a new adapter, or remove lora"
         )
+    if run.lora == "continued" and config.sft[run.from_].lora.changes_base:
+        raise SnaketuneError(
+            f"{key}.lora: `continued` can't train the adapter of sft:{run.from_} further, since its lora.init_lora_weights "
+            f"{config.sft[run.from_].lora.init_lora_weights} changed the base weights; set the keys of a new adapter"
+        )
     _check_training(f"{key}.training", run.training)
     _check_selection(f"{key}.training", run, config)
 

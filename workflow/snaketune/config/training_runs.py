@@ -9,7 +9,14 @@ from snaketune.config.corpus_sources import regex
 from snaketune.config.held_out import Selection, Share
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
-from snaketune.config.optimizers import OptimizerName, ScheduleName, check_sharding, check_supported, checked_options
+from snaketune.config.optimizers import (
+    SHARDING,
+    OptimizerName,
+    ScheduleName,
+    check_sharding,
+    check_supported,
+    checked_options,
+)
 from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
 
@@ -17,8 +24,17 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
+SftLoss = Literal["nll", "dft"]
 ModuleName = Annotated[str, Field(min_length=1)]
 License = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)]
+# Initial adapters that take the place of a part of the base weights, which are changed to those that remain.
+CHANGES_BASE = ("pissa", "olora")
+# Those of peft that aren't supported, and the reason.
+REFUSED_ADAPTERS = {
+    "corda": "it needs statistics of the layers' inputs, which aren't collected here; pissa starts from the weights alone",
+    "loftq": "it replaces the base weights by approximations in a quantization of its own, not that of `quantization`",
+    "lora_ga": "it needs the gradients of all base weights, for which memory would have to suffice as in full fine-tuning",
+}
 
 
 class Scratch(Model):
@@ -131,12 +147,47 @@ class Lora(Model):
     """Scales by alpha / √rank instead (rsLoRA, Kalajdzievski, 2023), so that high ranks learn as fast as low ones."""
     dora: bool = False
     """Trains magnitude and direction of weight columns separately (DoRA, Liu et al., 2024): slower, better at low ranks."""
+    # Keys at their default are left out of specs: results made before the keys existed stay current.
+    init_lora_weights: Annotated[
+        Annotated[str, Field(pattern=r"^(gaussian|orthogonal|eva|olora|pissa|pissa_niter_[1-9]\d?)$")] | Literal[True],
+        Field(exclude_if=lambda weights: weights is True),
+    ] = True
+    """Initial values, by their names in peft: `true` (Kaiming and zeros), `gaussian`, `orthogonal`; `eva`, the main directions
+    of the layers' inputs (Paischer et al., 2024); or those of the base weights, `pissa` (Meng et al., 2024; `pissa_niter_16`
+    is its fast approximation) and `olora` (Büyükakyüz, 2024). The last two require `merge: true` and no `quantization`;
+    `adapter/` then has twice the rank, so that it fits the base."""
+    loraplus_lr_ratio: Annotated[PositiveFloat | None, Field(exclude_if=lambda ratio: ratio is None)] = None
+    """LoRA+ (Hayou et al., 2024): the learning rate of an adapter's second matrix, B, relative to `learning_rate`, such as
+    16."""
     modules_to_save: tuple[ModuleName, ...] = ()
     """Modules that are fully trained in addition to the adapters, by suffixes of their names, such as `[embed_tokens, lm_head]`
     for new tokens. If embedding and output head share weights, one name covers both."""
     merge: bool = True
     """Writes weights with the adapter merged. `false` writes only the adapter and the tokenizer, for serving adapters; later
     stages compute with the same weights in both cases."""
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether the initial adapters take the place of a part of the base weights."""
+        return self.init_lora_weights is not True and self.init_lora_weights.startswith(CHANGES_BASE)
+
+    @field_validator("init_lora_weights", mode="before")
+    @classmethod
+    def _supported(cls, name: Any) -> Any:
+        if isinstance(name, str) and name in REFUSED_ADAPTERS:
+            raise ValueError(f"{name!r} isn't supported: {REFUSED_ADAPTERS[name]}")
+        return name
+
+    @model_validator(mode="after")
+    def _writes_weights(self) -> Self:
+        if self.changes_base and not self.merge:
+            raise ValueError(
+                f"init_lora_weights: {self.init_lora_weights} changes the base weights, so that adapters alone would be "
+                "rounded differently than merged ones; it needs merge: true"
+            )
+        if self.init_lora_weights == "orthogonal" and self.rank % 2:
+            raise ValueError(f"init_lora_weights: orthogonal needs an even rank, found {self.rank}")
+        return self
 
     @field_validator("target_modules")
     @classmethod
@@ -192,6 +243,13 @@ class Optimization(Model):
     """Decay rates of the running means of the gradient and of its square, for optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum gradient norm; larger gradients are scaled down to it."""
+    trainable: Annotated[ModuleName | None, Field(exclude_if=lambda pattern: pattern is None)] = None
+    """A regular expression that matches the full names of the parameters to train; the others are frozen. For example
+    `model\\.layers\\.(2[0-9])\\..*` trains the layers 20 to 29, and `(?!.*embed_tokens).*` all but the embedding. Not with
+    `lora`."""
+    neftune_noise_alpha: Annotated[PositiveFloat | None, Field(exclude_if=lambda alpha: alpha is None)] = None
+    """NEFTune (Jain et al., 2023): adds uniform noise to the embeddings of training tokens, up to alpha / √(length x width) of
+    each document, such as 5. For SFT only."""
     precision: Precision = "auto"
     """Data type of the computation. `auto` uses bfloat16 if the device supports it, else float32."""
     compile: Literal["auto"] | bool = "auto"
@@ -207,6 +265,13 @@ class Optimization(Model):
     """Seed of the order of rows, of dropout and of new weights."""
 
     _supported = field_validator("optimizer", "schedule", mode="before")(check_supported)
+
+    @field_validator("trainable")
+    @classmethod
+    def _valid_pattern(cls, pattern: str | None) -> str | None:
+        if pattern:
+            regex(pattern)
+        return pattern
 
     @field_validator("schedule_options")
     @classmethod
@@ -260,6 +325,9 @@ class Sft(Model):
     """Tokenizer of the run. For a pretrained model, it must be one that adopts the model's own."""
     packing: Packing = Packing()
     training: Training
+    loss: Annotated[SftLoss, Field(exclude_if=lambda loss: loss == "nll")] = "nll"
+    """Loss of a supervised token: its negative log-probability (`nll`), or that times its probability, without a gradient
+    through the latter (`dft`, Dynamic Fine-Tuning, Wu et al., 2025)."""
     lora: Lora | None = None
     quantization: Quantization | None = None
     operation: Operation = Operation()
@@ -279,6 +347,10 @@ class Sft(Model):
             raise ValueError(f"expected either `base` or `use_base: sft:NAME` as the initial weights; found {found}")
         if self.lora and isinstance(self.base, Scratch):
             raise ValueError("lora adapts a pretrained model; a model from scratch is trained in full")
+        if self.packing.strategy == "none" and self.lora and self.lora.init_lora_weights == "eva":
+            raise ValueError(
+                "lora.init_lora_weights: eva reads packed rows; choose another, or another packing.strategy"
+            )
         if self.training.compile is True and self.packing.strategy == "none":
             raise ValueError(
                 "training.compile: unpacked rows have different shapes in every batch, so it isn't supported; remove it"
@@ -328,6 +400,11 @@ class Dpo(PreferenceLoss):
             raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
         if self.packing.strategy == "wrapped" or self.packing.overflow == "split":
             raise ValueError("pairs are never split; choose another packing.strategy or packing.overflow")
+        if self.training.neftune_noise_alpha:
+            raise ValueError(
+                "training.neftune_noise_alpha: noise would change log-probabilities, which are compared with those of the "
+                "reference; remove it, or set it in the SFT run"
+            )
         if self.packing.train_on != "assistant":
             raise ValueError("in pairs, completions are supervised; remove packing.train_on")
         return _check_together(self)
@@ -339,6 +416,25 @@ def _check_together(run):
     micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
+    if training.trainable and run.lora:
+        raise ValueError(
+            "training.trainable: with lora only adapters are trained; choose them by lora.target_modules and "
+            "lora.modules_to_save"
+        )
+    if isinstance(run.lora, Lora):
+        if run.quantization and run.lora.changes_base:
+            raise ValueError(
+                f"lora.init_lora_weights: {run.lora.init_lora_weights} changes the base weights, which are in 4 bits; remove "
+                "it, or quantization"
+            )
+        if run.lora.init_lora_weights == "eva" and processes > 1 and run.operation.launch in SHARDING:
+            raise ValueError(
+                f"lora.init_lora_weights: eva doesn't work with models sharded by {run.operation.launch}; choose another"
+            )
+        if run.lora.loraplus_lr_ratio and training.optimizer == "muon":
+            raise ValueError(
+                "lora.loraplus_lr_ratio: muon scales its steps by the shapes of matrices; choose one of them"
+            )
     if processes > 1:
         check_sharding(training.optimizer, run.operation.launch)
     if processes > 1 and training.batch_rows % (micro * processes):

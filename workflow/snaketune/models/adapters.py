@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from safetensors.torch import load_file, save_file
@@ -31,6 +31,10 @@ MAMBA_MIXER = re.compile(r".*(Mamba2?(Mixer|Layer)|BambaMixer|FalconH1Mixer)")
 # Kinds of linear layers that aren't called as such: routers return a choice too, and groups have a weight for each.
 OWN_LINEAR = re.compile(r".*(Router|GroupedLinear)")
 MAMBA_FUSED = {"conv1d", "x_proj", "dt_proj", "out_proj"}
+# Initial values that peft has for every kind of layer.
+FOR_ALL_LAYERS = (True, "gaussian", "eva")
+# The names of an adapter's two matrices.
+MATRIX = re.compile(r"lora_(A|B)\b")
 # peft's prefix to the model's own parameter names.
 PREFIX = "base_model.model."
 
@@ -38,7 +42,8 @@ PREFIX = "base_model.model."
 def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """Wrap `model` so that only adapters and `lora.modules_to_save` are trained. SnaketuneError: no module has a configured
     name, or an adapter or module can't be trained or merged."""
-    return _adapt(
+    adapt = _adapt if lora.init_lora_weights in FOR_ALL_LAYERS else _adapt_linear_layers
+    adapted = adapt(
         model,
         LoraConfig(
             r=lora.rank,
@@ -48,10 +53,17 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
             exclude_modules=_unadaptable(model, all_linear=lora.target_modules == ALL_LINEAR),
             use_rslora=lora.rslora,
             use_dora=lora.dora,
+            init_lora_weights=lora.init_lora_weights,
+            # peft's default gives some layers a higher rank at the cost of others, and needs the ranks to resume.
+            eva_config=EvaConfig(rho=1.0) if lora.init_lora_weights == "eva" else None,
             modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
             task_type="CAUSAL_LM",
         ),
     )
+    if lora.changes_base:
+        tensors = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        adapted.initial_matrices = {name: one.clone() for name, one in tensors.items() if MATRIX.search(name)}
+    return adapted
 
 
 def leave_casts_to_autocast(model: PeftModel) -> None:
@@ -169,6 +181,23 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     return adapted
 
 
+def _adapt_linear_layers(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """Return the adapted model; its initial values need a linear layer's weight, so other layers are refused."""
+    found = "embeddings"
+    try:
+        adapted = _adapt(model, config)
+    except (AttributeError, TypeError) as error:
+        # peft raises these for experts' weights.
+        found = str(error)
+    else:
+        if not any(getattr(layer, "lora_embedding_A", None) for layer in adapted.modules()):
+            return adapted
+    raise SnaketuneError(
+        f"lora.init_lora_weights: {config.init_lora_weights} is for linear layers, and lora.target_modules has others, such as "
+        f"experts or embeddings ({found}); name linear layers there, or remove it"
+    )
+
+
 def _check_targets(config: LoraConfig, names: list[str]) -> None:
     """Raise SnaketuneError if a target matches no module; peft only raises if none of the targets matches. For mixtures of
     experts, peft has already removed the names of former per-expert modules from the targets."""
@@ -193,6 +222,7 @@ def save_adapter(model: PeftModel, folder: Path, *, base: Pretrained | None, gro
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     if grown:
         tensors |= _embeddings(model.get_base_model())
+    tensors = _relative_to_base(tensors, getattr(model, "initial_matrices", {}))
     # Cloned, since safetensors refuses tensors that share memory, as tied ones do.
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
@@ -201,7 +231,31 @@ def save_adapter(model: PeftModel, folder: Path, *, base: Pretrained | None, gro
     # peft stores these as sets, whose order differs from process to process.
     config |= {key: sorted(value) for key, value in config.items() if isinstance(value, list)}
     config |= {"base_model_name_or_path": base and base.path, "revision": base and base.revision}
+    # Initial values are none of a trained adapter, and some would change the base that it is loaded onto.
+    config |= {"init_lora_weights": True, "eva_config": None}
+    if hasattr(model, "initial_matrices"):
+        # At twice the rank, alpha / rank is to stay, or alpha / √rank.
+        config |= {"r": 2 * config["r"], "lora_alpha": config["lora_alpha"] * (2**0.5 if config["use_rslora"] else 2)}
     write_json(folder / CONFIG, config | {"inference_mode": True})
+
+
+def _relative_to_base(tensors: dict[str, torch.Tensor], initial: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return adapters that fit the base as it was before initial adapters took the place of a part of it: the difference of the
+    trained and the initial product, of twice the rank. Args: initial: the initial matrices by name.
+
+    >>> names = ("layer.lora_A.weight", "layer.lora_B.weight")
+    >>> trained, initial = (dict(zip(names, (torch.randn(2, 3), torch.randn(4, 2)))) for _ in range(2))
+    >>> related = _relative_to_base(trained, initial)
+    >>> difference = trained[names[1]] @ trained[names[0]] - initial[names[1]] @ initial[names[0]]
+    >>> torch.allclose(related[names[1]] @ related[names[0]], difference, atol=1e-6)
+    True
+    """
+    related = dict(tensors)
+    for name, start in initial.items():
+        start = start.to(tensors[name].device)
+        is_a = MATRIX.search(name)[1] == "A"
+        related[name] = torch.cat([tensors[name], start], 0) if is_a else torch.cat([tensors[name], -start], 1)
+    return related
 
 
 def _embeddings(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -167,13 +167,16 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
     >>> matrix = Weight(shape=(64, 128), trained=True)
     >>> [_state_bytes(matrix, name) for name in ("adamw_torch", "adamw_8bit", "adafactor", "sgd")]
     [65536, 16640.0, 768, 0]
+    >>> _state_bytes(Weight(shape=(64, 128), trained=True, linear=True), "muon")
+    32768
     """
     kind, numel = OPTIMIZERS[optimizer], weight.numel
     if kind.factored and len(weight.shape) > 1:
         *_, rows, columns = weight.shape
         numel = numel // (rows * columns) * (rows + columns)
     in_8_bits = kind.bits == 8 and numel >= MIN_8_BIT_NUMEL and not weight.embedding
-    return kind.states * (EIGHT_BITS if in_8_bits else FLOAT32) * numel
+    states = kind.states if kind.matrix_states is None or not weight.linear else kind.matrix_states
+    return states * (EIGHT_BITS if in_8_bits else FLOAT32) * numel
 
 
 def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, summed: bool) -> tuple[int, int]:

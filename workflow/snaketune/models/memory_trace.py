@@ -25,6 +25,7 @@ from snaketune.models.kernels import SEPARATE
 from snaketune.models.load_model import parameter_count
 from snaketune.models.mixers import set_segments
 from snaketune.models.packing_support import forward_inputs, is_known, unloaded_model
+from snaketune.models.trainable import train_only
 from snaketune.packing.segments import layout
 
 FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -103,13 +104,14 @@ def trace_model(
     compute: Compute,
     *,
     lora: Lora | None = None,
+    trainable: str | None = None,
     batch: MicroBatch | None = None,
     dropout: bool = True,
 ) -> TracedModel | None:
     """Trace the model that a training would load, and its activations with `batch`, the model's own dropout on or off.
 
     Returns None where transformers can't build the model: its code is remote, or its config is inconsistent.
-    SnaketuneError: the adapters don't fit the model.
+    SnaketuneError: the adapters, or the pattern of the parameters to train, don't fit the model.
     """
     if not is_known(config):
         return None
@@ -120,13 +122,15 @@ def trace_model(
             model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
         except Exception:
             return None
+        if trainable:
+            train_only(model, trainable)
         adapted, head = _adapted(model, lora), model.get_output_embeddings()
         return TracedModel(
             weights=tuple(_weights(adapted, head)),
             head=_head(head),
             flops=count_flops(adapted),
             largest_layer=max((parameter_count(layer) for layer in layers_of(model)), default=0),
-            activations=batch and _activations(config, compute, lora, batch, dropout),
+            activations=batch and _activations(config, compute, lora, trainable, batch, dropout),
         )
 
 
@@ -141,7 +145,8 @@ def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
     # Imported here, since it imports peft.
     from snaketune.models.adapters import add_lora
 
-    return add_lora(model, lora)
+    # Tensors without values have no main directions.
+    return add_lora(model, lora.model_copy(update={"init_lora_weights": True}))
 
 
 def _weights(model: torch.nn.Module, head: torch.nn.Module | None) -> Iterator[Weight]:
@@ -168,7 +173,12 @@ def _head(head: torch.nn.Module | None) -> Head | None:
 
 
 def _activations(
-    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: MicroBatch, dropout: bool
+    config: PretrainedConfig,
+    compute: Compute,
+    lora: Lora | None,
+    trainable: str | None,
+    batch: MicroBatch,
+    dropout: bool,
 ) -> SavedActivations | None:
     """Trace the whole model, else its text part; in the compute data type, else in bfloat16 with the sizes doubled."""
     half = replace(compute, dtype=torch.bfloat16)
@@ -176,6 +186,8 @@ def _activations(
         for attempt, frozen in ((compute, lora is not None), (half, True)):
             try:
                 model = _meta_model(part, attempt.weights_dtype(frozen=frozen))
+                if trainable:
+                    train_only(model, trainable)
                 if lora:
                     _adapted(model, lora)
                     model.enable_input_require_grads()

@@ -6,7 +6,9 @@ can't change without a rerun.
 
 import json
 from datetime import date
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.corpus_sources import CorpusContent, Reasoning
@@ -14,7 +16,7 @@ from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSet
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainOn
-from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch
+from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch, SftLoss
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference", "unpaired"]
@@ -70,6 +72,7 @@ class SftSpec(Model):
     base: Pretrained | Scratch | None
     """The initial weights, or the base layers of the adapters among them; None if a result holds all initial weights."""
     training: Learning
+    loss: Annotated[SftLoss, Field(exclude_if=lambda loss: loss == "nll")] = "nll"
     lora: Lora | None
     quantization: Quantization | None
     trust_remote_code: bool = False

@@ -32,9 +32,11 @@ from snaketune.stages.specs import (
 )
 
 # The keys of `training` that a preflight finding can depend on; runs that differ only in others are checked once.
-CHECKED_LEARNING = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision", "save_dtype", "keep", "average"}
+CHECKED_LEARNING = {
+    *("epochs", "batch_rows", "learning_rate", "optimizer", "trainable", "precision", "save_dtype", "keep", "average")
+}
 # Those that the memory or time of a step depend on.
-MEASURED_LEARNING = {"batch_rows", "optimizer", "precision", "deterministic"}
+MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "precision", "deterministic"}
 
 
 @cached
@@ -126,7 +128,8 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
     config, sft = context.config, sft_below(name, run)
     pack = pack_of(context, run)
     alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
-    alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
+    same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
+    alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
     if isinstance(spec, DpoSpec):
         # Of all losses, only those that also train on prompts compute more.
         alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()

@@ -89,7 +89,8 @@ def check_machine(
         # Prompts are computed with each completion.
         row_length += int(rows.values("prefix_lengths").sum(dtype="int64")) // max(1, len(rows))
     batch = MicroBatch(rows=micro_batch, row_length=row_length, longest=rows.longest[0]) if packed else None
-    planned = config and trace_model(config, compute, lora=spec.lora, batch=batch, dropout=dropout)
+    learned = {"lora": spec.lora, "trainable": spec.training.trainable}
+    planned = config and trace_model(config, compute, **learned, batch=batch, dropout=dropout)
     machine = inspect_machine(compute)
     estimated = planned and estimate(
         planned,

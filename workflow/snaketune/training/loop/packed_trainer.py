@@ -23,6 +23,8 @@ from snaketune.models.router_loss import RouterLoss, router_rows
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
+from snaketune.training.loop.embedding_noise import EmbeddingNoise
+from snaketune.training.loop.eva import initialize_by_eva
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
@@ -44,6 +46,8 @@ class PackedTrainer(BaseTrainer, Trainer):
             train_dataset=items,
             data_collator=self._collate_items,
         )
+        if alpha := run.spec.training.neftune_noise_alpha:
+            EmbeddingNoise(inner_model(model), alpha)
         # `batch_loss` already divides by the items of the whole step, so the Trainer must not scale it again.
         self.model_accepts_loss_kwargs = True
 
@@ -52,6 +56,11 @@ class PackedTrainer(BaseTrainer, Trainer):
         """Check that packed logits equal the logits of separate sequences."""
         tested = self_test(model, [rows], compute, training=True)
         return Outcome(about=tested.about(), run={"self_test_share": tested.share}), tested.compute
+
+    def initialize_adapters(self) -> None:
+        lora = self.run.spec.lora
+        if lora and lora.init_lora_weights == "eva" and not self.run.adapter:
+            initialize_by_eva(self.model, self.rows, self.run.compute, self.args.seed)
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}

@@ -18,6 +18,7 @@ from snaketune.models.devices import deterministic_algorithms, keep_freed_memory
 from snaketune.models.forward import inner_model, without_dropout
 from snaketune.models.load_model import parameter_count, stored_dtype
 from snaketune.models.machine import is_out_of_memory
+from snaketune.models.trainable import train_only
 from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
@@ -64,12 +65,12 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
         with nullcontext() if trainer_class.drops_out else without_dropout(model):
             if run.in_shards:
                 # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
-                model = _with_adapters(model, run)
+                model = _with_trained_parameters(model, run)
                 shard(model, compute, dtype)
                 checked, compute = trainer_class.check_model(inner_model(model), rows, compute)
             else:
                 checked, compute = trainer_class.check_model(model, rows, compute)
-                model = _with_adapters(model, run)
+                model = _with_trained_parameters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
             trainer.use_held_out(training.held_out, sample_prompts(training))
             trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
@@ -86,7 +87,10 @@ def _trainable_count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _with_adapters(model: PreTrainedModel, run: TrainingRun) -> torch.nn.Module:
+def _with_trained_parameters(model: PreTrainedModel, run: TrainingRun) -> torch.nn.Module:
+    """Return the model with its adapters, if it has any, and everything frozen that isn't trained."""
+    if run.spec.training.trainable:
+        train_only(model, run.spec.training.trainable)
     if not run.spec.lora:
         return model
     adapted = add_lora(model, run.spec.lora)
@@ -102,7 +106,8 @@ def _with_adapters(model: PreTrainedModel, run: TrainingRun) -> torch.nn.Module:
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
     run, config = training.run, training.config or training.new_config
-    computed = {"dropout": training.trainer_class.drops_out, "summed": training.trainer_class.sums_losses}
+    summed = training.trainer_class.sums_losses and run.spec.loss != "dft"
+    computed = {"dropout": training.trainer_class.drops_out, "summed": summed}
     return check_machine(run.spec, run.operation, run.compute, config, training.rows, **computed)
 
 
@@ -223,9 +228,6 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     """
     work, is_main = trainer.run.work, trainer.is_world_process_zero()
     trainer.remove_callback(PrinterCallback)
-    if average := trainer.run.spec.training.average:
-        trainer.average = AveragedWeights(trainer.model, average.ema)
-        trainer.add_callback(trainer.average)
     callbacks = [MarkComplete(work.check_held), LogCallback(), SetEpoch(trainer)]
     if until := trainer.run.spec.training.until:
         # Before the log's, so that its last step has a line, as every checkpoint has.
@@ -245,7 +247,11 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     if last is not None:
         print(f"resuming from {last}", flush=True)
     else:
+        trainer.initialize_adapters()
         trainer.check_start()
+    if average := trainer.run.spec.training.average:
+        trainer.average = AveragedWeights(trainer.model, average.ema)
+        trainer.add_callback(trainer.average)
     trainer.compile()
     if is_main and (line := first_line()):
         print(line, flush=True)

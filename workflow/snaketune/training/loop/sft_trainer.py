@@ -1,7 +1,7 @@
 """The trainer of the `sft` stage, for packed or raw rows.
 
 Packed rows (format 3.0) train on transformers' Trainer with attention over segments; raw rows (format 2.0) on TRL's
-SFTTrainer. The loss is the mean negative log-probability over all supervised tokens of an optimizer step.
+SFTTrainer. The loss is the mean over all supervised tokens of an optimizer step.
 """
 
 import numpy as np
@@ -24,8 +24,14 @@ class SftTrainer(PackedTrainer):
         return (len(batch["targets"]),)
 
     def batch_loss(self, model, batch, totals):
+        if self.run.spec.loss == "dft":
+            losses_N = token_losses(model, batch)
+            # Weighted by the tokens' probabilities (Wu et al., 2025).
+            total = (losses_N * torch.exp(-losses_N.detach())).sum()
+        else:
+            total = summed_losses(model, batch)
         # A step may have no supervised token at all; its loss is then 0.
-        return summed_losses(model, batch) / totals[0].clamp(min=1)
+        return total / totals[0].clamp(min=1)
 
     @staticmethod
     def collate(rows, kernel, longest=None):

@@ -30,6 +30,7 @@ from snaketune.training.autotune.batch_plan import record_out_of_memory
 from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
+from snaketune.training.loop.optimizers import OptimizerMixin
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
@@ -122,7 +123,7 @@ class PreparedTraining:
         return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs, **measured)
 
 
-class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin):
+class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin, OptimizerMixin):
     """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls."""
 
     # Whether the model's dropout is active in training.
@@ -148,6 +149,9 @@ class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMix
         Raises SnaketuneError if the model can't be trained on these rows.
         """
         raise TypeError("a subclass defines this")
+
+    def initialize_adapters(self) -> None:
+        """Set initial values of adapters that depend on the rows; called before `check_start`, not on resume."""
 
     def check_start(self) -> None:
         """Raise SnaketuneError if training can't start from this model; called before step 1, not on resume."""

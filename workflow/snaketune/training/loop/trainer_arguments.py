@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from snaketune.config.optimizers import OPTIMIZERS, missing_package
+from snaketune.config.optimizers import MUON, OPTIMIZERS, missing_package
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.training.loop.trainer import TrainingRun
@@ -78,7 +78,8 @@ def step_arguments(training: Training, items: int, device: torch.device) -> dict
         "lr_scheduler_type": training.schedule,
         "lr_scheduler_kwargs": dict(options) or None,
         "warmup_steps": warmup,
-        "optim": training.optimizer,
+        # Of muon, the part for what isn't a matrix (`training.loop.optimizers`).
+        "optim": "adamw_torch_fused" if training.optimizer == MUON else training.optimizer,
         "weight_decay": training.weight_decay,
         "adam_beta1": training.betas[0],
         "adam_beta2": training.betas[1],

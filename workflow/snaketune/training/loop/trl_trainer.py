@@ -61,6 +61,7 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         arguments: dict[str, Any] = training_arguments(run, len(rows)).to_dict()
         # Conversations that are too long were dropped and counted when the rows were written, so nothing is truncated here.
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
+        arguments |= {"loss_type": run.spec.loss, "neftune_noise_alpha": run.spec.training.neftune_noise_alpha}
         super().__init__(
             run=run,
             rows=rows,
