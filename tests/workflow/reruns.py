@@ -114,6 +114,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     # Only the training moves to another corpus; the evaluation's own rows stay.
     "sft.corpus": ({"corpora.other": {"kind": "conversations", "sources": [{"files": ["data/chat2.jsonl"]}]}, "sft.run.corpus": "other"}, {"corpus"} | TOKENS | SFT),
     "sft.tokenizer": ({"tokenizers.other": {"train": {"corpora": ["chat"], "vocab_size": 400}}, "sft.run.tokenizer": "other"}, TOKENIZER),
+    "sft.loss": ({"sft.run.loss": "dft"}, SFT),
     "sft.packing.length": ({"sft.run.packing.length": 128}, PACK_SFT),
     "sft.packing.strategy": ({"sft.run.packing.strategy": "none"}, PACK_SFT),
     "sft.packing.overflow": ({"sft.run.packing.overflow": "raise"}, PACK_SFT),
@@ -124,6 +125,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": {**LORA, "target_modules": ["q_proj"]}}, TOKENIZER),
     "sft.lora.rslora": (ADOPTED | {"sft.run.lora": {**LORA, "rslora": True}}, TOKENIZER),
     "sft.lora.dora": (ADOPTED | {"sft.run.lora": {**LORA, "dora": True}}, TOKENIZER),
+    "sft.lora.init_lora_weights": (ADOPTED | {"sft.run.lora": {**LORA, "init_lora_weights": "pissa"}}, TOKENIZER),
+    "sft.lora.loraplus_lr_ratio": (ADOPTED | {"sft.run.lora": {**LORA, "loraplus_lr_ratio": 16}}, TOKENIZER),
     "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, TOKENIZER),
     "sft.lora.merge": (ADOPTED | {"sft.run.lora": {**LORA, "merge": False}}, TOKENIZER),
     # The run continues a current one, and everything made from it follows.
@@ -171,6 +174,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, REF),
     "dpo.lora.rslora": ({"dpo.run.lora": {**LORA, "rslora": True}}, REF),
     "dpo.lora.dora": ({"dpo.run.lora": {**LORA, "dora": True}}, REF),
+    "dpo.lora.init_lora_weights": ({"dpo.run.lora": {**LORA, "init_lora_weights": "pissa"}}, REF),
+    "dpo.lora.loraplus_lr_ratio": ({"dpo.run.lora": {**LORA, "loraplus_lr_ratio": 16}}, REF),
     "dpo.lora.modules_to_save": ({"dpo.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, REF),
     "dpo.lora.merge": ({"dpo.run.lora": {**LORA, "merge": False}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
@@ -235,7 +240,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
 for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {
         "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "schedule_options": {"num_cycles": 0.3}, "warmup_fraction": 0.5,
-        "optimizer": "adafactor", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
+        "optimizer": "muon", "trainable": ".*proj.*", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
         "precision": "float32", "compile": False, "deterministic": True, "save_dtype": "bfloat16", "seed": 7,
     }.items():  # fmt: skip
         # The data type can move a log-probability, so the reference follows it.
@@ -265,9 +270,16 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         "nodes": {"nodes": 2}, "launch": {"launch": "fsdp"}, "zero_stage": {"launch": "deepspeed", "zero_stage": 3}
     }.items():  # fmt: skip
         TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": operation}, set())
+TABLE["sft.training.neftune_noise_alpha"] = ({"sft.run.training.neftune_noise_alpha": 5}, SFT)
 TABLE["dpo.training.metric"] = ({"dpo.run.training.keep": "best", "dpo.run.training.metric": "margin"}, DPO)
 # Refused in these sections, so there is nothing to rerun.
-REFUSED = {"sft.training.metric", "dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
+REFUSED = {
+    "sft.training.metric",
+    "dpo.training.neftune_noise_alpha",
+    "dpo.packing.strategy",
+    "dpo.packing.train_on",
+    "eval.packing.strategy",
+}
 
 
 # Keys that an edit above can't show alone: the config before, the key's new value, and the stages whose jobs differ.

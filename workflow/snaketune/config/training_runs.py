@@ -234,8 +234,9 @@ class Optimization(Model):
     warmup_fraction: Fraction = 0.03
     """Share of the optimizer steps over which the learning rate rises (warm-up)."""
     optimizer: OptimizerName = "adamw_torch_fused"
-    """Optimizer, by its name in transformers. The 8-bit and paged ones, whose states move to host memory when GPU memory is
-    full, are from bitsandbytes."""
+    """Optimizer, by its name in transformers; `muon` (torch) trains matrices by Muon (Jordan et al., 2024), with steps of the
+    size of AdamW's, and embeddings, output head and all that isn't a matrix by AdamW. The 8-bit and paged ones, whose states
+    move to host memory when GPU memory is full, are from bitsandbytes."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay; not applied to biases and norms. Decoupled from the gradient (AdamW), except in `sgd`, `adagrad` and
     `rmsprop`, which add it to the gradient."""
