@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from snaketune.config.training_runs import Lora
 from snaketune.models.adapters import add_lora
 from snaketune.models.flops import Attention, FlopCount, count_flops
+from snaketune.models.trainable import train_only
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import VOCABULARY, tiny_model
 
@@ -37,6 +38,7 @@ def counted_here(count: FlopCount, model: torch.nn.Module) -> int:
     """Return the same by `FlopCount`: all pairs, and no vectors (norms, biases), which take no matmul."""
     vectors = sum((6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.dim() == 1)
     attention = 3 * sum(number * kind.per_pair for kind, number in count.layers) * TOKENS**2
+    attention -= 2 * sum(number * kind.per_pair for kind, number in count.forward_layers) * TOKENS**2
     return (count.per_token - vectors) * TOKENS + attention
 
 
@@ -74,6 +76,24 @@ def test_frozen_weights_cost_two_thirds_and_adapters_all(tied):
     assert (count.frozen, count.per_parameter) == (plain.trained, 4)
     assert count.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert counted_here(count, model) == pytest.approx(counted_by_torch(model), rel=1e-9)
+
+
+def test_layers_below_all_that_is_trained_have_no_backward_pass():
+    model = tiny_model("llama", attn_implementation="eager", num_hidden_layers=4)
+    train_only(model, r"(model\.layers\.3\..*proj|lm_head)\.weight")
+    count = count_flops(model)
+    layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    assert (count.forward_only, count.forward_layers) == (3 * layer, ((count.layers[0][0], 3),))
+    assert str(count).startswith("2 x ")
+    by_torch, below = counted_by_torch(model), set(model.model.layers[:3].parameters())
+    vectors = sum((2 if p in below else 4) * p.numel() for p in model.parameters() if p.dim() == 1)
+    attention = (3 * 4 - 2 * 3) * count.layers[0][0].per_pair * TOKENS**2
+    # The inputs of the first trained matrices need no gradient either, which isn't subtracted.
+    assert by_torch <= (count.per_token - vectors) * TOKENS + attention <= 1.1 * by_torch
+    # With the embedding, everything has one.
+    model = tiny_model("llama")
+    train_only(model, r"model\.(embed_tokens|layers\.1)\..*")
+    assert count_flops(model).forward_only == 0
 
 
 def test_four_bit_weights_count_by_their_unpacked_size():

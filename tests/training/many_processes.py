@@ -222,6 +222,7 @@ BALANCED = partial(
 )
 # 22 rows in steps of four: the last of the six steps has two.
 SHORT = {"micro_batch_rows": 1, "epochs": 1}
+LAST_LAYER = {"trainable": r".*layers\.1\..*"}
 # Three processes: 12 rows, then 10.
 WIDE = SHORT | {"batch_rows": 12}
 MEASURED = SHORT | {"evaluate": {"every": 1, "rows": 7, "samples": 0}}
@@ -247,6 +248,12 @@ def plans() -> list[Plan]:
     return [
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
+        *alike("frozen", "ddp", "fsdp", training=SHORT | LAST_LAYER),
+        *alike("muon", "ddp", training=SHORT | {"optimizer": "muon"}),
+        *alike(
+            "pissa", "ddp", "fsdp", training=SHORT, lora=Lora(rank=2, init_lora_weights="pissa", loraplus_lr_ratio=4)
+        ),
+        *alike("eva", "ddp", training=SHORT, lora=Lora(rank=2, init_lora_weights="eva")),
         # The learning rate is so high that the weights of an earlier step are the best ones.
         *alike("best", "ddp", "fsdp", training=BEST),
         *alike("averaged", "ddp", "fsdp", training=SHORT | {"average": {"ema": 0.7}}),
@@ -291,11 +298,15 @@ def plans() -> list[Plan]:
 
 
 def plans_with_deepspeed() -> list[Plan]:
+    # Two learning rates.
+    lora = Lora(rank=2, loraplus_lr_ratio=4)
     zero = {stage: {"launch": "deepspeed", "zero_stage": stage} for stage in (2, 3)}
     return [
         Plan(name="full-single", processes=1, launch="single", training=MEASURED),
-        Plan(name="adapters-single", processes=1, launch="single", training=SHORT, lora=Lora(rank=2)),
-        Plan(name="adapters-zero-3", processes=2, training=SHORT, lora=Lora(rank=2), **zero[3]),
+        Plan(name="adapters-single", processes=1, launch="single", training=SHORT, lora=lora),
+        Plan(name="adapters-zero-3", processes=2, training=SHORT, lora=lora, **zero[3]),
+        Plan(name="frozen-single", processes=1, launch="single", training=SHORT | LAST_LAYER),
+        Plan(name="frozen-zero-3", processes=2, training=SHORT | LAST_LAYER, **zero[3]),
         Plan(name="killed-2", processes=2, training=MEASURED, killed=(*SAVE, 2), **zero[2]),
         Plan(name="killed-3", processes=2, training=MEASURED, killed=(*SAVE, 2), **zero[3]),
         Plan(name="2-zero", processes=2, training=MEASURED, since="killed-2", **zero[2]),

@@ -1,6 +1,7 @@
 """Count of the floating-point operations of a training, from the model and the visible (query, key) pairs.
 
-Matmuls: 6 per token and trained parameter that multiplies it, adapters included (2 forward, 4 backward), and 4 per frozen one.
+Matmuls: 6 per token and trained parameter that multiplies it, adapters included (2 forward, 4 backward), and 4 per frozen one,
+2 in the layers below all that is trained, which have no backward pass.
 An input embedding is a look-up and doesn't count, a tied one counts once, as the head; of the experts, those that a token is
 routed to count. Attention: 4 per visible pair and element of a head, in every head of every attention layer; twice that in the
 backward pass. As usual, other operations, recomputation by gradient checkpointing, and the loss are omitted. The head counts
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from snaketune.models.compiling import layers_of
 from snaketune.models.load_model import parameter_count, parameter_numel
 from snaketune.models.text_part import other_parameters
 
@@ -74,7 +76,8 @@ def _triangle(side):
 @dataclass(frozen=True, kw_only=True)
 class FlopCount:
     """FLOPs of the forward and backward passes, from the parameters that a token is multiplied with; the head's per token are
-    included. `parameters` are all, as in the common 6N; `experts` those per token, and per layer.
+    included. `parameters` are all, as in the common 6N; `experts` those per token, and per layer. `forward_only` and
+    `forward_layers` are the parameters and attention of the layers below all that is trained; `layers` includes these.
 
     Documents of 300 and 700 tokens in full training of Qwen2.5-0.5B, and the matmuls of these alone. 24 layers of 14 heads of
     64 see (300 x 301 + 700 x 701) / 2 = 290,500 pairs, x 4 x 14 x 64 x 24 x 3 = 0.0750e12:
@@ -91,12 +94,17 @@ class FlopCount:
     parameters: int
     experts: tuple[int, int] | None
     layers: tuple[tuple[Attention, int], ...]
+    forward_only: int = 0
+    forward_layers: tuple[tuple[Attention, int], ...] = ()
 
     def batch(self, prefixes_D: np.ndarray, lengths_D: np.ndarray) -> int:
         """Return the FLOPs of documents of `lengths_D` tokens after shared prefixes of `prefixes_D` tokens."""
-        attention = sum(number * kind.per_pair * kind.pairs(prefixes_D, lengths_D) for kind, number in self.layers)
+        forward, without_backward = (
+            sum(number * kind.per_pair * kind.pairs(prefixes_D, lengths_D) for kind, number in layers)
+            for layers in (self.layers, self.forward_layers)
+        )
         # 1 x forward and 2 x backward.
-        return self.per_token * int(lengths_D.sum()) + 3 * attention
+        return self.per_token * int(lengths_D.sum()) + 3 * forward - 2 * without_backward
 
     def computed(self, flops: int, tokens: int, projected: int) -> int:
         """Return a batch's `flops` less those of the tokens that the head doesn't project."""
@@ -105,12 +113,12 @@ class FlopCount:
     @property
     def per_token(self) -> int:
         """FLOPs per token, without attention."""
-        return 6 * self.trained + 4 * self.frozen
+        return 6 * self.trained + 4 * self.frozen + 2 * self.forward_only
 
     @property
     def per_parameter(self) -> int:
         """FLOPs per parameter and token: 6 (6N), or 4 where most parameters are frozen (4N)."""
-        return 4 if self.frozen > self.trained else 6
+        return 4 if self.frozen + self.forward_only > self.trained else 6
 
     def __str__(self) -> str:
         """
@@ -118,7 +126,7 @@ class FlopCount:
         ...                 parameters=7_696_356_864, experts=None, layers=()))
         4 x 7.07G frozen + 6 x 80.7M parameters + attention
         """
-        kinds = ((4, self.frozen, " frozen"), (6, self.trained, ""))
+        kinds = ((2, self.forward_only, " frozen below"), (4, self.frozen, " frozen"), (6, self.trained, ""))
         terms = " + ".join(f"{k} x {_short(count)}{what}" for k, count, what in kinds if count)
         experts = " (with {} of {} experts)".format(*self.experts) if self.experts else ""
         return f"{terms} parameters{experts} + attention"
@@ -129,6 +137,7 @@ class FlopCount:
             "counted": str(self),
             "trained": self.trained,
             "frozen": self.frozen,
+            **({"forward_only": self.forward_only} if self.forward_only else {}),
             "head_flops_per_token": self.head_per_token,
             "all_parameters": self.parameters,
             "experts_per_token": self.experts and list(self.experts),
@@ -151,17 +160,22 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     config = inner.config.get_text_config()
     count, chosen = (_first_number(config, names) for names in (EXPERTS, EXPERTS_PER_TOKEN))
     experts = (chosen, count) if count and chosen else None
-    counts = {True: 0.0, False: 0.0}
-    unused = other_parameters(inner)
+    # By the FLOPs per token and parameter.
+    counts = {6: 0.0, 4: 0.0, 2: 0.0}
+    unused, below = other_parameters(inner), _layers_below_trained(inner)
+    forward_only = {parameter for layer in below for parameter in layer.parameters()}
     for name, parameter in _multiplied(model):
         if parameter in unused:
             continue
         is_expert = experts and ((parameter.dim() == 3 and len(parameter) == count) or EXPERT.search(name))
-        counts[parameter.requires_grad] += parameter_numel(parameter) * (chosen / count if is_expert else 1)
+        flops = 6 if parameter.requires_grad else 2 if parameter in forward_only else 4
+        counts[flops] += parameter_numel(parameter) * (chosen / count if is_expert else 1)
     head = inner.get_output_embeddings()
     return FlopCount(
-        trained=round(counts[True]),
-        frozen=round(counts[False]),
+        trained=round(counts[6]),
+        frozen=round(counts[4]),
+        forward_only=round(counts[2]),
+        forward_layers=_layers(config, len(below)),
         head_per_token=sum(
             (6 if parameter.requires_grad else 4) * parameter_numel(parameter)
             for parameter in (head.parameters() if head is not None else ())
@@ -170,6 +184,19 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
         experts=experts,
         layers=_layers(config),
     )
+
+
+def _layers_below_trained(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the layers of the text part before the first one with a trained parameter; none if the embedding is trained."""
+    decoder = model.get_decoder()
+    below: list[torch.nn.Module] = []
+    if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
+        return below
+    for layer in layers_of(decoder if isinstance(decoder, torch.nn.Module) else model):
+        if any(parameter.requires_grad for parameter in layer.parameters()):
+            break
+        below.append(layer)
+    return below
 
 
 def _multiplied(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -186,13 +213,14 @@ def _first_number(config: PretrainedConfig, names: tuple[str, ...]) -> int | Non
     return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
 
 
-def _layers(config: PretrainedConfig) -> tuple[tuple[Attention, int], ...]:
+def _layers(config: PretrainedConfig, first: int | None = None) -> tuple[tuple[Attention, int], ...]:
+    """Return the kinds of attention and their numbers, of all layers or the `first` ones."""
     # Without this key (models whose parts have configs of their own), attention isn't counted.
     count = getattr(config, "num_hidden_layers", 0)
     # Heterogeneous configs raise an error for a value that differs between layers.
     configs = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * count
     kinds = getattr(config, "layer_types", None) or [""] * count
-    layers = [_attention(layer, kind) for layer, kind in zip(configs, kinds)]
+    layers = [_attention(layer, kind) for layer, kind in zip(configs, kinds)][:first]
     return tuple((layer, layers.count(layer)) for layer in dict.fromkeys(layers) if layer)
 
 
