@@ -215,13 +215,14 @@ def preflight_job(context: Context, family: str) -> Job:
 def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> PreflightRun:
     """Return the settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
+    loss = run.loss if isinstance(run, Sft) else "nll"
     return spec_from(
         PreflightRun,
         run.training,
         run.operation,
         key=key,
         kind=kind_of(run),
-        run=SftSpec(base=None, training=learning, lora=lora_of(config, run), quantization=run.quantization),
+        run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss),
         reference=run.reference if isinstance(run, Dpo) else None,
         pack=pack,
         micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
