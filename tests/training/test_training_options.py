@@ -214,7 +214,7 @@ def test_eva_is_the_main_directions_of_the_inputs(rows, tmp_path, capsys):
     lora = Lora(rank=4, init_lora_weights="eva", merge=False)
     no_step = {"epochs": 1 / 3, "schedule": "constant", "learning_rate": 1e-12}
     train(tmp_path, rows, spec(lora, **no_step))
-    assert "adapters initialized by EVA in" in capsys.readouterr().out
+    assert "adapters initialized by EVA from " in capsys.readouterr().out
     adapter = load_file(tmp_path / "payload.partial/adapter/adapter_model.safetensors")
     (a,) = (one for name, one in adapter.items() if "layers.0.self_attn.q_proj.lora_A" in name)
     ids = torch.cat([torch.as_tensor(rows[row]["input_ids"][:28]) for row in range(len(rows))]).long()

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel, initialize_lora_eva_weights
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.batches import collate
+from snaketune.models.batches import Batch, collate
 from snaketune.models.devices import Compute
 from snaketune.models.forward import packed_logits
 from snaketune.models.kernels import SEPARATE
@@ -17,6 +17,7 @@ from snaketune.packing.reader import PackedRows
 
 # Rows that are read, again and again until the directions converge. Always one by one, so that no batch size shapes the result.
 MOST_ROWS = 256
+SECONDS_BETWEEN_LINES = 30.0
 
 
 def initialize_by_eva(model: PeftModel, rows: PackedRows, compute: Compute, seed: int) -> None:
@@ -29,10 +30,19 @@ def initialize_by_eva(model: PeftModel, rows: PackedRows, compute: Compute, seed
         raise SnaketuneError(
             "lora.init_lora_weights: eva needs packed documents, which this model computes separately; choose another"
         )
-    started, config = time.monotonic(), model.peft_config["default"]
-    targets = config.target_modules
+    config, started = model.peft_config["default"], time.monotonic()
+    passes, printed, targets = 0, started, config.target_modules
     order = epoch_order(len(rows), seed, 0)[:MOST_ROWS].tolist()
     batches = [collate([rows[row]], compute.kernel, rows.longest[0]) for row in order]
+
+    def forward(model: torch.nn.Module, batch: dict[str, Any]) -> None:
+        nonlocal passes, printed
+        batch, passes = Batch(batch).to(compute.device), passes + 1
+        packed_logits(model, batch, torch.zeros(1, dtype=torch.int64, device=compute.device))
+        if time.monotonic() - printed > SECONDS_BETWEEN_LINES:
+            print(f"EVA: {passes} rows read", flush=True)
+            printed = time.monotonic()
+
     try:
         # A model on one device only, and rows that are the same in all processes.
         with torch.no_grad(), compute.autocast(), warnings.catch_warnings():
@@ -40,7 +50,7 @@ def initialize_by_eva(model: PeftModel, rows: PackedRows, compute: Compute, seed
             initialize_lora_eva_weights(
                 model,
                 batches,
-                forward_fn=lambda model, batch: _forward(model, batch, compute),
+                forward_fn=forward,
                 prepare_model_inputs_fn=lambda batch, config: _is_document(batch),
                 prepare_layer_inputs_fn=lambda inputs, is_document_T, name: inputs[0].flatten(0, -2)[
                     is_document_T.to(inputs[0].device)
@@ -52,12 +62,7 @@ def initialize_by_eva(model: PeftModel, rows: PackedRows, compute: Compute, seed
         raise SnaketuneError(f"lora.init_lora_weights: eva failed: {error}") from None
     # peft replaces them by a list of all names; the config is to be that of a resumed training.
     config.target_modules = targets
-    print(f"adapters initialized by EVA in {time.monotonic() - started:.0f} s", flush=True)
-
-
-def _forward(model: torch.nn.Module, batch: dict[str, Any], compute: Compute) -> None:
-    batch = batch.to(compute.device)
-    packed_logits(model, batch, torch.zeros(1, dtype=torch.int64, device=compute.device))
+    print(f"adapters initialized by EVA from {passes} rows, in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def _is_document(batch: dict[str, Any]) -> torch.Tensor:
