@@ -149,12 +149,26 @@ def test_variants_build_on_each_other_or_not():
     ("changes", "expected"),
     [
         ({"x": {"corpus": "other"}}, "x.corpus: can't be changed here; expected a key below packing, training"),
-        ({"baseline": {"training.seed": 1}}, "'baseline' is the name of the unchanged run"),
+        ({"baseline": {"training.seed": 1}}, "'baseline' is the name of a trial of its own"),
     ],
 )
 def test_changes_that_would_compare_other_things_are_refused(changes, expected):
     with pytest.raises(ValueError, match=expected):
         Diagnosis(run="sft:run", changes=changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "expected `changes`, or `learning_rates` to test, or both; found neither"),
+        ({"learning_rates": [0.1, 0.01]}, r"expected the lowest and the highest, found \[0.1, 0.01\]"),
+        ({"learning_rates": [0.01, 0.1], "steps": 10}, "10 are too few to test learning_rates; expected 20 or more"),
+        ({"changes": {"learning-rates": {"training.seed": 1}}}, "'learning-rates' is the name of a trial of its own"),
+    ],
+)
+def test_a_diagnosis_without_trials_is_refused(settings, expected):
+    with pytest.raises(ValueError, match=expected):
+        Diagnosis(run="sft:run", **settings)
 
 
 def test_a_change_that_makes_no_run_names_itself():

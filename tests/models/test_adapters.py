@@ -232,6 +232,7 @@ def test_unknown_module_names_are_refused_with_examples(lora, message, monkeypat
     [
         ("mixtral", "pissa", "all-linear"),
         ("mixtral", "orthogonal", "all-linear"),
+        ("mixtral", "eva", "all-linear"),
         ("llama", "olora", ("embed_tokens", "q_proj")),
     ],
 )

@@ -214,7 +214,7 @@ def test_eva_is_the_main_directions_of_the_inputs(rows, tmp_path, capsys):
     lora = Lora(rank=4, init_lora_weights="eva", merge=False)
     no_step = {"epochs": 1 / 3, "schedule": "constant", "learning_rate": 1e-12}
     train(tmp_path, rows, spec(lora, **no_step))
-    assert "adapters initialized by EVA from " in capsys.readouterr().out
+    assert "adapters initialized by EVA from" in capsys.readouterr().out
     adapter = load_file(tmp_path / "payload.partial/adapter/adapter_model.safetensors")
     (a,) = (one for name, one in adapter.items() if "layers.0.self_attn.q_proj.lora_A" in name)
     ids = torch.cat([torch.as_tensor(rows[row]["input_ids"][:28]) for row in range(len(rows))]).long()
@@ -226,6 +226,17 @@ def test_eva_is_the_main_directions_of_the_inputs(rows, tmp_path, capsys):
     torch.testing.assert_close(a @ a.T, torch.eye(4), rtol=0, atol=1e-3)
     # peft's decomposition is incremental, row by row.
     assert 0.95 * most < (centered @ a.T).square().sum() < 1.0001 * most
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [(20, r"eva needs documents of lora\.rank 20 tokens or more"), (16, r"eva's 16 directions don't converge")],
+)
+def test_eva_ends_without_directions(rows, tmp_path, rank, message):
+    """The longest documents have 18 tokens, and the inputs of one of the layers have 8 dimensions."""
+    lora = Lora(rank=rank, init_lora_weights="eva")
+    with pytest.raises(SnaketuneError, match=message):
+        train(tmp_path, rows, spec(lora), lambda: tiny_model("llama", hidden_size=16))
 
 
 LORA = {"rank": 4}

@@ -215,6 +215,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "diagnose.steps": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "steps": 5}}, set()),
     "diagnose.warmup_steps": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "warmup_steps": 5}}, set()),
     "diagnose.repeats": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "repeats": 5}}, set()),
+    "diagnose.learning_rates": ({"diagnose.speed": {"run": "sft:run", "learning_rates": [1e-6, 1e-2]}}, set()),
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "tracking.project": ({"tracking": {"project": "other"}}, set()),
     "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),

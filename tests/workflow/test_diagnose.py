@@ -46,6 +46,23 @@ def test_trials_take_turns_and_a_table_shows_their_results(diagnosed):
     assert diagnosed.stale() == set()
 
 
+def test_learning_rates_are_tested_in_one_more_trial(diagnosed):
+    project = diagnosed
+    project.config["diagnose"]["rates"] = {"run": "sft:run", "learning_rates": [1e-5, 1.0], "steps": 24}
+    assert project.stale("diagnose") == {"trial", "diagnosis", "diagnose"}
+    said = project.snakemake("diagnose")
+    assert said.count("trial: made results/trial/rates/") == 1
+    result = json.loads(project.read("results/diagnosis/rates/attribution/learning_rates.json"))
+    rates = [one["learning_rate"] for one in result["tested"]]
+    assert (rates[0], rates[-1], len(rates)) == (1e-5, pytest.approx(1.0), 24)
+    assert rates[1] / rates[0] == pytest.approx(1e5 ** (1 / 23))
+    assert 1e-5 < result["try"] < 1
+    assert f"try training.learning_rate: {result['try']:.2g}" in said
+    assert project.read("results/diagnosis/rates/attribution/learning_rates.svg").startswith("<?xml")
+    assert not (project.folder / "results/diagnosis/rates/attribution/attribution.json").exists()
+    del project.config["diagnose"]["rates"]
+
+
 def test_trials_follow_each_other_round_by_round(diagnosed, monkeypatch):
     """So that what happens to the machine meanwhile happens to all variants, and none takes from another."""
     monkeypatch.chdir(diagnosed.folder)

@@ -1,15 +1,17 @@
 """The `diagnose:` section: changes of a run that are timed in short trainings, to find what makes it faster."""
 
 from copy import deepcopy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
+from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.errors import SnaketuneError
 
-BASELINE = "baseline"
+BASELINE, LEARNING_RATES = "baseline", "learning-rates"
+# Fewer losses have no slope.
+MIN_RANGE_STEPS = 20
 # Keys that keep the corpus and the initial weights the same; otherwise the trials couldn't be compared.
 CHANGEABLE = ("packing", "training", "lora", "quantization", "operation")
 Change = Annotated[dict[str, Any], Field(min_length=1)]
@@ -21,9 +23,13 @@ class Diagnosis(Model):
 
     run: Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
     """Baseline: `sft:NAME` or `dpo:NAME`."""
-    changes: Annotated[dict[Name, Change], Field(min_length=1)]
+    changes: dict[Name, Change] = {}
     """Changes by a name of your choice: dotted keys of the run and their values, such as `{longer: {packing.length: 2048}}`.
     Only keys of `packing`, `training`, `lora`, `quantization` and `operation` can be changed."""
+    learning_rates: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Range of a test of learning rates (Smith, 2017), such as `[1.0e-6, 1.0e-2]`: one more trial of `steps` steps, at least 20
+    and better 100, in which the learning rate rises from the first to the second by equal factors. The result says at which
+    one the loss falls fastest."""
     mode: Literal["one-at-a-time", "add-one-in"] = "one-at-a-time"
     """`one-at-a-time` applies each change to the baseline; `add-one-in` applies each change on top of those before it."""
     steps: Annotated[int, Field(ge=4)] = 20
@@ -41,11 +47,23 @@ class Diagnosis(Model):
     @classmethod
     def _changeable(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name, change in changes.items():
-            if name == BASELINE:
-                raise ValueError(f"{BASELINE!r} is the name of the unchanged run; choose another name for the change")
+            if name in (BASELINE, LEARNING_RATES):
+                raise ValueError(f"{name!r} is the name of a trial of its own; choose another name for the change")
             if wrong := next((key for key in change if key.partition(".")[0] not in CHANGEABLE), None):
                 raise ValueError(f"{name}.{wrong}: can't be changed here; expected a key below {', '.join(CHANGEABLE)}")
         return changes
+
+    @model_validator(mode="after")
+    def _has_trials(self) -> Self:
+        if not self.changes and not self.learning_rates:
+            raise ValueError("expected `changes`, or `learning_rates` to test, or both; found neither")
+        if self.learning_rates and self.learning_rates[0] >= self.learning_rates[1]:
+            raise ValueError(f"learning_rates: expected the lowest and the highest, found {list(self.learning_rates)}")
+        if self.learning_rates and self.steps < MIN_RANGE_STEPS:
+            raise ValueError(
+                f"steps: {self.steps} are too few to test learning_rates; expected {MIN_RANGE_STEPS} or more"
+            )
+        return self
 
 
 def slow_settings(run: Sft | Dpo) -> dict[str, dict[str, Any]]:

@@ -9,16 +9,19 @@ variant with longer rows has seen more tokens at the same step.
     share            ln(gain) over the sum of all positive ones: gains multiply, so their logarithms add up
 
     attribution.json, table.csv, table.md, attribution.svg
+    learning_rates.json, learning_rates.svg    see `diagnostics.learning_rates`
 """
 
 import csv
 import io
 import json
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.diagnostics.learning_rates import write_learning_rates
 from snaketune.diagnostics.trial_files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache import libraries
@@ -31,7 +34,7 @@ STAGE = Stage(
     module=__name__,
     spec=DiagnosisSpec,
     payload="attribution",
-    inputs={"trials": any_number("trial")},
+    inputs={"trials": any_number("trial"), "learning_rates": any_number("trial")},
     libraries=libraries.always("matplotlib"),
 )
 
@@ -56,8 +59,23 @@ COLUMNS = {
 }
 
 
-def build(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> Outcome:
-    """Fill `work.payload` with the attribution. Args: trials: round by round, the variants of each in their order."""
+def build(
+    spec: DiagnosisSpec, work: WorkFolder, *, trials: Sequence[Artifact] = (), learning_rates: Sequence[Artifact] = ()
+) -> Outcome:
+    """Fill `work.payload` with the attribution, and the learning rates that were tested.
+
+    Args:
+        trials: round by round, the variants of each in their order.
+        learning_rates: the trial that tests them, if any.
+    """
+    if trials:
+        _write_attribution(spec, work, trials)
+    for one in learning_rates:
+        write_learning_rates(json.loads(one.file(MEASURED).read_text(encoding="utf-8")), work.payload)
+    return Outcome(counts={"variants": len(spec.variants), "trials": len(trials) + len(learning_rates)})
+
+
+def _write_attribution(spec: DiagnosisSpec, work: WorkFolder, trials: Sequence[Artifact]) -> None:
     from snaketune.diagnostics.attribution_picture import attribution_svg
 
     measured = (json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials)
@@ -73,7 +91,6 @@ def build(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> O
     }.items():
         (work.payload / name).write_text(text, encoding="utf-8")
     print(table, flush=True)
-    return Outcome(counts={"variants": len(names), "trials": len(trials)})
 
 
 def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:

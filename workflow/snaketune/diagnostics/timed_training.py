@@ -97,10 +97,10 @@ class Mark(NamedTuple):
 class Windows(TrainerCallback):
     """Records marks at the ends of windows; ends the training after the last one."""
 
-    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, keeps_running: bool):
-        """Args: keeps_running: whether another callback ends the training."""
+    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, window: int, keeps_running: bool):
+        """Args: window: its steps; keeps_running: whether another callback ends the training."""
         self.meter, self.warmup, self.last, self.keeps_running = trainer.meter, warmup, warmup + steps, keeps_running
-        self.length = max(1, steps // WINDOWS)
+        self.length = window
         self.marks: list[Mark] = []
 
     def on_step_end(self, args, state, control, **_):
@@ -118,14 +118,36 @@ class Windows(TrainerCallback):
         control.should_log = True
 
 
+class RisingLearningRate(TrainerCallback):
+    """Raises the learning rate from step to step by equal factors; groups keep their ratios."""
+
+    def __init__(self, spec: TrialSpec):
+        (self.first, self.last), self.steps = spec.learning_rates, spec.warmup_steps + spec.steps
+        self.configured = spec.run.training.learning_rate
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        return self.first * (self.last / self.first) ** ((step - 1) / (self.steps - 1))
+
+    def on_step_begin(self, args, state, control, optimizer=None, **_):
+        """Set the learning rate, which the run's schedule has set for the same step."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate(state.global_step + 1) * group["initial_lr"] / self.configured
+
+
 def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
     with ready_trainer(training) as trainer:
         args, meter, device = trainer.args, trainer.meter, trainer.meter.device
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
-        windows = Windows(trainer, spec.warmup_steps, spec.steps, keeps_running=spec.profile)
+        window = 1 if spec.learning_rates else max(1, spec.steps // WINDOWS)
+        windows = Windows(trainer, spec.warmup_steps, spec.steps, window, keeps_running=spec.profile)
         profiled = StepProfiler(windows.last, device, training.run.work.payload / TRACE)
         trainer.remove_callback(PrinterCallback)
-        for callback in (SetEpoch(trainer), windows, *[profiled] * spec.profile):
+        rising = [RisingLearningRate(spec)] if spec.learning_rates else []
+        if rising:
+            # A short training goes over its rows again.
+            args.max_steps = rising[0].steps
+        for callback in (SetEpoch(trainer), windows, *[profiled] * spec.profile, *rising):
             trainer.add_callback(callback)
         trainer.compile()
         trainer.train()
@@ -148,9 +170,15 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
         about = meter.about(history)
         first, last = marks[0], marks[-1]
         step_seconds = (last.time - first.time) / (last.step - first.step)
+        tested = [
+            {"learning_rate": rising[0].rate(step), "loss": loss}
+            for step, loss in losses.items()
+            if spec.learning_rates
+        ]
         return {
             "fits": True,
             "why": "",
+            **({"learning_rates": tested} if tested else {}),
             "windows": measured_windows,
             "steps": trainer.state.global_step,
             "tokens_per_second": round(speeds[len(speeds) // 2], 3),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora.layer import Embedding, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from safetensors.torch import load_file, save_file
@@ -32,7 +33,7 @@ MAMBA_MIXER = re.compile(r".*(Mamba2?(Mixer|Layer)|BambaMixer|FalconH1Mixer)")
 OWN_LINEAR = re.compile(r".*(Router|GroupedLinear)")
 MAMBA_FUSED = {"conv1d", "x_proj", "dt_proj", "out_proj"}
 # Initial values that peft has for every kind of layer.
-FOR_ALL_LAYERS = (True, "gaussian", "eva")
+FOR_ALL_LAYERS = (True, "gaussian")
 # The names of an adapter's two matrices.
 MATRIX = re.compile(r"lora_(A|B)\b")
 # peft's prefix to the model's own parameter names.
@@ -183,15 +184,16 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 def _adapt_linear_layers(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     """Return the adapted model; its initial values need a linear layer's weight, so other layers are refused."""
-    found = "embeddings"
     try:
         adapted = _adapt(model, config)
     except (AttributeError, TypeError) as error:
         # peft raises these for experts' weights.
         found = str(error)
     else:
-        if not any(getattr(layer, "lora_embedding_A", None) for layer in adapted.modules()):
+        others = [layer for layer in adapted.modules() if isinstance(layer, Embedding | ParamWrapper)]
+        if not others:
             return adapted
+        found = type(others[0].get_base_layer()).__name__
     raise SnaketuneError(
         f"lora.init_lora_weights: {config.init_lora_weights} is for linear layers, and lora.target_modules has others, such as "
         f"experts or embeddings ({found}); name linear layers there, or remove it"

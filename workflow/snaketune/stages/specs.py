@@ -181,6 +181,8 @@ class TrialSpec(Launched):
     """The round that it belongs to, from 1."""
     profile: bool = False
     """Whether two further steps are recorded by torch.profiler."""
+    learning_rates: Annotated[tuple[float, float] | None, Field(exclude_if=lambda rates: rates is None)] = None
+    """The learning rates of the first and the last step, if it tests them."""
 
 
 class Variant(Model):

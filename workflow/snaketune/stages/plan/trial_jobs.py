@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from snaketune.config.diagnose import BASELINE, slow_settings, variants_of
+from snaketune.config.diagnose import BASELINE, LEARNING_RATES, slow_settings, variants_of
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
 from snaketune.stages.plan.context import Context, first_run, kind_of, sft_below, tokenizer_of
@@ -19,9 +19,14 @@ def diagnosis_job(context: Context, name: str) -> Job:
     section, _, of = diagnosis.run.partition(":")
     runs = diagnosis.variants(name, getattr(context.config, section)[of])
     steps = diagnosis.model_dump(include={"steps", "warmup_steps"})
-    trials = _trial_jobs(context, name, of, runs, diagnosis.repeats, **steps)
-    spec = spec_from(DiagnosisSpec, diagnosis, variants=_variants(diagnosis.changes))
-    return context.plan("diagnosis", name, spec, {"trials": trials})
+    trials = _trial_jobs(context, name, of, runs, diagnosis.repeats, **steps) if diagnosis.changes else ()
+    tested: tuple[Job, ...] = ()
+    if diagnosis.learning_rates:
+        # The first step begins the only window that isn't measured.
+        steps = {"steps": diagnosis.steps - 1, "warmup_steps": 1, "learning_rates": diagnosis.learning_rates}
+        tested = _trial_jobs(context, name, of, {LEARNING_RATES: runs[BASELINE]}, 1, after=trials[-1:], **steps)
+    spec = spec_from(DiagnosisSpec, diagnosis, variants=_variants(diagnosis.changes) if diagnosis.changes else ())
+    return context.plan("diagnosis", name, spec, {"trials": trials, "learning_rates": tested})
 
 
 def audit_jobs(context: Context) -> None:
@@ -55,12 +60,19 @@ def _audit_job(context: Context, section: str, name: str, run: Sft | Dpo, calibr
 
 
 def _trial_jobs(
-    context: Context, name: str, of: str, runs: dict[str, Sft | Dpo], repeats: int, profiled: str = "", **steps: int
+    context: Context,
+    name: str,
+    of: str,
+    runs: dict[str, Sft | Dpo],
+    repeats: int,
+    profiled: str = "",
+    after: tuple[Job, ...] = (),
+    **steps: Any,
 ) -> tuple[Job, ...]:
     """Return the jobs of short timed trainings: each variant once per round, each after the one before it.
 
     In parallel they would slow each other down, even on different GPUs. Args: of: the name of the run that is varied; runs: its
-    variants by name; profiled: the variant that is profiled; steps: steps and warmup_steps of the specs.
+    variants by name; profiled: the variant that is profiled; after: the job before the first; steps: fields of the specs.
     """
     trials: list[Job] = []
     for repeat in range(1, repeats + 1):
@@ -71,7 +83,7 @@ def _trial_jobs(
             job = training_job(context, "trial", f"{name}/{variant}/{repeat}", of, run, **inputs)
             own = {"run": job.spec, "repeat": repeat, "profile": variant == profiled}
             spec = spec_from(TrialSpec, run.training, run.operation, **own, **steps)
-            trials.append(context.add(replace(job, spec=spec, after=(*job.after, *trials[-1:]))))
+            trials.append(context.add(replace(job, spec=spec, after=(*job.after, *(trials[-1:] or after)))))
     return tuple(trials)
 
 

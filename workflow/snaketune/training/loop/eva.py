@@ -2,8 +2,10 @@
 
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from peft import PeftModel, initialize_lora_eva_weights
 
@@ -11,60 +13,77 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
 from snaketune.models.devices import Compute
 from snaketune.models.forward import packed_logits
-from snaketune.models.kernels import SEPARATE
 from snaketune.packing.epoch_order import epoch_order
 from snaketune.packing.reader import PackedRows
+from snaketune.packing.shards import IGNORED
 
-# Rows that are read, again and again until the directions converge. Always one by one, so that no batch size shapes the result.
-MOST_ROWS = 256
+# Documents that are read, one by one so that layers see no padding and no batch size shapes the result; and how often each is
+# read at most before the directions have converged.
+MOST_DOCUMENTS, MOST_PASSES = 512, 4
 SECONDS_BETWEEN_LINES = 30.0
 
 
 def initialize_by_eva(model: PeftModel, rows: PackedRows, compute: Compute, seed: int) -> None:
-    """Set each adapter's first matrix to the main directions of its layer's inputs, on rows in the order of the first epoch.
+    """Set each adapter's first matrix to the main directions of its layer's inputs, on documents in the first epoch's order.
+
+    Of documents that share prefixes, such as pairs, the shared part is read.
 
     Raises:
-        SnaketuneError: the documents run separately, or peft finds no such directions.
+        SnaketuneError: all documents are shorter than the rank, or the directions don't converge.
     """
-    if compute.kernel == SEPARATE:
-        raise SnaketuneError(
-            "lora.init_lora_weights: eva needs packed documents, which this model computes separately; choose another"
-        )
     config, started = model.peft_config["default"], time.monotonic()
     passes, printed, targets = 0, started, config.target_modules
-    order = epoch_order(len(rows), seed, 0)[:MOST_ROWS].tolist()
-    batches = [collate([rows[row]], compute.kernel, rows.longest[0]) for row in order]
+    documents = [
+        document
+        for row in epoch_order(len(rows), seed, 0)[:MOST_DOCUMENTS].tolist()
+        for document in _documents(rows[row])
+        if len(document["input_ids"]) >= config.r
+    ][:MOST_DOCUMENTS]
+    if not documents:
+        raise SnaketuneError(f"lora.init_lora_weights: eva needs documents of lora.rank {config.r} tokens or more")
 
     def forward(model: torch.nn.Module, batch: dict[str, Any]) -> None:
         nonlocal passes, printed
-        batch, passes = Batch(batch).to(compute.device), passes + 1
-        packed_logits(model, batch, torch.zeros(1, dtype=torch.int64, device=compute.device))
+        passes += 1
+        if passes > MOST_PASSES * len(documents):
+            raise SnaketuneError(
+                f"lora.init_lora_weights: eva's {config.r} directions don't converge on these rows; lower lora.rank, or "
+                "choose another"
+            )
+        device = compute.device
+        packed_logits(model, Batch(batch).to(device), torch.zeros(1, dtype=torch.int64, device=device))
         if time.monotonic() - printed > SECONDS_BETWEEN_LINES:
-            print(f"EVA: {passes} rows read", flush=True)
+            print(f"EVA: {passes} documents read", flush=True)
             printed = time.monotonic()
 
-    try:
-        # A model on one device only, and rows that are the same in all processes.
-        with torch.no_grad(), compute.autocast(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            initialize_lora_eva_weights(
-                model,
-                batches,
-                forward_fn=forward,
-                prepare_model_inputs_fn=lambda batch, config: _is_document(batch),
-                prepare_layer_inputs_fn=lambda inputs, is_document_T, name: inputs[0].flatten(0, -2)[
-                    is_document_T.to(inputs[0].device)
-                ],
-                gather_distributed_inputs=False,
-                show_progress_bar=False,
-            )
-    except (RuntimeError, ValueError) as error:
-        raise SnaketuneError(f"lora.init_lora_weights: eva failed: {error}") from None
+    with torch.no_grad(), compute.autocast(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        initialize_lora_eva_weights(
+            model,
+            [collate([document], compute.kernel, rows.longest[0]) for document in documents],
+            forward_fn=forward,
+            prepare_model_inputs_fn=lambda batch, config: None,
+            prepare_layer_inputs_fn=lambda inputs, _, name: inputs[0].flatten(0, -2),
+            # All processes read the same documents.
+            gather_distributed_inputs=False,
+            show_progress_bar=False,
+        )
     # peft replaces them by a list of all names; the config is to be that of a resumed training.
     config.target_modules = targets
-    print(f"adapters initialized by EVA from {passes} rows, in {time.monotonic() - started:.0f} s", flush=True)
+    print(f"adapters initialized by EVA from {passes} documents, in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _is_document(batch: dict[str, Any]) -> torch.Tensor:
-    """Return which tokens aren't padding, bool[T]."""
-    return torch.from_numpy(batch["segments"].layout.document_of >= 0)
+def _documents(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the documents of a row without those that continue others, each as a row of its own.
+
+    >>> row = {"input_ids": np.arange(9), "segment_lengths": np.array([4, 3]), "prefix_lengths": np.array([0, 2])}
+    >>> [document["input_ids"].tolist() for document in _documents(row)]
+    [[0, 1, 2, 3]]
+    """
+    end = 0
+    for length, prefix in zip(row["segment_lengths"], row["prefix_lengths"], strict=True):
+        begin, end = end, end + int(length)
+        if not prefix:
+            segments = {"segment_lengths": np.array([length], np.int32), "prefix_lengths": np.zeros(1, np.int32)}
+            labels = np.full(end - begin, IGNORED, np.int32)
+            yield {"input_ids": row["input_ids"][begin:end], "labels": labels} | segments
