@@ -187,10 +187,13 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
 
 
 def _layers_below_trained(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the layers of the text part before the first one with a trained parameter; none if the embedding is trained."""
-    decoder = model.get_decoder()
+    """Return the layers of the text part before the first one with a trained parameter; none if the embedding is trained, or
+    nothing."""
+    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
     below: list[torch.nn.Module] = []
-    if any(parameter.requires_grad for parameter in model.get_input_embeddings().parameters()):
+    if any(one.requires_grad for one in embedding.parameters()) or not any(
+        one.requires_grad for one in model.parameters()
+    ):
         return below
     for layer in layers_of(decoder if isinstance(decoder, torch.nn.Module) else model):
         if any(parameter.requires_grad for parameter in layer.parameters()):
