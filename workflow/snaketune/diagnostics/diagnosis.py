@@ -21,7 +21,6 @@ from statistics import median
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.diagnostics.learning_rates import write_learning_rates
 from snaketune.diagnostics.trial_files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache import libraries
@@ -68,6 +67,8 @@ def build(
         trials: round by round, the variants of each in their order.
         learning_rates: the trial that tests them, if any.
     """
+    from snaketune.diagnostics.learning_rates import write_learning_rates
+
     if trials:
         _write_attribution(spec, work, trials)
     for one in learning_rates:
