@@ -10,6 +10,7 @@ import yaml
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
+from tests.cluster.slurm_commands import SlurmCommands
 
 from .command_line import snakemake
 from .conftest import ROOT
@@ -30,8 +31,8 @@ RULE = re.compile(r"^ *(?:local)?rule (\w+):$", re.MULTILINE)
 class Cluster:
     """A project whose jobs would be sent to a cluster."""
 
-    def __init__(self, project, monkeypatch):
-        self.project = project
+    def __init__(self, project, slurm, monkeypatch):
+        self.project, self.slurm = project, slurm
         self.profile = project.folder / "profiles/slurm"
         shutil.copytree(ROOT / "profiles/slurm", self.profile, ignore=shutil.ignore_patterns("cluster.yaml"))
         monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
@@ -66,8 +67,18 @@ def several_gpus(cluster, **operation):
 
 
 @pytest.fixture
-def cluster(fresh, monkeypatch):
-    return Cluster(fresh, monkeypatch)
+def slurm(tmp_path, monkeypatch):
+    """One that accepts every job."""
+    slurm = SlurmCommands(tmp_path, monkeypatch)
+    for program in ("sbatch", "scontrol", "sinfo"):
+        slurm.answer(program, "exit 0")
+    slurm.answer("sacctmgr", 'case "$*" in *account%256*) echo me;; *) echo "me|fast";; esac')
+    return slurm
+
+
+@pytest.fixture
+def cluster(fresh, slurm, monkeypatch):
+    return Cluster(fresh, slurm, monkeypatch)
 
 
 def test_jobs_request_what_they_need_within_the_partitions(cluster):
@@ -132,6 +143,23 @@ def test_what_can_never_start_is_refused_in_the_dry_run(cluster, operation, expe
     several_gpus(cluster, **operation)
     assert expected in cluster.plan(check=False)
     assert "lower operation.gpus or operation.nodes" in cluster.plan(check=False)
+
+
+def test_what_slurm_would_refuse_is_refused_in_the_dry_run(cluster):
+    slurm = cluster.slurm
+    slurm.answer("sinfo", "echo gpu")
+    slurm.answer("sbatch", "echo 'allocation failure: Invalid qos specification' >&2; exit 1")
+    planned = cluster.plan(check=False)
+    assert "SLURM would refuse data (sbatch --account=me --qos=normal --partition=cpu" in planned
+    assert "Invalid qos specification; correct profiles/slurm/cluster.yaml" in planned
+    assert "accounts: me; QOS: fast; partitions: gpu" in planned
+    # In the middle of a run the executor would wait forever, whether or not SLURM enforces accounts.
+    slurm.answer("sbatch", "exit 0")
+    planned = cluster.plan(site=SITE | {"account": "other"}, check=False)
+    assert "Available accounts: me; correct `account` in profiles/slurm/cluster.yaml" in planned
+    # Nothing is refused because SLURM doesn't answer.
+    slurm.answer("scontrol", "exit 1")
+    assert cluster.plan().count("SLURM's controller doesn't answer") == 1
 
 
 def groups_of(planned):

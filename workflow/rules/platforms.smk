@@ -48,6 +48,7 @@ def check_before_run(job):
         return
     checked.add(job.manifest)
     requests.request(job)
+    check_submission(job)
     for line in describe_launch(job):
         logger.info(line)
     # False if the graph is only drawn.

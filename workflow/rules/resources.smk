@@ -1,11 +1,75 @@
 """The resources that rules request from the scheduler, the groups of jobs sent as one, and the log of why jobs are pending."""
 
+import logging
+import shutil
+from types import SimpleNamespace
+
+from snakemake.exceptions import WorkflowError
+
 from snaketune.cluster.pending_jobs import watch
 from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import read_site, site_file
+from snaketune.cluster.submission_check import (
+    pings,
+    refusal,
+    sbatch_options,
+    valid_names,
+    wait_for_controller,
+)
 
 with plain_errors():
     requests = ResourceRequests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
+ON_SLURM = bool(PLANS and requests.site and shutil.which("sbatch"))
+
+
+@cache
+def controller_answers():
+    """Return False, and log it, if SLURM's controller doesn't answer a dry run; a run that submits jobs waits for it."""
+    # Also true in a dry run.
+    if not workflow.local_exec:
+        wait_for_controller(logger.warning)
+    elif not pings():
+        logger.warning("SLURM's controller doesn't answer (scontrol ping), so what jobs request wasn't checked")
+        return False
+    return True
+
+
+@cache
+def check_account(account):
+    """Raise an error if the executor would refuse the account: while it submits a group, that makes it wait forever."""
+    from snakemake_executor_plugin_slurm.accounts import validate_account
+
+    try:
+        validate_account(account, logger)
+    except WorkflowError as error:
+        raise SnaketuneError(f"{' '.join(str(error).split())}; correct `account` in {site_file()}") from None
+
+
+@cache
+def check_options(options, sent):
+    """Raise an error if SLURM would refuse what is sent with these options of sbatch: a group, or each job of a stage."""
+    if controller_answers() and (words := refusal(options)):
+        raise SnaketuneError(
+            f"SLURM would refuse {sent} (sbatch {' '.join(options)}): {words}; correct {site_file()}: this user has "
+            f"{valid_names()}"
+        )
+
+
+def check_submission(job):
+    """Raise an error if SLURM would refuse a job, or its group; nothing is checked where SLURM isn't installed."""
+    # workflow.is_local() is true of every rule in a dry run.
+    if not ON_SLURM or getattr(rules, job.stage).rule.name in workflow._localrules:
+        return
+    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
+
+    if requests.site.account:
+        check_account(requests.site.account)
+    threads, resources = requests.submitted(job)
+    # The executor chooses by the sums of the group's jobs.
+    name = requests.group(job.stage) or job.stage
+    sent = SimpleNamespace(name=name, threads=threads, resources=resources)
+    partition = get_best_partition(read_partition_file(site_file()), sent, logging.Logger("unused"))
+    check_options(sbatch_options(threads, resources, partition), name)
 
 
 def threads_of(stage):
@@ -20,7 +84,14 @@ def threads_of(stage):
 
 def resource_of(stage, name):
     """Return a function for one resource of a job: memory in MB, minutes, or GPUs on all its nodes; None if it needs none."""
-    return lambda wildcards, attempt: requests.resources(job_of(stage, wildcards), attempt).get(name)
+
+    def resource(wildcards, attempt):
+        # Snakemake calls this also right before it submits a job.
+        if ON_SLURM and not workflow.local_exec:
+            wait_for_controller(logger.warning)
+        return requests.resources(job_of(stage, wildcards), attempt).get(name)
+
+    return resource
 
 
 def cluster_resources_of(stage):

@@ -97,8 +97,16 @@ class ResourceRequests:
 
     def resources(self, job: Job, attempt: int = 1) -> dict[str, int | str]:
         """Return the request by the names that executors use, without resources that the job doesn't need."""
-        request, site = self.request(job, attempt), self.site
-        gpus, nodes = request.gpus, request.nodes
+        return self._by_name(job, self.request(job, attempt))
+
+    def submitted(self, job: Job, attempt: int = 1) -> tuple[int, dict[str, int | str]]:
+        """Return the CPUs and resources with which the job is submitted: those of its whole group if it has one."""
+        name = self.group(job.stage)
+        request = self.groups[name].total if name else self.request(job, attempt)
+        return request.threads, self._by_name(job, request)
+
+    def _by_name(self, job: Job, request: ResourceRequest) -> dict[str, int | str]:
+        site, gpus, nodes = self.site, request.gpus, request.nodes
         resources: dict[str, int | str | None] = {
             "mem_mb": request.mem_mb,
             "runtime": request.runtime,
