@@ -3,10 +3,13 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from snaketune.cluster.resources import ResourceRequests
+from snaketune.cluster.site import Site
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
@@ -114,11 +117,12 @@ def test_an_earlier_run_sets_the_estimate(cluster, monkeypatch):
     with monkeypatch.context() as patch:
         patch.chdir(cluster.project.folder)
         spec = json.loads(canonical(JobGraph(*load(cluster.project.config)).job("sft", "run").spec))
+    # In its group, where jobs run one after the other, a job needs four minutes less than 5 + 1.5 x 20.
     for facts, output, runtime, mem_mb in (
-        ({"seconds": 1200, "peak_memory_mb": 1000}, spec, "35", "2000"),
+        ({"seconds": 1200, "peak_memory_mb": 1000}, spec, "31", "2000"),
         # Measured with another spec, the memory may be too low.
-        ({"seconds": 1200, "peak_memory_mb": 1000}, spec | {"base": None}, "35", "3600"),
-        ({"seconds": 1200, "peak_memory_mb": 4000}, spec | {"base": None}, "35", "6500"),
+        ({"seconds": 1200, "peak_memory_mb": 1000}, spec | {"base": None}, "31", "3600"),
+        ({"seconds": 1200, "peak_memory_mb": 4000}, spec | {"base": None}, "31", "6500"),
         ({"seconds": 1200, "tokens_per_second_median": 1.0}, spec, "120", "3600"),
     ):
         folder = cluster.project.folder / "results/sft/run"
@@ -127,6 +131,80 @@ def test_an_earlier_run_sets_the_estimate(cluster, monkeypatch):
         (folder / "manifest.json").write_text(json.dumps({"spec": output}), encoding="utf-8")
         sft = cluster.requested()["sft"]
         assert (sft["runtime"], sft["mem_mb"]) == (runtime, mem_mb)
+
+
+@pytest.fixture
+def requests(cluster, monkeypatch):
+    """Return the requests of the project's jobs and, of one of them, what it requests."""
+    monkeypatch.chdir(cluster.project.folder)
+
+    def request(stage, name, mem_mb=64_000):
+        limits = {name: limits | {"max_mem_mb": mem_mb} for name, limits in SITE["partitions"].items()}
+        graph = JobGraph(*load(cluster.project.config))
+        made = ResourceRequests(graph.jobs.values(), Site(**SITE | {"partitions": limits}))
+        return made, made.request(graph.job(stage, name))
+
+    return request
+
+
+def test_an_attempt_of_a_part_of_a_group_raises_what_it_ran_out_of(cluster, requests):
+    config = cluster.project.config
+    config["sft"]["other"] = config["sft"]["run"] | {"training": config["sft"]["run"]["training"] | {"seed": 1}}
+    made, before = requests("sft", "run")
+    assert {"results/sft/run/manifest.json", "results/sft/other/manifest.json"} < {*made.groups["models"].requests}
+    note = cluster.project.folder / "results/.work/.slurm/sft/run"
+    note.parent.mkdir(parents=True)
+    note.write_text("17\n", encoding="utf-8")
+    job = "JobId=17 JobState={} TRES=mem={}M,node=1 TimeLimit={}"
+    cluster.slurm.answer("scontrol", f"echo {job.format('OUT_OF_MEMORY', before.mem_mb, '00:30:00')}")
+    assert requests("sft", "run")[1] == replace(before, mem_mb=2 * before.mem_mb)
+    assert requests("sft", "other")[1] == before
+    # The group requests no more than the partition has.
+    assert [requests("sft", name, mem_mb=6000)[1].mem_mb for name in ("run", "other")] == [6000, 3000]
+    cluster.slurm.answer("scontrol", f"echo {job.format('TIMEOUT', before.mem_mb, '00:30:00')}")
+    assert requests("sft", "run")[1] == replace(before, runtime=60)
+
+
+def test_a_sweep_is_few_jobs_also_when_its_variants_depend_on_nothing_that_runs(cluster, requests):
+    """With `group-components` Snakemake sends all of them as one, so each may be part of the group."""
+    config = cluster.project.config
+    config["dpo"]["run"]["grid"] = {"beta": [round(0.1 * step, 1) for step in range(1, 13)]}
+    made, first = requests("sft", "run")
+    group = made.groups["models"]
+    assert len(group.requests) == 1 + 1 + 12 + 13
+    total = group.total()
+    # One after the other.
+    assert (total.threads, total.mem_mb) == (first.threads, first.mem_mb)
+    assert total.runtime == sum(one.runtime for one in group.requests.values()) <= 60
+    # Whether or not they are in a group.
+    assert {made.threads(job) for job in made.jobs if job.stage in ("sft", "dpo", "eval")} == {8}
+
+
+def test_no_group_waits_for_a_job_that_waits_for_the_group(cluster, requests):
+    """A long training between short ones divides their group."""
+    config = cluster.project.config
+    for name, base, gpus in (("long", "sft:run", 2), ("last", "sft:long", 1)):
+        run = config["sft"]["run"]
+        config["sft"][name] = run | {"use_base": base, "operation": {"gpus": gpus}}
+        del config["sft"][name]["base"]
+    config["eval"]["both"]["models"] += ["sft:long", "sft:last"]
+    made, _ = requests("sft", "run")
+    groups = {job.key: made.group(job) for job in made.jobs}
+    assert [groups[f"sft/{name}"] for name in ("run", "long", "last")] == ["models", None, "models2"]
+    assert [groups[f"eval/both/sft-{name}"] for name in ("run", "long", "last")] == ["models", "models2", "models2"]
+    assert groups["dpo/run"] == "models"
+
+
+def test_a_fixed_number_of_rows_on_the_cpu_takes_memory(cluster, requests):
+    run = cluster.project.config["sft"]["run"]
+    run["base"] |= {"hidden_size": 256, "intermediate_size": 1024, "layers": 4}
+    _, few = requests("sft", "run")
+    run["training"] |= {"batch_rows": 128, "micro_batch_rows": 128}
+    assert requests("sft", "run")[1] == few
+    run["operation"]["gpus"] = 0
+    _, many = requests("sft", "run")
+    # 6.5 bytes x (9 x 256 + 4 x 1024) x 4 layers x 128 rows of 256 tokens.
+    assert few.mem_mb + 5300 <= many.mem_mb <= few.mem_mb + 5700
 
 
 @pytest.mark.parametrize(
@@ -169,7 +247,7 @@ def groups_of(planned):
 def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     assert groups_of(cluster.plan()) == {"data", "models"}
     # Jobs that together take longer than the partition allows aren't grouped.
-    short = {**SITE["partitions"]["gpu"], "max_runtime": 20}
+    short = {**SITE["partitions"]["gpu"], "max_runtime": 8}
     assert groups_of(cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})) == {"data"}
     cluster.project.config["corpora"]["chat"]["sources"][0]["files"] = ["data/big.jsonl"]
     big = cluster.project.folder / "data/big.jsonl"

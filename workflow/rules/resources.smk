@@ -18,7 +18,12 @@ from snaketune.cluster.submission_check import (
 )
 
 with plain_errors():
-    requests = ResourceRequests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
+    requests = ResourceRequests(
+        graph.jobs.values(),
+        read_site(site_file()) if site_file() else None,
+        # Processes that run single jobs don't know what else runs.
+        runs=lambda job: not PLANS or not planner.results.of(job).current,
+    )
 ON_SLURM = bool(PLANS and requests.site and shutil.which("sbatch"))
 
 
@@ -66,7 +71,7 @@ def check_submission(job):
         check_account(requests.site.account)
     threads, resources = requests.submitted(job)
     # The executor chooses by the sums of the group's jobs.
-    name = requests.group(job.stage) or job.stage
+    name = requests.group(job) or job.stage
     sent = SimpleNamespace(name=name, threads=threads, resources=resources)
     partition = get_best_partition(read_partition_file(site_file()), sent, logging.Logger("unused"))
     check_options(sbatch_options(threads, resources, partition), name)
@@ -77,7 +82,7 @@ def threads_of(stage):
 
     def threads(wildcards):
         with plain_errors():
-            return requests.request(job_of(stage, wildcards)).threads
+            return requests.threads(job_of(stage, wildcards))
 
     return threads
 
@@ -103,7 +108,12 @@ def cluster_resources_of(stage):
 
 def group_of(stage):
     """Return a function for the group whose jobs are sent to a cluster as one job."""
-    return lambda wildcards: requests.group(stage)
+    return lambda wildcards: requests.group(job_of(stage, wildcards))
+
+
+# One for each group's job, not for all jobs together.
+resource_scopes:
+    turn="local",
 
 
 onstart:

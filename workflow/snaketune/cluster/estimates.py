@@ -36,6 +36,9 @@ BYTES_PER_TOKEN = 3
 FLOPS = 5e13
 # Memory of the two Snakemake processes and two shells around each job of a cluster.
 AROUND_MB = 500
+# Per number that a layer saves for the backward pass: float32, with the output head and the fragments of the allocator, as
+# `models.memory` estimates them for models of 9 to 33M parameters.
+ACTIVATION_BYTES = 6.5
 # The data jobs of a config count as short up to this many bytes of text.
 SMALL = 200 * MB
 COMPUTING_THREADS = 8
@@ -132,6 +135,7 @@ class Estimates:
         # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models, the
         # optimizer's states.
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
+        mem_mb += processes * _activations(job) / MB
         # Time to read and write the weights.
         return COMPUTING_THREADS * processes, mem_mb, 5 + 3 * parameters / 1e9 + 1.5 * seconds / 60
 
@@ -158,6 +162,23 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
     named = BILLIONS.findall(base.path.rpartition("/")[2])
     sizes = (float(number) * (1e9 if unit in "bB" else 1e6) for number, unit in named)
     return max(sizes, default=UNKNOWN_PARAMETERS)
+
+
+def _activations(job: Job) -> float:
+    """Return the bytes of a step's activations, for a training on the CPU with fixed rows: `auto` follows from the memory."""
+    operation, rows = job.operation, job.operation.micro_batch_rows
+    on_cpu = "micro_batch_rows" in STAGES[job.stage].operation and (operation.allow_cpu or not operation.gpus)
+    if not on_cpu or rows == "auto" or operation.gradient_checkpointing is True:
+        return 0.0
+    base = _base(job)
+    if isinstance(base, Scratch):
+        width, inner, layers = base.hidden_size, base.intermediate_size, base.layers
+    else:
+        about = _read(f"{base.path}/config.json") if base else {}
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers")
+        width, inner, layers = (about.get(name) or 0 for name in names)
+    length = max((pack.spec.length for pack in job.artifacts.get("pack", ())), default=0)
+    return ACTIVATION_BYTES * (9 * width + 4 * inner) * layers * rows * length
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:

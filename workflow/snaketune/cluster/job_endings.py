@@ -43,14 +43,17 @@ def note_job_number(folder: Path) -> Iterator[None]:
         note.unlink(missing_ok=True)
 
 
-def last_ending(folder: Path) -> JobEnding | None:
-    """Return how the last attempt with a stored number ended; None if there is none, or SLURM doesn't know the job."""
+def last_number(folder: Path) -> str:
+    """Return the stored number of the last attempt; empty if there is none. The jobs of a group have the same."""
     try:
         number = _note(folder).read_text(encoding="utf-8").strip()
     except OSError:
-        return None
-    if not number.isdecimal():
-        return None
+        return ""
+    return number if number.isdecimal() else ""
+
+
+def ending_of(number: str) -> JobEnding | None:
+    """Return how a SLURM job ended; None if SLURM doesn't know it."""
     if record := run_slurm("scontrol", "--oneliner", "show", "job", number):
         # A task of an array may have the number of the whole array, for which SLURM lists all tasks.
         job = next((one for one in map(fields, record.splitlines()) if one.get("JobId") == number), {})

@@ -1,22 +1,24 @@
 """The resources that each job requests: its estimate, within the cluster's limits, raised after an attempt ran out of some.
 
 Short jobs are sent to a cluster in groups, since each job waits in the queue and starts Snakemake twice. A group's job runs the
-others in the order of their dependencies, those of one level in parallel. It requests the sum of the resources of a level, for
-the largest level, and the time of all levels in sequence.
+others in the order of their dependencies. It requests the sum of the resources of jobs that run in parallel, for the largest
+such level, and the time of all levels in sequence.
 
-    data      corpora, tokenizers, tokens, plans and rows; the `pack` jobs run where Snakemake runs
-    models    trainings, reference passes and evaluations, which take turns on one GPU
+    data      corpora, tokenizers, tokens, plans and rows, those of one level in parallel; `pack` jobs run where Snakemake runs
+    models    trainings, reference passes and evaluations, one after the other on one GPU
+
+A group must not wait for a job that waits for the group. So jobs below a job that is sent on its own are in another group,
+`models2` for example.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from snaketune.cluster.estimates import Estimates
-from snaketune.cluster.job_endings import last_ending, raise_after
+from snaketune.cluster.job_endings import ending_of, last_number, raise_after
 from snaketune.cluster.site import ResourceRequest, Site, fit_to_partitions
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
@@ -24,21 +26,39 @@ from snaketune.stages.table import STAGES
 
 # The most minutes that a group may take, and the most jobs it may have: Snakemake compares the jobs of a group with each other.
 SHORT_MINUTES, MAX_JOBS = 60, 100
+# The part of a short job's estimate that jobs which run one after the other in a group don't need each.
+SPARE_MINUTES = 4
+# The resource of which jobs that run one after the other take one, and a group's job has one (profiles/slurm).
+TURN = "turn"
 
 
 class JobGroup(NamedTuple):
-    """What the jobs of a group request by manifest, such that their sum is right; and what Snakemake then requests."""
+    """What the jobs of a group request, by manifest, and the level of each: jobs of one level run in parallel, after others."""
 
     requests: dict[str, ResourceRequest]
-    total: ResourceRequest
+    level_of: dict[str, int]
+
+    def total(self, names: Iterable[str] = ()) -> ResourceRequest:
+        """Return what Snakemake requests for these jobs, sent as one job; by default for all."""
+        levels: dict[int, list[ResourceRequest]] = {}
+        for name in names or self.requests:
+            levels.setdefault(self.level_of[name], []).append(self.requests[name])
+        return ResourceRequest(
+            threads=max(sum(one.threads for one in level) for level in levels.values()),
+            mem_mb=max(sum(one.mem_mb for one in level) for level in levels.values()),
+            runtime=sum(max(one.runtime for one in level) for level in levels.values()),
+            gpus=max(one.gpus for level in levels.values() for one in level),
+            nodes=max(one.nodes for level in levels.values() for one in level),
+        )
 
 
 class ResourceRequests:
     """The requests of all jobs of a graph."""
 
-    def __init__(self, jobs: Iterable[Job], site: Site | None = None):
-        """Args: site: the cluster that they are sent to; None if that is unknown or they run here."""
-        self.jobs, self.site = tuple(jobs), site
+    def __init__(self, jobs: Iterable[Job], site: Site | None = None, runs: Callable[[Job], bool] = lambda job: True):
+        """Args: site: the cluster that they are sent to; None if unknown or if they run here. runs: whether a job will run;
+        others aren't part of a group."""
+        self.jobs, self.site, self.runs = tuple(jobs), site, runs
         self.estimates = Estimates(self.jobs)
         self._requests: dict[tuple[str, int], ResourceRequest] = {}
 
@@ -46,50 +66,98 @@ class ResourceRequests:
         """Return the job's request; SnaketuneError if it could never start."""
         known = job.manifest, attempt
         if known not in self._requests:
-            group = self.groups.get(STAGES[job.stage].group or "")
-            request = group.requests[job.manifest] if group else self._alone(job)
-            if self.site and (ending := last_ending(Path(job.folder))):
-                # For a group, SLURM reports what all of its jobs together had.
-                total = group.total if group else request
-                more = fit_to_partitions(raise_after(total, ending), self.site, job.key)
-                request = share_of(request, total, more) if group else more
-            self._requests[known] = request
+            group = self.groups.get(self.group(job) or "")
+            group = group or JobGroup({job.manifest: self._alone(job)}, {job.manifest: 0})
+            requests = self._raised(group, job.key) if self.site else group.requests
+            self._requests |= {(manifest, attempt): request for manifest, request in requests.items()}
         return self._requests[known]
+
+    def _raised(self, group: JobGroup, key: str) -> dict[str, ResourceRequest]:
+        """Return the requests of jobs that are sent as one, more of what an attempt ran out of. Args: key: for errors."""
+        requests, attempts = dict(group.requests), {}
+        for manifest in requests:
+            if number := last_number(Path(manifest).parent):
+                attempts.setdefault(number, []).append(manifest)
+        for number, manifests in attempts.items():
+            # SLURM reports what all jobs of the attempt had together, which may have been a part of this group.
+            together = group.total(manifests)
+            more = raise_after(together, ending_of(number))
+            requests |= {manifest: scaled(requests[manifest], together, more) for manifest in manifests}
+        together = JobGroup(requests, group.level_of).total()
+        fitting = fit_to_partitions(together, self.site, key)
+        return {manifest: scaled(request, together, fitting) for manifest, request in requests.items()}
 
     def _alone(self, job: Job) -> ResourceRequest:
         request = self.estimates.of(job)
         return fit_to_partitions(request, self.site, job.key) if self.site else request
 
+    def threads(self, job: Job) -> int:
+        """Return the CPUs that the job uses on each node, alone or in a group: results on a CPU depend on them."""
+        return self._alone(job).threads
+
     @cached_property
     def groups(self) -> dict[str, JobGroup]:
         """The groups that are sent as one job, by name; empty if jobs aren't sent."""
-        made = {name: self._group(name) for name in ("data", "models")} if self.site else {}
-        return {name: group for name, group in made.items() if group}
+        groups = {}
+        for name in ("data", "models") if self.site else ():
+            for number, jobs in enumerate(self._parts(name), 1):
+                if group := self._group(jobs, in_turn=name == "models"):
+                    groups[name if number == 1 else f"{name}{number}"] = group
+        return groups
 
-    def _group(self, name: str) -> JobGroup | None:
-        """Return a group; None if it isn't short, can't take turns on one GPU, or doesn't fit in one partition."""
-        in_turn = name == "models"
-        jobs = [job for job in self.jobs if STAGES[job.stage].group == name]
-        needed = {(job.operation.gpus, job.operation.nodes) for job in jobs}
-        is_short = needed in ({(0, 1)}, {(1, 1)}) if in_turn else self.estimates.little_text
-        if not 0 < len(jobs) <= MAX_JOBS or not is_short:
+    def _parts(self, name: str) -> list[list[Job]]:
+        """Return the jobs that may be sent as the group, in parts: no job of a part waits for another one by way of a job that
+        isn't of the group."""
+        parts: dict[str, int] = {}
+
+        def part_of(job: Job) -> int:
+            """Return the part of a job of the group; of another job, the part of a job that waits for it."""
+            if job.manifest not in parts:
+                above = [one for made in job.artifacts.values() for one in made] + [*job.after]
+                above = [one for one in above if self.runs(one)]
+                leaves = not self._may_join(job, name)
+                parts[job.manifest] = max(
+                    (part_of(one) + (leaves and self._may_join(one, name)) for one in above), default=0
+                )
+            return parts[job.manifest]
+
+        found: dict[int, list[Job]] = {}
+        for job in self.jobs:
+            if self.runs(job) and self._may_join(job, name):
+                found.setdefault(part_of(job), []).append(job)
+        return [found[part] for part in sorted(found)]
+
+    def _may_join(self, job: Job, name: str) -> bool:
+        if STAGES[job.stage].group != name:
+            return False
+        if name == "data":
+            return self.estimates.little_text
+        # A job that can never start is reported when its resources are requested.
+        return (job.operation.gpus, job.operation.nodes) == (1, 1) and self.estimates.of(job).runtime <= SHORT_MINUTES
+
+    def _group(self, jobs: list[Job], in_turn: bool) -> JobGroup | None:
+        """Return a group; None if it isn't short or doesn't fit in one partition. Args: in_turn: whether its jobs run one after
+        the other."""
+        if len(jobs) > MAX_JOBS:
             return None
         try:
-            group = _grouped(jobs, {job.manifest: self._alone(job) for job in jobs}, in_turn)
-            fits = fit_to_partitions(group.total, self.site, "") == group.total
+            requests = {job.manifest: self._alone(job) for job in jobs}
+            group = _in_turn(requests) if in_turn else JobGroup(requests, _levels(jobs))
+            fits = fit_to_partitions(group.total(), self.site, "") == group.total()
         except SnaketuneError:
-            # One of its jobs can never start, which is reported when that job's resources are requested.
             return None
-        return group if fits and group.total.runtime <= SHORT_MINUTES else None
+        return group if fits and group.total().runtime <= SHORT_MINUTES else None
 
-    def group(self, stage: str) -> str | None:
-        """Return the stage's group if it is sent as one job; None if each job is sent on its own."""
-        return name if (name := STAGES[stage].group) in self.groups else None
+    def group(self, job: Job) -> str | None:
+        """Return the name of the group that the job is sent in; None if it is sent on its own."""
+        return next((name for name, group in self.groups.items() if job.manifest in group.requests), None)
 
     def names(self, stage: str) -> tuple[str, ...]:
         """Return the names of all resources that a job of the stage may request."""
         names = ("mem_mb", "runtime", "gpu")
         sent: tuple[str, ...] = ("slurm_account", "qos")
+        if STAGES[stage].group == "models":
+            sent += (TURN,)
         if STAGES[stage].gpu:
             names += ("nodes", "mpi", "tasks", "tasks_per_gpu")
             sent += ("gpu_model", "constraint", "gres")
@@ -101,8 +169,8 @@ class ResourceRequests:
 
     def submitted(self, job: Job, attempt: int = 1) -> tuple[int, dict[str, int | str]]:
         """Return the CPUs and resources with which the job is submitted: those of its whole group if it has one."""
-        name = self.group(job.stage)
-        request = self.groups[name].total if name else self.request(job, attempt)
+        name = self.group(job)
+        request = self.groups[name].total() if name else self.request(job, attempt)
         return request.threads, self._by_name(job, request)
 
     def _by_name(self, job: Job, request: ResourceRequest) -> dict[str, int | str]:
@@ -113,7 +181,7 @@ class ResourceRequests:
             "gpu": gpus * nodes,
         }
         # The numbers of a group are summed; it runs on one node anyway.
-        grouped = self.group(job.stage) is not None
+        grouped = self.group(job) is not None
         if gpus and not grouped:
             resources["nodes"] = nodes
         if nodes > 1:
@@ -121,51 +189,43 @@ class ResourceRequests:
             resources |= {"nodes": nodes, "mpi": "srun", "tasks": nodes, "tasks_per_gpu": 0}
         if site:
             resources |= {"slurm_account": site.account, "qos": site.qos}
+            if STAGES[job.stage].group == "models":
+                resources[TURN] = 1
         if site and gpus:
             resources |= {"gpu_model": site.gpu_model, "constraint": site.constraint}
             if site.gpus_by == "gres" or grouped or nodes > 1:
-                # Strings aren't summed: the jobs of a group take turns on one GPU. And on several nodes each has as many, while
+                # Strings aren't summed, so a group has one GPU. And on several nodes each has as many, while
                 # a sum could be split unevenly.
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
                 resources |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{gpus}"}
         return {name: value for name, value in resources.items() if value is not None}
 
 
-def _grouped(jobs: list[Job], requests: dict[str, ResourceRequest], in_turn: bool) -> JobGroup:
-    """Return the group of some jobs, each after those that it is made from, with their own requests. Args: in_turn: whether the
-    jobs of a level take turns, and share the threads of one."""
+def _levels(jobs: list[Job]) -> dict[str, int]:
+    """Return the level of each job: after those that it is made from. Jobs come after those that they are made from."""
     level_of: dict[str, int] = {}
     for job in jobs:
         made_from = (made.manifest for some in job.artifacts.values() for made in some)
         level_of[job.manifest] = 1 + max((level_of[made] for made in made_from if made in level_of), default=-1)
-    widths = Counter(level_of.values())
-    if in_turn:
-        requests = {
-            name: replace(
-                one,
-                runtime=one.runtime * widths[level_of[name]],
-                threads=max(1, one.threads // max(widths.values())),
-            )
-            for name, one in requests.items()
-        }
-    levels = [[requests[name] for name in requests if level_of[name] == level] for level in widths]
-    total = ResourceRequest(
-        threads=max(sum(one.threads for one in level) for level in levels),
-        mem_mb=max(sum(one.mem_mb for one in level) for level in levels),
-        runtime=sum(max(one.runtime for one in level) for level in levels),
-        gpus=max(one.gpus for one in requests.values()),
-    )
-    return JobGroup(requests, total)
+    return level_of
 
 
-def share_of(request: ResourceRequest, total: ResourceRequest, more: ResourceRequest) -> ResourceRequest:
-    """Return a job's share of its group's total, after that was raised to `more`.
+def _in_turn(requests: dict[str, ResourceRequest]) -> JobGroup:
+    """Return a group whose jobs run one after the other."""
+    shorter = {name: replace(one, runtime=max(1, one.runtime - SPARE_MINUTES)) for name, one in requests.items()}
+    return JobGroup(shorter, {name: level for level, name in enumerate(shorter)})
+
+
+def scaled(request: ResourceRequest, total: ResourceRequest, changed: ResourceRequest) -> ResourceRequest:
+    """Return a job's share of its group's total, after that was changed.
 
     >>> job = ResourceRequest(threads=1, mem_mb=1000, runtime=5)
     >>> total = ResourceRequest(threads=4, mem_mb=4000, runtime=20)
-    >>> share_of(job, total, ResourceRequest(threads=4, mem_mb=8000, runtime=20))
+    >>> scaled(job, total, ResourceRequest(threads=4, mem_mb=8000, runtime=20))
     ResourceRequest(threads=1, mem_mb=2000, runtime=5, gpus=0, nodes=1)
     """
-    mem_mb = request.mem_mb * more.mem_mb // total.mem_mb
-    runtime = request.runtime * more.runtime // total.runtime
-    return replace(request, mem_mb=max(request.mem_mb, mem_mb), runtime=max(request.runtime, runtime))
+    mem_mb, runtime = (
+        request.mem_mb * changed.mem_mb // total.mem_mb,
+        request.runtime * changed.runtime // total.runtime,
+    )
+    return replace(request, mem_mb=mem_mb, runtime=runtime)
