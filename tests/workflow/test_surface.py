@@ -192,6 +192,13 @@ def test_a_config_on_the_command_line_is_not_merged(fresh):
     assert "demo-chat" not in fresh.snakemake("--dry-run")
 
 
+def test_what_preflight_finds_is_not_tried_again(project):
+    project.config["sft"]["run"]["training"]["optimizer"] = "paged_adamw_8bit"
+    said = project.snakemake("results/preflight/run/manifest.json", "--retries", "2", check=False)
+    assert "Error in rule preflight" in said
+    assert "Trying to restart" not in said
+
+
 def test_too_many_bad_rows_stop_the_run_with_where_they_are(fresh):
     path = fresh.folder / "data/chat.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -8,6 +8,8 @@ rule preflight:
         run="results/preflight/{name}/run.json",
     log:
         "results/logs/preflight/{name}.log",
+    # What it finds doesn't change from attempt to attempt.
+    retries: 0
     conda:
         "../../envs/train.yaml"
     threads: 1
