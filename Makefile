@@ -54,8 +54,12 @@ upgrade-test: .venv/installed
 	  echo "Snakemake $$tested is tested; $$pinned is pinned: $$(test $$tested = $$pinned && echo the same || echo they differ)"; \
 	  $(PYTEST) tests/workflow/test_staleness.py tests/workflow/test_by_hand.py tests/workflow/test_job_files.py tests/workflow/test_module.py
 
-slurm-profile: .venv/installed
-	@PYTHONPATH=workflow $(BIN)/python -m snaketune slurm-profile
+# Without the environment, three of its packages are enough.
+DESCRIBES := $(if $(wildcard .venv/installed),.venv,build/slurm-profile)
+slurm-profile:
+	@test -x $(DESCRIBES)/bin/python || { $(PYTHON) -m venv $(DESCRIBES) && \
+	  $(DESCRIBES)/bin/pip install --quiet --disable-pip-version-check --constraint requirements.lock pydantic pyyaml xxhash; }
+	@PYTHONPATH=workflow $(DESCRIBES)/bin/python -m snaketune slurm-profile
 
 bench-data: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \

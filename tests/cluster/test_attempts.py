@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.cluster.deadline import job_end_time, requeue_job
-from snaketune.cluster.job_endings import ending_of, last_number, note_job_number, raise_after
+from snaketune.cluster.job_endings import ending_of, last_number, note_job_number, raise_after, unfinished
 from snaketune.cluster.pending_jobs import LostJobs, waiting_jobs
 from snaketune.cluster.site import ResourceRequest
 
@@ -104,6 +104,18 @@ def test_a_finished_or_unknown_job_raises_nothing(slurm):
     assert raise_after(ASK, ending_of(last_number(FOLDER))) == ASK
 
 
+def test_what_did_not_finish_is_listed_with_the_end_of_its_job_and_its_log(slurm):
+    fail()
+    (slurm / "scontrol.txt").write_text(
+        JOB.format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
+    )
+    with note_job_number(FOLDER.with_name("finished")):
+        pass
+    assert list(unfinished([FOLDER, FOLDER.with_name("finished"), FOLDER.with_name("never")])) == [
+        "sft/run: SLURM job 17 is OUT_OF_MEMORY; its log: results/logs/sft/run.log"
+    ]
+
+
 def test_without_slurm_nothing_is_noted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -113,16 +125,16 @@ def test_without_slurm_nothing_is_noted(tmp_path, monkeypatch):
 
 def test_those_that_wait_for_more_than_a_minute_say_why_and_what_to_edit():
     listed = (
-        "7|PartitionTimeLimit|2026-11-22T10:00:00|rule_sft_wildcards_run|/here\n"
-        "8|Priority|2026-11-22T10:04:30|rule_eval|/here\n"
-        "9|Resources|2026-11-22T10:00:00|rule_eval|/elsewhere\n"
-        "10_[1-3]|SomethingNew|2026-11-22T10:01:00|rule_tokenize|/here\n"
+        "7|gpu|PartitionTimeLimit|2026-11-22T10:00:00|rule_sft_wildcards_run|/here\n"
+        "8|gpu|Priority|2026-11-22T10:04:30|rule_eval|/here\n"
+        "9|gpu|Resources|2026-11-22T10:00:00|rule_eval|/elsewhere\n"
+        "10_[1-3]|cpu|SomethingNew|2026-11-22T10:01:00|rule_tokenize|/here\n"
         "garbage\n"
     )
     waiting = list(waiting_jobs(listed, "/here", datetime(2026, 11, 22, 10, 5)))
     assert [number for number, _, _ in waiting] == ["7", "10_[1-3]"]
     assert waiting[0][2].startswith(
-        "job 7 (sft run) has waited for 5 min: it requests more time than its partition allows"
+        "job 7 (sft run) has waited for 5 min: it requests more time than partition gpu allows"
     )
     assert "max_runtime in the cluster's file (PartitionTimeLimit)" in waiting[0][2]
     assert waiting[1][2].endswith("SLURM's reason is SomethingNew")

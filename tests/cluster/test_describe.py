@@ -39,7 +39,7 @@ def slurm(tmp_path, monkeypatch):
         programs = {
             "scontrol": f'case "$*" in *partition*) cat {folder}/partitions;; *config*) cat {folder}/config;; esac',
             "sinfo": f"cat {folder}/nodes",
-            "sacctmgr": f"echo {account}",
+            "sacctmgr": f'case "$*" in *assoc*) echo "me|normal,long"; echo "us|normal";; *) echo {account};; esac',
         }
         for name, body in programs.items():
             (folder / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
@@ -54,6 +54,7 @@ def test_partitions_accounts_and_gpus_are_read_from_slurm(slurm):
     path = slurm()
     output = write_description(path)
     assert "partitions cpu, gpu; jobs are watched by squeue" in output
+    assert "this user has accounts: me, us; QOS: long, normal; partitions:" in output
     assert "excluded: theirs (not for account me), old (its state is DOWN)" in output
     site = read_site(path)
     assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "squeue", "gpus", {"gpu": 4})

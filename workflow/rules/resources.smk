@@ -1,11 +1,15 @@
 """The resources that rules request from the scheduler, the groups of jobs sent as one, and the log of why jobs are pending."""
 
+import atexit
 import logging
 import shutil
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 from snakemake.exceptions import WorkflowError
 
+from snaketune.cluster.job_endings import unfinished
 from snaketune.cluster.pending_jobs import watch
 from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import read_site, site_file
@@ -24,6 +28,7 @@ with plain_errors():
         # Processes that run single jobs don't know what else runs.
         runs=lambda job: not PLANS or not planner.results.of(job).current,
     )
+submissions = set()
 ON_SLURM = bool(PLANS and requests.site and shutil.which("sbatch"))
 
 
@@ -63,7 +68,11 @@ def check_options(options, sent):
 def check_submission(job):
     """Raise an error if SLURM would refuse a job, or its group; nothing is checked where SLURM isn't installed."""
     # workflow.is_local() is true of every rule in a dry run.
-    if not ON_SLURM or getattr(rules, job.stage).rule.name in workflow._localrules:
+    if not requests.site or getattr(rules, job.stage).rule.name in workflow._localrules:
+        return
+    name = requests.group(job) or job.stage
+    submissions.add(name if requests.group(job) or STAGES[job.stage].array else job.key)
+    if not ON_SLURM:
         return
     from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
 
@@ -71,7 +80,6 @@ def check_submission(job):
         check_account(requests.site.account)
     threads, resources = requests.submitted(job)
     # The executor chooses by the sums of the group's jobs.
-    name = requests.group(job) or job.stage
     sent = SimpleNamespace(name=name, threads=threads, resources=resources)
     partition = get_best_partition(read_partition_file(site_file()), sent, logging.Logger("unused"))
     check_options(sbatch_options(threads, resources, partition), name)
@@ -114,6 +122,19 @@ def group_of(stage):
 # One for each group's job, not for all jobs together.
 resource_scopes:
     turn="local",
+
+
+@atexit.register
+def print_submissions():
+    """Print how many SLURM jobs a dry run would submit. Snakemake has no hook for the end of one."""
+    if submissions and workflow.dryrun:
+        print(f"As {len(submissions)} SLURM jobs: {', '.join(sorted(submissions))}.", file=sys.stderr)
+
+
+onerror:
+    if ON_SLURM:
+        for line in unfinished(Path(job.folder) for job in graph.jobs.values()):
+            logger.error(line)
 
 
 onstart:

@@ -9,6 +9,7 @@ import yaml
 
 from snaketune.cluster.site import minutes
 from snaketune.cluster.slurm import fields, megabytes, run_slurm
+from snaketune.cluster.submission_check import valid_names
 from snaketune.errors import SnaketuneError
 
 GPUS = re.compile(r"gpu(?::(?P<model>[^:,()]+))?:(?P<count>\d+)")
@@ -33,6 +34,7 @@ def write_description(out: Path) -> str:
     lines = [
         f"{out}: partitions {', '.join(description['partitions'])}; jobs are watched by {description['status_command']}",
         f"account {account}" if account else "no default account; add `account: NAME` if jobs need one",
+        f"this user has {valid_names()}",
         *([f"excluded: {', '.join(excluded)}"] if excluded else []),
     ]
     return "\n".join(lines)

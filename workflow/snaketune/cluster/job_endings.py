@@ -6,7 +6,7 @@ is planned, the job's ending is queried from SLURM: a process that ran out of me
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +75,18 @@ def ending_of(number: str) -> JobEnding | None:
         mem_mb=megabytes(memory) // max(1, nodes),
         runtime=runtime if isinstance(runtime, int) else 0,
     )
+
+
+def unfinished(folders: Iterable[Path]) -> Iterator[str]:
+    """Yield a line for each result whose last attempt didn't finish in its SLURM job: how that job ended, and the log."""
+    endings: dict[str, JobEnding | None] = {}
+    for folder in folders:
+        if number := last_number(folder):
+            if number not in endings:
+                endings[number] = ending_of(number)
+            state = ending.state if (ending := endings[number]) else "no longer known to SLURM"
+            name = folder.relative_to(RESULTS) if folder.is_relative_to(RESULTS) else folder
+            yield f"{name}: SLURM job {number} is {state}; its log: {RESULTS}/logs/{name}.log"
 
 
 def _ran_out_of_memory(log: Path) -> bool:

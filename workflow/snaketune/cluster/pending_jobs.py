@@ -19,13 +19,13 @@ JOBS_LOST = (
 ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING", "SIGNALING"}
 # By the beginning of SLURM's reason, first match: what it means, and what to do.
 REASONS = {
-    "PartitionTimeLimit": "it requests more time than its partition allows, and would wait forever; lower its runtime, or "
-    "correct max_runtime in the cluster's file",
-    "PartitionNodeLimit": "it requests more nodes or CPUs than its partition allows, and would wait forever; lower "
+    "PartitionTimeLimit": "it requests more time than partition {partition} allows, and would wait forever; lower its "
+    "runtime, or correct max_runtime in the cluster's file",
+    "PartitionNodeLimit": "it requests more nodes or CPUs than partition {partition} allows, and would wait forever; lower "
     "operation.nodes or operation.gpus",
-    "PartitionConfig": "its partition doesn't allow it; name another one in the cluster's file",
-    "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition takes no jobs at present",
+    "PartitionConfig": "partition {partition} doesn't allow it; name another one in the cluster's file",
+    "PartitionDown": "partition {partition} is down",
+    "PartitionInactive": "partition {partition} takes no jobs at present",
     "ReqNodeNotAvail": "the nodes that could run it are down, drained or reserved",
     "BadConstraints": "no node has what it requests; correct constraint or gpu_model in the cluster's file",
     "AccountingPolicy": "a limit of the account holds it back",
@@ -51,7 +51,7 @@ def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str,
     """Yield number, reason and a line to log for the jobs in `squeue`'s lines that were sent from `folder` and have waited for
     a minute or more."""
     for line in listed.splitlines():
-        number, reason, since, comment, sent_from = [*line.split("|", 4), "", "", "", ""][:5]
+        number, partition, reason, since, comment, sent_from = [*line.split("|", 5), "", "", "", "", ""][:6]
         if sent_from != folder:
             continue
         try:
@@ -61,6 +61,7 @@ def waiting_jobs(listed: str, folder: str, now: datetime) -> Iterator[tuple[str,
         if waited >= 1:
             name = comment.removeprefix("rule_").replace("_wildcards_", " ")
             words = next((words for begins, words in REASONS.items() if reason.startswith(begins)), "")
+            words = words.format(partition=partition)
             why = f"{words} ({reason})" if words else f"SLURM's reason is {reason}"
             yield number, reason, f"job {number} ({name}) has waited for {waited:.0f} min: {why}"
 
@@ -93,7 +94,7 @@ def _watch(log: Callable[[str], None], folder: str) -> None:
     lost_jobs = LostJobs()
     while True:
         time.sleep(SECONDS_BETWEEN_CHECKS)
-        listed = run_slurm("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
+        listed = run_slurm("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%P|%r|%V|%k|%Z")
         for number, reason, line in waiting_jobs(listed or "", folder, datetime.now()):
             if (number, reason) not in logged:
                 logged.add((number, reason))

@@ -130,6 +130,7 @@ class Holder:
         boot: id of the machine's boot; empty if unknown. Another machine may have the same name.
         processes: the PID namespace of the process's number.
         token: unique id of this lease.
+        job: number of its SLURM job; empty outside of SLURM.
     """
 
     host: str
@@ -138,13 +139,15 @@ class Holder:
     boot: str
     processes: str
     token: str
+    job: str = ""
 
     @classmethod
     def here(cls) -> "Holder":
         """Return this process as a holder, with a new token."""
         host, process, (boot, processes) = socket.gethostname(), os.getpid(), _boot_and_namespace()
         began, token = _start_time(process), uuid.uuid4().hex
-        return cls(host=host, process=process, began=began, boot=boot, processes=processes, token=token)
+        job = os.environ.get("SLURM_JOB_ID", "")
+        return cls(host=host, process=process, began=began, boot=boot, processes=processes, token=token, job=job)
 
     @property
     def is_on_this_machine(self) -> bool:
@@ -164,7 +167,7 @@ class Holder:
         return _start_time(self.process) != self.began
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.host}"
+        return f"process {self.process} on {self.host}" + (f" (SLURM job {self.job})" if self.job else "")
 
 
 def end_process(message: str) -> None:
