@@ -7,6 +7,7 @@ TORTURE_CONTROLLER_AWAY (called with the number of seconds).
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -82,6 +83,33 @@ def on_cluster(
     return do
 
 
+def wrong_account(trial: Trial) -> None:
+    """Name an account that doesn't exist: refused before anything is submitted."""
+    chain = trial.before("sft")
+    site = chain.folder / "profiles/slurm/cluster.yaml"
+    valid = site.read_text(encoding="utf-8")
+    site.write_text(re.sub(r"(?m)^account:.*\n", "", valid) + "account: nobody\n", encoding="utf-8")
+    said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), SECONDS)
+    if not said.status or "correct `account` in profiles/slurm/cluster.yaml" not in said.text:
+        raise Failed(f"ended with {said.status}: {said.text[-1000:]}")
+    site.write_text(valid, encoding="utf-8")
+    trial.hit(True)
+    trial.recover(unlock=True)
+
+
+def away_at_submission(trial: Trial) -> None:
+    """Stop the controller before anything is submitted: the run waits for it."""
+    chain = trial.before("sft")
+    with subprocess.Popen([*AWAY, "40"]):
+        if not wait_for(lambda: subprocess.run(["scontrol", "ping"], capture_output=True).returncode, SECONDS):
+            raise Failed("the controller never went away")
+        said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), REQUEUED_SECONDS)
+    if said.status or "SLURM's controller answers again" not in said.text or "Trying to restart" in said.text:
+        raise Failed(f"ended with {said.status}: {said.text[-1000:]}")
+    trial.hit(True)
+    trial.recover(unlock=False)
+
+
 def was_struck(job: str) -> bool:
     """Return whether a finished job was interrupted at least once."""
     known = slurm("scontrol", "--oneliner", "show", "job", job)
@@ -95,6 +123,8 @@ WAYS = {
     "requeue": on_cluster(lambda job: slurm("scontrol", "requeue", job)),
     # SLURM's shortest limit, for a training that takes longer than that.
     "time limit": on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12),
+    "wrong account": wrong_account,
+    **({"controller away at submission": away_at_submission} if AWAY else {}),
     **({"node crash": on_cluster(lambda job: slurm(*CRASH, about(job, "%N")))} if CRASH else {}),
     **({"node away": on_cluster(lambda job: slurm(*LOSE, about(job, "%N")), ends=False)} if LOSE else {}),
     **({"controller away": on_cluster(lambda job: slurm(*AWAY, "40"), ends=False)} if AWAY else {}),
