@@ -16,7 +16,7 @@ from snaketune.stages.specs import canonical
 from tests.cluster.slurm_commands import SlurmCommands
 
 from .command_line import snakemake
-from .conftest import ROOT
+from .conftest import ROOT, rules_in
 
 SITE = {
     "account": "me",
@@ -238,6 +238,27 @@ def test_what_slurm_would_refuse_is_refused_in_the_dry_run(cluster):
     # Nothing is refused because SLURM doesn't answer.
     slurm.answer("scontrol", "exit 1")
     assert cluster.plan().count("SLURM's controller doesn't answer") == 1
+
+
+def test_a_group_runs_all_of_its_jobs_where_old_results_exist(project, monkeypatch):
+    """In a SLURM job, where another result of one of its rules is current."""
+    monkeypatch.chdir(project.folder)
+    jobs = JobGraph(*load(project.config))
+    tokenize, plan = (
+        next(job for job in jobs.stage(stage) if job.name.startswith("chat")) for stage in ("tokenize", "plan")
+    )
+    name, part = tokenize.name.split("/")
+    targets = [
+        "corpus:name=chat",
+        "tokenizer:name=small",
+        f"tokenize:name={name},part={part}",
+        f"plan:name={plan.name}",
+    ]
+    said = project.snakemake(
+        *("-n", "--mode", "remote", "--force", "--nolock", "--target-jobs", *targets),
+        *("--allowed-rules", "corpus", "tokenizer", "tokenize", "plan", "--local-groupid", "group"),
+    )
+    assert rules_in(said) == {"corpus", "tokenizer", "tokenize", "plan"}
 
 
 def groups_of(planned):

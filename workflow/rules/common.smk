@@ -81,16 +81,27 @@ def is_current(job):
         return current
 
 
+@cache
+def target_jobs():
+    """Return the jobs that this process was started to run, by rule and wildcards; none if it plans."""
+    return {(target.rulename, *sorted(target.wildcards_dict.items())) for target in workflow.dag_settings.target_jobs}
+
+
+def is_target(stage, wildcards):
+    return (getattr(rules, stage).rule.name, *sorted(wildcards.items())) in target_jobs()
+
+
 def inputs_of(stage):
     """Return an input function for a stage's rule. It returns a job's file, and the inputs of the job by role.
 
     Inputs of a current result are marked `ancient`: their content is unchanged, however new they are. Those of a stale one
-    aren't, since Snakemake runs a job after another one only if it has an input from there that isn't ancient.
+    aren't, since Snakemake runs a job after another one only if it has an input from there that isn't ancient; nor are those of a
+    group's jobs in the process that runs the group, as Snakemake would omit jobs that have old results.
     """
 
     def inputs(wildcards):
         job = job_of(stage, wildcards)
-        mark = ancient if is_current(job) else str
+        mark = ancient if is_current(job) and not is_target(stage, wildcards) else str
         with plain_errors():
             read = planner.inputs(job, every=LINKS_INPUTS)
         job_file = str(planner.job_file(job))
