@@ -302,6 +302,8 @@ def test_the_time_of_a_run_includes_all_attempts(results):
     # The waiting time is that of the last attempt.
     (training,) = trainings(reported)
     assert (training.waited_s, training.seconds) == (5.0, 10.0)
+    (card,) = (card for card in cards(reported) if card.title == "Compute time")
+    assert (card.value, card.note.split(";")[0]) == ("5 min 10 s", "1 jobs in 3 attempts")
 
 
 def test_scores_side_by_side(sweep, sweep_pages):

@@ -205,6 +205,10 @@ def test_a_fixed_number_of_rows_on_the_cpu_takes_memory(cluster, requests):
     _, many = requests("sft", "run")
     # 6.5 bytes x (9 x 256 + 4 x 1024) x 4 layers x 128 rows of 256 tokens.
     assert few.mem_mb + 5300 <= many.mem_mb <= few.mem_mb + 5700
+    run["training"]["gradient_checkpointing"] = True
+    _, fewer = requests("sft", "run")
+    # 6.5 bytes x (2 x (9 x 256 + 4 x 1024) + 4 x 256).
+    assert few.mem_mb + 2900 <= fewer.mem_mb <= few.mem_mb + 3200
 
 
 @pytest.mark.parametrize(

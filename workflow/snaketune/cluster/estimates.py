@@ -168,7 +168,7 @@ def _activations(job: Job) -> float:
     """Return the bytes of a step's activations, for a training on the CPU with fixed rows: `auto` follows from the memory."""
     operation, rows = job.operation, job.operation.micro_batch_rows
     on_cpu = "micro_batch_rows" in STAGES[job.stage].operation and (operation.allow_cpu or not operation.gpus)
-    if not on_cpu or rows == "auto" or operation.gradient_checkpointing is True:
+    if not on_cpu or rows == "auto":
         return 0.0
     base = _base(job)
     if isinstance(base, Scratch):
@@ -178,7 +178,10 @@ def _activations(job: Job) -> float:
         names = ("hidden_size", "intermediate_size", "num_hidden_layers")
         width, inner, layers = (about.get(name) or 0 for name in names)
     length = max((pack.spec.length for pack in job.artifacts.get("pack", ())), default=0)
-    return ACTIVATION_BYTES * (9 * width + 4 * inner) * layers * rows * length
+    layer = 9 * width + 4 * inner
+    # With checkpointing: the inputs of all layers, one layer, and its gradients.
+    numbers = 2 * layer + layers * width if operation.gradient_checkpointing is True else layers * layer
+    return ACTIVATION_BYTES * numbers * rows * length
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:

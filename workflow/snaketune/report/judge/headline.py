@@ -145,7 +145,9 @@ def cards(results: ResultSet) -> Iterator[Card]:
         longest = max(timed, key=lambda result: result.run["seconds"])
         most = f"the longest is {longest.stage} {longest.name}, {duration(longest.run['seconds'])}"
         total = duration(sum(result.run["seconds"] for result in timed))
-        yield Card(title="Compute time", value=total, note=f"{whole(len(timed))} jobs; {most}")
+        attempts = sum(max(1, len(result.run.get("attempts", ()))) for result in timed)
+        tried = f" in {whole(attempts)} attempts" if attempts > len(timed) else ""
+        yield Card(title="Compute time", value=total, note=f"{whole(len(timed))} jobs{tried}; {most}")
     if hours := _gpu_hours(timed):
         note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
         yield Card(title="GPU hours", value=_hours(sum(hours.values())), note=note)
