@@ -211,8 +211,10 @@ def _levels(jobs: list[Job]) -> dict[str, int]:
 
 
 def _in_turn(requests: dict[str, ResourceRequest]) -> JobGroup:
-    """Return a group whose jobs run one after the other."""
+    """Return a group whose jobs run one after the other. The longest keeps all of its time, which they share."""
+    longest = max(requests, key=lambda name: requests[name].runtime)
     shorter = {name: replace(one, runtime=max(1, one.runtime - SPARE_MINUTES)) for name, one in requests.items()}
+    shorter[longest] = requests[longest]
     return JobGroup(shorter, {name: level for level, name in enumerate(shorter)})
 
 
