@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.cluster.deadline import job_end_time, requeue_job
-from snaketune.cluster.job_endings import ending_of, last_number, note_job_number, raise_after, unfinished
+from snaketune.cluster.job_endings import ending_of, last_numbers, note_job_number, raise_after, unfinished
 from snaketune.cluster.pending_jobs import LostJobs, waiting_jobs
 from snaketune.cluster.site import ResourceRequest
 
@@ -51,7 +51,7 @@ def test_only_the_resource_that_ran_out_is_raised(slurm, state, changed):
     (slurm / "scontrol.txt").write_text(
         JOB.format(state=state, limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
     )
-    assert raise_after(ASK, ending_of(last_number(FOLDER))) == ResourceRequest(**(vars(ASK) | changed))
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ResourceRequest(**(vars(ASK) | changed))
 
 
 def test_a_memory_limit_enforced_by_slurm_is_read_from_the_log(slurm):
@@ -62,16 +62,16 @@ def test_a_memory_limit_enforced_by_slurm_is_read_from_the_log(slurm):
     )
     job = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
     (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))).mem_mb == 8192
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])).mem_mb == 8192
     log.write_text("a corpus about memory limits\n", encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))) == ASK
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ASK
 
 
 def test_accounting_is_queried_for_a_job_that_slurm_has_forgotten(slurm):
     fail()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     (slurm / "sacct.txt").write_text("17|OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))).mem_mb == 4000
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])).mem_mb == 4000
 
 
 def test_a_task_of_an_array_has_its_own_ending(slurm):
@@ -80,28 +80,28 @@ def test_a_task_of_an_array_has_its_own_ending(slurm):
     other = JOB.replace("JobId=17", "JobId=18").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
     own = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest="")
     (slurm / "scontrol.txt").write_text(own + other, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))) == ASK
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ASK
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     lines = "18|OUT_OF_MEMORY|2000M|00:20:00\n17|TIMEOUT|2000M|00:20:00\n"
     (slurm / "sacct.txt").write_text(lines, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))) == ResourceRequest(threads=1, mem_mb=1500, runtime=40)
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ResourceRequest(threads=1, mem_mb=1500, runtime=40)
 
 
 def test_of_several_nodes_each_had_its_share(slurm):
     fail()
     job = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
     (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))).mem_mb == 4096
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])).mem_mb == 4096
 
 
 def test_a_finished_or_unknown_job_raises_nothing(slurm):
     with note_job_number(FOLDER):
         pass
-    assert last_number(FOLDER) == ""
+    assert last_numbers(FOLDER) == []
     fail()
     for name in ("scontrol", "sacct"):
         (slurm / "bin" / name).write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_number(FOLDER))) == ASK
+    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ASK
 
 
 def test_what_did_not_finish_is_listed_with_the_end_of_its_job_and_its_log(slurm):

@@ -163,6 +163,14 @@ def test_an_attempt_of_a_part_of_a_group_raises_what_it_ran_out_of(cluster, requ
     assert [requests("sft", name, mem_mb=6000)[1].mem_mb for name in ("run", "other")] == [6000, 3000]
     cluster.slurm.answer("scontrol", f"echo {job.format('TIMEOUT', before.mem_mb, '00:30:00')}")
     assert requests("sft", "run")[1] == replace(before, runtime=60)
+    # What an attempt raised is kept after another one ran out of something else.
+    note.write_text("16\n17\n", encoding="utf-8")
+    ended = {
+        16: job.format("OUT_OF_MEMORY", before.mem_mb, "00:30:00").replace("17", "16"),
+        17: job.format("TIMEOUT", 7200, "00:30:00"),
+    }
+    cluster.slurm.answer("scontrol", f'case "$*" in *16) echo {ended[16]};; *) echo {ended[17]};; esac')
+    assert requests("sft", "run")[1] == replace(before, mem_mb=2 * before.mem_mb, runtime=60)
 
 
 def test_a_sweep_is_few_jobs_also_when_its_variants_depend_on_nothing_that_runs(cluster, requests):

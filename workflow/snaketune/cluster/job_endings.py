@@ -33,23 +33,23 @@ class JobEnding(NamedTuple):
 
 @contextmanager
 def note_job_number(folder: Path) -> Iterator[None]:
-    """Store the number of this SLURM job while it makes the result of `folder`; if it fails, the number is retained."""
+    """Store the number of this SLURM job while it makes the result of `folder`; after a failure it is retained."""
     if number := os.environ.get("SLURM_JOB_ID"):
         note = _note(folder)
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{number}\n", encoding="utf-8")
+        numbers = [one for one in last_numbers(folder) if one != number]
+        note.write_text("\n".join([*numbers, number, ""]), encoding="utf-8")
     yield
     if number:
         note.unlink(missing_ok=True)
 
 
-def last_number(folder: Path) -> str:
-    """Return the stored number of the last attempt; empty if there is none. The jobs of a group have the same."""
+def last_numbers(folder: Path) -> list[str]:
+    """Return the stored numbers of the attempts since the last success, oldest first. The jobs of a group have the same."""
     try:
-        number = _note(folder).read_text(encoding="utf-8").strip()
+        return [line for line in _note(folder).read_text(encoding="utf-8").split() if line.isdecimal()]
     except OSError:
-        return ""
-    return number if number.isdecimal() else ""
+        return []
 
 
 def ending_of(number: str) -> JobEnding | None:
@@ -81,7 +81,7 @@ def unfinished(folders: Iterable[Path]) -> Iterator[str]:
     """Yield a line for each result whose last attempt didn't finish in its SLURM job: how that job ended, and the log."""
     endings: dict[str, JobEnding | None] = {}
     for folder in folders:
-        if number := last_number(folder):
+        for number in last_numbers(folder)[-1:]:
             if number not in endings:
                 endings[number] = ending_of(number)
             state = ending.state if (ending := endings[number]) else "no longer known to SLURM"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snaketune.cluster.estimates import Estimates
-from snaketune.cluster.job_endings import ending_of, last_number, raise_after
+from snaketune.cluster.job_endings import ending_of, last_numbers, raise_after
 from snaketune.cluster.site import ResourceRequest, Site, fit_to_partitions
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
@@ -76,11 +76,11 @@ class ResourceRequests:
         """Return the requests of jobs that are sent as one, more of what an attempt ran out of. Args: key: for errors."""
         requests, attempts = dict(group.requests), {}
         for manifest in requests:
-            if number := last_number(Path(manifest).parent):
+            for number in last_numbers(Path(manifest).parent):
                 attempts.setdefault(number, []).append(manifest)
         for number, manifests in attempts.items():
             # SLURM reports what all jobs of the attempt had together, which may have been a part of this group.
-            together = group.total(manifests)
+            together = JobGroup(requests, group.level_of).total(manifests)
             more = raise_after(together, ending_of(number))
             requests |= {manifest: scaled(requests[manifest], together, more) for manifest in manifests}
         together = JobGroup(requests, group.level_of).total()
