@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch.optim import AdamW, Muon
 from transformers.integrations.neftune import neftune_post_forward_hook
+from trl.models.activation_offloading import OffloadActivations
 
 from snaketune.config.training_runs import Lora, Sft
 from snaketune.errors import SnaketuneError
@@ -16,7 +17,7 @@ from snaketune.models.memory_trace import trace_model
 from snaketune.models.trainable import train_only
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.specs import canonical
-from snaketune.training.loop import pipeline, sft_trainer
+from snaketune.training.loop import packed_trainer, pipeline, sft_trainer
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
 from snaketune.training.loop.optimizers import MuonWithAdamW
 from tests.models.conftest import CPU, tiny_model
@@ -66,6 +67,32 @@ def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypat
         assert path.read_bytes() == (tmp_path / "resumed" / path.relative_to(tmp_path / "straight")).read_bytes()
     # Results of runs without the option stay current.
     assert not [word for word in ("neftune", "loraplus", "init_lora", "trainable", '"nll"') if word in canonical(plain)]
+
+
+def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
+    """With torch's own offloading in the place of TRL's, which needs a GPU."""
+    moved = []
+
+    class Counted(torch.autograd.graph.save_on_cpu):
+        def __enter__(self):
+            moved.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(packed_trainer, "offloaded_activations", lambda model: Counted())
+    for name, offloads, devices in (("kept", False, ("cpu",)), ("cpu", True, ("cuda",)), ("moved", True, ("cpu",))):
+        monkeypatch.setattr(packed_trainer, "OFFLOADING_DEVICES", devices)
+        train(tmp_path / name, rows, spec(epochs=1), activation_offloading=offloads)
+        assert len(moved) == (6 if name == "moved" else 0)
+    results = [
+        (tmp_path / name / "payload.partial/model.safetensors").read_bytes() for name in ("kept", "cpu", "moved")
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_activations_are_offloaded_by_trl(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cpu, "Stream", lambda *_: None, raising=False)
+    assert isinstance(packed_trainer.offloaded_activations(tiny_model("llama")), OffloadActivations)
 
 
 def test_dft_is_trls(tmp_path, tokenizer):

@@ -38,6 +38,7 @@ def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
         _check_document_packing(key, run.packing)
     _known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
     _check_length(key, run.packing, name, config)
+    _check_order(key, run, config)
     _check_training(f"{key}.training", run.training)
     _check_selection(f"{key}.training", run, config)
     if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
@@ -51,6 +52,7 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
     _known(f"{key}.from", run.from_, config.sft, "sft")
     _check_train_corpus(key, run.corpus, config, "unpaired" if run.unpaired else "preferences")
     _check_length(key, run.packing, run.from_, config)
+    _check_order(key, run, config)
     if run.lora == "continued" and not config.sft[run.from_].lora:
         raise SnaketuneError(
             f"{key}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set the keys "
@@ -109,6 +111,8 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         _check_document_packing(key, packing)
     for corpus in evaluation.preferences:
         _check_held_out_corpus(f"{key}.preferences", corpus, config, "preferences")
+    if packing.order != "shuffled":
+        raise SnaketuneError(f"{key}.packing.order: evaluations measure all rows, in any order; remove it")
     if packing.strategy == "none":
         raise SnaketuneError(f"{key}.packing.strategy: `none` has no packed rows to evaluate on")
     if evaluation.preferences and (packing.strategy == "wrapped" or packing.overflow == "split"):
@@ -182,6 +186,14 @@ def _first(name: str, config: Workflow) -> Sft:
             )
         run = before
     return run
+
+
+def _check_order(key: str, run: Sft | Dpo, config: Workflow) -> None:
+    if run.packing.order == "column" and not config.corpora[run.corpus].order_column:
+        raise SnaketuneError(
+            f"{key}.packing.order: column, but corpora.{run.corpus} has no `order_column`; name a column of its rows that "
+            "holds a number, such as a difficulty"
+        )
 
 
 def _check_length(key: str, packing: Packing, sft: str, config: Workflow) -> None:

@@ -21,7 +21,7 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.counts import counts_of
 from snaketune.corpus.decisions import decide
 from snaketune.corpus.first_pass import Scan
-from snaketune.corpus.last_pass import write_duplicates, write_rows
+from snaketune.corpus.last_pass import write_duplicates, write_order, write_rows
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.corpus.selecting.cleaning import Cleaner
@@ -91,6 +91,8 @@ def assemble(
     rows_of = [source.rows.stop - source.rows.start for source in sources]
     from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
     write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.copies, decisions.held_out)
+    if spec.order_column:
+        write_order(work.payload, np.frombuffer(scan.order), decisions.copies, decisions.held_out)
     about, records = {}, [QUARANTINE]
     if decisions.group is not None:
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)

@@ -25,6 +25,8 @@ ID = pa.field("id", pa.string())
 # Fields besides the turns: the tools that the prompt offers (see `layouts.tools`), and the checkable answer.
 LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
+# The column of `<split>-order.arrow`, if a corpus has `order_column`.
+ORDER_COLUMN = "order"
 PAIR_FIELDS = [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES)]
 UNPAIRED_FIELDS = [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_())]
 SCHEMAS = {

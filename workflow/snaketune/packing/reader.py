@@ -32,8 +32,10 @@ class PackedRows:
 
     Indexing returns a dict of numpy views into the mapped files: input_ids and labels [L], segment_lengths and
     prefix_lengths [s]; with trees also prefix_segments [s], for preferences completions [c]. `row_length` is L of the longest
-    rows.
+    rows, `order` is `packing.order`.
     """
+
+    order: str = "shuffled"
 
     def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
         """Open a split; SnaketuneError if the artifact has another format version than its kind's, or a shard is damaged."""
@@ -45,6 +47,7 @@ class PackedRows:
             )
         self.lists = list_columns(kind, version)
         self.row_length: int = pack.manifest["row_length"]
+        self.order = pack.manifest.get("order", self.order)
         files = pack.files(f"{split}-")
         if load_in_memory == "auto":
             load_in_memory = bool(files) and is_slow_to_map(files[0])
@@ -56,7 +59,8 @@ class PackedRows:
         return int(self.offsets[-1])
 
     def __str__(self) -> str:
-        return f"{len(self)} rows of {self.row_length} tokens"
+        in_order = "" if self.order == "shuffled" else f", in the order of {self.order}"
+        return f"{len(self)} rows of {self.row_length} tokens{in_order}"
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         if not 0 <= row < len(self):

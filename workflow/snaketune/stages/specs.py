@@ -14,8 +14,8 @@ from snaketune.config.base import Fraction, Model
 from snaketune.config.corpus_sources import CorpusContent, Reasoning
 from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
 from snaketune.config.losses import PreferenceLoss
-from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
-from snaketune.config.packing import Packing, PackingStrategy, TrainOn
+from snaketune.config.operation import ActivationOffloading, GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
+from snaketune.config.packing import Packing, PackingStrategy, TrainingOrder, TrainOn
 from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch, SftLoss
 
 CorpusSpec = CorpusContent
@@ -56,6 +56,7 @@ class PlanSpec(Model):
     lengths: tuple[int, ...]
     strategy: PackingStrategy
     overflow: Literal["drop", "truncate", "split", "raise"]
+    order: TrainingOrder = "shuffled"
 
 
 class WriteSpec(Part):
@@ -119,6 +120,7 @@ class Launched(Model):
     gradient_checkpointing: GradientCheckpointing
     launch: Launch
     zero_stage: ZeroStage | None
+    activation_offloading: ActivationOffloading = False
 
 
 class CalibrateSpec(Launched):

@@ -19,6 +19,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
+from snaketune.training.loop.packed_trainer import OFFLOADING_DEVICES
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
@@ -31,6 +32,7 @@ class RawRows:
         version = pack.manifest.get("format_version")
         if version != RAW_FORMAT_VERSION:
             raise SnaketuneError(f"{pack.manifest_path}: format_version {version!r}; expected '2.0' or '3.0'")
+        self.order: str = pack.manifest.get("order", "shuffled")
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
         rows = [
             {"messages": [{key: turn[key] for key in ("role", "content")} for turn in row["messages"]]}
@@ -62,6 +64,8 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         # Conversations that are too long were dropped and counted when the rows were written, so nothing is truncated here.
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
         arguments |= {"loss_type": run.spec.loss, "neftune_noise_alpha": run.spec.training.neftune_noise_alpha}
+        on_device = run.compute.device.type in OFFLOADING_DEVICES
+        arguments["activation_offloading"] = run.operation.activation_offloading and on_device
         super().__init__(
             run=run,
             rows=rows,
