@@ -82,9 +82,9 @@ def plan_in_order(
     """Pack sequences by ascending `keys`, int or float[N]: group after group, each of as many tokens as `rows` rows hold and
     packed by `plan_best_fit_decreasing`. Of each group the last row may be nearly empty.
 
-    >>> plan = plan_in_order(np.array([4, 6, 5, 5]), 10, np.zeros(4), keys=np.array([1, 2, 1, 2]), rows=1)
+    >>> plan = plan_in_order(np.array([4, 6, 5, 5]), 10, np.zeros(4), keys=np.array([1, 2, 1, 1]), rows=1)
     >>> [plan.row(r).tolist() for r in range(plan.rows)]
-    [[2, 0], [1], [3]]
+    [[2, 3], [0], [1]]
     """
     ascending = np.argsort(keys, kind="stable")
     begins = np.cumsum(lengths[ascending], dtype=np.int64) - lengths[ascending]

@@ -26,7 +26,15 @@ from snaketune.packing.packing_units import PackedUnits, Units, pack_units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.prefix_trees import build_trees
-from snaketune.packing.shards import COPIED, FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, documents_schema
+from snaketune.packing.shards import (
+    COPIED,
+    FORMAT_VERSIONS,
+    RAW_FORMAT_VERSION,
+    SPLITS,
+    TREE_VERSION,
+    WEIGHTED_VERSION,
+    documents_schema,
+)
 from snaketune.packing.truncation import DropCounts, lost_to_length, warning
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -67,7 +75,9 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
             if not raw:
                 for batch in _documents(spec.kind, split, rows, parts):
                     documents.write_batch(batch)
-    *_, version = FORMAT_VERSIONS[spec.kind] if trees else FORMAT_VERSIONS[spec.kind][:1]
+    version = TREE_VERSION if trees else FORMAT_VERSIONS[spec.kind][0]
+    if spec.kind == "sft" and any(parts.weighted(split) for split in SPLITS):
+        version = WEIGHTED_VERSION
     facts = {
         "format_version": RAW_FORMAT_VERSION if raw else version,
         "kind": spec.kind,

@@ -106,7 +106,7 @@ def _with_trained_parameters(model: PreTrainedModel, run: TrainingRun) -> torch.
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
     run, config = training.run, training.config or training.new_config
-    summed = training.trainer_class.sums_losses and run.spec.loss != "dft"
+    summed = training.trainer_class.sums_losses and run.spec.loss != "dft" and not training.rows.weighted
     computed = {"dropout": training.trainer_class.drops_out, "summed": summed}
     return check_machine(run.spec, run.operation, run.compute, config, training.rows, **computed)
 

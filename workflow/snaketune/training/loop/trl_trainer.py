@@ -27,6 +27,9 @@ from snaketune.training.loop.trainer_arguments import training_arguments
 class RawRows:
     """The training rows of a v2.0 artifact, and the tokenizer whose chat template TRL applies."""
 
+    # Rows with weights were refused when the rows were written.
+    weighted = False
+
     def __init__(self, pack: Artifact, tokenizer_folder: Path):
         """Raise SnaketuneError if the format is unknown, or if rows have tool calls that TRL would render differently."""
         version = pack.manifest.get("format_version")
