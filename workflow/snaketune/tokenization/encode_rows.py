@@ -61,7 +61,8 @@ def _rewritten(
         return None
     if treatment == "last":
         (encoded,) = chat.encode([messages], tools=[tools])
-        kept = np.where(np.isin(np.arange(1, len(messages) + 1), changed), 0, wanted)
+        kept = wanted.copy()
+        kept[np.array(changed) - 1] = 0
         return _one(encoded.ids, _assistant_mask(messages, kept, encoded), chat.turn_ends(messages, encoded.ids, tools))
     encoded_views = chat.encode([messages[:end] for end in ends], tools=[tools] * len(ends))
     views = []
