@@ -83,17 +83,18 @@ def is_current(job):
 
 @cache
 def lists_current():
-    """Return True if Snakemake's graph has to hold what is made of current results only, and what these are made of.
+    """Return True if Snakemake's graph has to hold current results that no stale job reads.
 
     To run stale jobs it needn't: everything that a current result is made of is current too, and thousands of results take
-    seconds. The graph is whole if it is drawn or touched, if Snakemake itself may find a job to run (by other triggers than times,
-    or since it was killed while the job ran), and if rules of another workflow may make files that ours read.
+    seconds. The graph is whole if it is drawn, touched or divided, if Snakemake itself may find a job to run (by other triggers
+    than times, or since it was killed while the job ran), and if rules of another workflow may make files that ours read.
     """
     return (
         not PLANS
         or LINKS_INPUTS
         or workflow.executor_plugin is None
         or workflow.touch
+        or workflow.dag_settings.batch is not None
         or workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}
         or any(path.is_file() for path in Path(workflow.persistence.path, "incomplete").rglob("*"))
         or not all(Path(rule.snakefile).is_relative_to(PACKAGE_ROOT) for rule in workflow.rules)
