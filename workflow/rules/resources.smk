@@ -23,11 +23,9 @@ def resource_of(stage, name):
     return lambda wildcards, attempt: requests.resources(job_of(stage, wildcards), attempt).get(name)
 
 
-def cluster_resources_of(stage):
-    """Return the functions of the resources that only a cluster knows: account, partition options, GPU model."""
-    return {
-        name: resource_of(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")
-    }
+def resources_of(stage):
+    """Return the functions of all resources of a stage's jobs; on a cluster also account, partition options and GPU model."""
+    return {name: resource_of(stage, name) for name in requests.names(stage)}
 
 
 def group_of(stage):

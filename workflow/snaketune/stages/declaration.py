@@ -113,11 +113,6 @@ class Stage:
         """Roles filled by exactly one result."""
         return tuple(role for role, taken in self.inputs.items() if not taken.many)
 
-    @property
-    def many(self) -> tuple[str, ...]:
-        """Roles filled by any number of results."""
-        return tuple(role for role, taken in self.inputs.items() if taken.many)
-
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""
         read = {
