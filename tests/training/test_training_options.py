@@ -1,6 +1,7 @@
 """Options of trainings that other libraries have: the same as theirs, and resumed exactly."""
 
 import math
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,24 @@ def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypat
         assert path.read_bytes() == (tmp_path / "resumed" / path.relative_to(tmp_path / "straight")).read_bytes()
     # Results of runs without the option stay current.
     assert not [word for word in ("neftune", "loraplus", "init_lora", "trainable", '"nll"') if word in canonical(plain)]
+
+
+def test_rows_in_order_resume_exactly(rows, tmp_path, monkeypatch):
+    in_order = copy(rows)
+    in_order.order = "length"
+    made = spec(epochs=2)
+    train(tmp_path / "shuffled", rows, made)
+    train(tmp_path / "straight", in_order, made)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", in_order, made)
+    train(tmp_path / "resumed", in_order, made)
+    shuffled, straight, resumed = (
+        (tmp_path / name / "payload.partial/model.safetensors").read_bytes()
+        for name in ("shuffled", "straight", "resumed")
+    )
+    assert straight == resumed != shuffled
 
 
 def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
