@@ -32,7 +32,7 @@ CHANGES_BASE = ("pissa", "olora")
 # Those of peft that aren't supported, and the reason.
 REFUSED_ADAPTERS = {
     "corda": "it needs statistics of the layers' inputs, which aren't collected here; pissa starts from the weights alone",
-    "loftq": "its adapters correct the error of 4-bit weights, and results are merged into the unquantized base, which has none",
+    "loftq": "its adapters correct the error of 4-bit weights, and results are merged into the base without quantization",
     "lora_ga": "it needs the gradients of all base weights, for which memory would have to suffice as in full fine-tuning",
 }
 
