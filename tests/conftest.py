@@ -9,6 +9,10 @@ from tests.forked import share_server
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# torch would build five programs in each process to see which instructions the C++ compiler knows, and start a pool of processes
+# that import torch and compile one kernel at a time here.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Imports and collection create what stays, and searching it for garbage takes as long as creating it.
 gc.disable()
 # Hundreds of jobs import the package; the first one compiles it for all.
