@@ -10,8 +10,8 @@ from tests.forked import share_server
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# torch would build five programs in each process to see which instructions the C++ compiler knows, and start processes that
-# import torch to compile one kernel at a time.
+# torch would build a program for each set of vector instructions, to see whether the C++ compiler knows it, and start processes
+# that import torch, to compile one kernel at a time.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Imports and collection create what stays, and searching it for garbage takes as long as creating it.
