@@ -7,7 +7,6 @@ from pathlib import Path
 
 MORE = (
     "torch.distributed.run",
-    "bitsandbytes",
     "ftfy",
     "py3langid",
     "rensa",

@@ -42,12 +42,16 @@ from typing import IO, Any
 # The server's address, and the commands that wait until it has imported its libraries; others start as usual until then, since
 # only after that the server has the address with READY.
 VARIABLE, READY = "SNAKETUNE_FORKS", "-ready"
+# These import bitsandbytes, which initializes a GPU if torch can use one; no fork could use it then.
+INITIALIZING = ("transformers.trainer", "peft.optimizers", "trl.trainer.sft_trainer", "bitsandbytes")
 LIBRARIES = (
-    *("torch", "torch.utils.checkpoint", "torch.nn.attention.varlen", "torch._dynamo", "transformers"),
-    *("transformers.trainer", "transformers.models.llama.modeling_llama", "transformers.utils.chat_template_utils"),
-    *("peft", "accelerate", "safetensors.torch", "tokenizers", "sentencepiece", "pyarrow.compute", "pyarrow.parquet"),
-    *("orjson", "regex", "xxhash", "pydantic", "yaml", "psutil", "jinja2", "tensorboard.compat.proto.event_pb2"),
+    *("torch", "torch.utils.checkpoint", "torch.nn.attention.varlen", "torch._dynamo", "transformers", "accelerate"),
+    *("transformers.models.llama.modeling_llama", "transformers.utils.chat_template_utils", "safetensors.torch"),
+    *("tokenizers", "sentencepiece", "pyarrow.compute", "pyarrow.parquet", "orjson", "regex", "xxhash", "pydantic"),
+    *("yaml", "psutil", "jinja2", "tensorboard.compat.proto.event_pb2", *INITIALIZING),
 )
+# With this, torch counts GPUs without initializing one.
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 THREADS = tuple(f"{name}_NUM_THREADS" for name in ("OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR", "RAYON"))
 # Applied in a fork, read anew when they are needed, or of no effect on imports.
 MAY_DIFFER = re.compile(
@@ -207,13 +211,16 @@ class Server:
         self.installed = self._times()
         encode = os.environ.encodekey
         os.environ.encodekey = lambda name: (self.read.add(name), encode(name))[1]
+        os.environ.setdefault(NVML, "1")
         gc.disable()
         for library in libraries:
-            # Some environments lack some. peft imports bitsandbytes, which initializes a GPU; no fork could use it then.
-            if not (library == "peft" and has_gpu_build()):
+            if not (library in INITIALIZING and has_gpu_build()):
+                # Some environments lack some.
                 with suppress(ImportError):
                     importlib.import_module(library)
         os.environ.encodekey = encode
+        if NVML not in self.environment:
+            del os.environ[NVML]
         # What they load or build when it is needed first.
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
         gc.collect()
@@ -358,7 +365,7 @@ def has_gpu_build() -> bool:
 def uses_gpu() -> bool:
     """Whether something in this process opened a GPU's driver."""
     opened = (os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
-    return any(name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")) for name in opened)
+    return any(name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/dxg")) for name in opened)
 
 
 def apply(asked: dict[str, Any]) -> bool:
