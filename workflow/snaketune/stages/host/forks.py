@@ -1,4 +1,4 @@
-"""Processes that start as forks of one that has imported torch, transformers and peft: in 0.1 s instead of several.
+"""Processes that start as forks of one that has imported torch, transformers and peft, without these imports.
 
 `start_server` starts that process, the server, which imports libraries and never snaketune, so that a fork imports the code of
 its own time. `run_as_fork`, called before anything heavy is imported, has the server fork for this process's command line, and
@@ -286,10 +286,11 @@ class Server:
                 os._exit(0)
 
         signal.signal(signal.SIGCHLD, report_end)
+        with suppress(OSError):
+            connection.sendall(b"y")
         # The fork's end is noticed while this waits for a signal to pass on.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, signal.SIGCHLD))
         with suppress(OSError):
-            connection.sendall(b"y")
             while number := connection.recv(1):
                 os.kill(pid, number[0])
         os.kill(pid, signal.SIGKILL)
