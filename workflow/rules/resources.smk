@@ -1,8 +1,10 @@
-"""The resources that rules request from the scheduler, the groups of jobs sent as one, and the log of why jobs are pending."""
+"""The resources that rules request from the scheduler, the groups of jobs sent as one, the log of why jobs are pending, and the
+process whose forks run jobs on this machine."""
 
 from snaketune.cluster.pending_jobs import watch
 from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import read_site, site_file
+from snaketune.stages.host.forks import fork_jobs
 
 with plain_errors():
     requests = ResourceRequests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
@@ -37,3 +39,5 @@ onstart:
     # Jobs may wait for hours, so the reasons are logged. Processes that run single jobs on a cluster don't run hooks.
     if not workflow.local_exec:
         watch(logger.info)
+    elif planner.computes() and not DEPLOYS:
+        fork_jobs(PREFIX, [stage for stage in STAGES if STAGES[stage].gpu], Path("results/logs/forks.log"))
