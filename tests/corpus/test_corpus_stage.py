@@ -234,7 +234,7 @@ def test_raw_rows_that_make_one_row(make):
 def test_numbers_that_rows_are_ordered_by(make, chat):
     """Of JSON and of CSV, for each copy of a row, in both splits; rows without one are quarantined."""
     rows = [chat(f"q{number}", difficulty=number / 2) for number in range(6)]
-    bad = [chat("a"), chat("b", difficulty="hard"), chat("c", difficulty=None), chat("d", difficulty=float("nan"))]
+    bad = [chat("a"), chat("b", difficulty="hard"), chat("c", difficulty=None), chat("d", difficulty=10**400)]
     settings = {"order_column": "difficulty", "max_quarantined_fraction": 0.5, "source": {"weight": 2}}
     built = make(rows + bad, held_out=0.5, **settings)
     for split in ("train", "held_out"):

@@ -16,6 +16,6 @@ MORE = (
 )
 
 if __name__ == "__main__":
-    forks = runpy.run_path(str(Path(__file__).parents[2] / "workflow/snaketune/stages/host/forks.py"))
+    fork_server = runpy.run_path(str(Path(__file__).parents[2] / "workflow/snaketune/stages/host/fork_server.py"))
     importlib.import_module("snakemake.cli").get_argument_parser()
-    forks["serve"](int(sys.argv[1]), (*forks["LIBRARIES"], *MORE))
+    fork_server["serve"](int(sys.argv[1]), (*fork_server["LIBRARIES"], *MORE))

@@ -217,7 +217,7 @@ def _number(raw: Any, column: str) -> float:
     value = column_of(raw, column)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise wrong_type(column, value, "a number, by which rows are ordered (order_column)")
