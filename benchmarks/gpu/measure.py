@@ -181,8 +181,10 @@ def _trainer(
     """
     from benchmarks.jobs import started
 
+    from snaketune.config.base_models import Scratch
+    from snaketune.config.lora import Lora
     from snaketune.config.operation import Execution
-    from snaketune.config.training_runs import Learning, Lora, Scratch
+    from snaketune.config.training_runs import Learning
     from snaketune.models.forward import inner_model
     from snaketune.stages.specs import DpoSpec, SftSpec
     from snaketune.training.autotune.machine_check import check_machine

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Scratch, Training
+from snaketune.config.base_models import Scratch
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.models.device_speed import probe
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import reload_model

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from torch._inductor.output_code import CompiledFxGraph
 
 from snaketune.config.held_out import Evaluate
-from snaketune.config.training_runs import Lora, Sft
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.compiling import choose_compilation

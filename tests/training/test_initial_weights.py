@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Pretrained, Quantization
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import model_scores
 from snaketune.models.adapter_stack import ADAPTER

@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import machine
 from snaketune.models.device_speed import Peak

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Training
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import logprobs
 from snaketune.models.adapters import add_lora

@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, Scratch, Training
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Lora, Quantization
+from snaketune.config.training_runs import Training
 from snaketune.models.adapters import add_lora, cast_parameters, merge
 from snaketune.models.attention import use_own_attention
 from snaketune.models.load_model import load_folder

@@ -11,7 +11,8 @@ from torch.optim import AdamW, Muon
 from transformers.integrations.neftune import neftune_post_forward_hook
 from trl.models.activation_offloading import OffloadActivations
 
-from snaketune.config.training_runs import Lora, Sft
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.memory_trace import trace_model
@@ -47,16 +48,21 @@ def rows(tmp_path_factory):
     return pack(tmp_path_factory.mktemp("rows"), rows=12)
 
 
+def train_straight_and_resumed(folder, rows, made, monkeypatch) -> None:
+    """Train in `folder / "straight"`, and in `folder / "resumed"`, where the training is killed after its first checkpoint."""
+    train(folder / "straight", rows, made)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(folder / "resumed", rows, made)
+    train(folder / "resumed", rows, made)
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypatch):
     settings, lora, loss = OPTIONS[option]
     made = spec(lora, epochs=2, **settings).model_copy(update={"loss": loss})
-    train(tmp_path / "straight", rows, made)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made)
-    train(tmp_path / "resumed", rows, made)
+    train_straight_and_resumed(tmp_path, rows, made, monkeypatch)
     plain = spec(lora and Lora(rank=4, modules_to_save=lora.modules_to_save), epochs=2)
     train(tmp_path / "plain", rows, plain)
     straight, resumed, other = (
@@ -75,12 +81,7 @@ def test_rows_in_order_resume_exactly(rows, tmp_path, monkeypatch):
     in_order.order = "length"
     made = spec(epochs=2)
     train(tmp_path / "shuffled", rows, made)
-    train(tmp_path / "straight", in_order, made)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", in_order, made)
-    train(tmp_path / "resumed", in_order, made)
+    train_straight_and_resumed(tmp_path, in_order, made, monkeypatch)
     shuffled, straight, resumed = (
         (tmp_path / name / "payload.partial/model.safetensors").read_bytes()
         for name in ("shuffled", "straight", "resumed")
@@ -293,7 +294,7 @@ REFUSED = [
         {"lora": LORA | {"init_lora_weights": "olora"}, "quantization": {}},
         r"olora changes the base weights, which are in 4",
     ),
-    ({"lora": LORA | {"init_lora_weights": "loftq"}}, r"'loftq' isn't supported: it replaces the base weights"),
+    ({"lora": LORA | {"init_lora_weights": "loftq"}}, r"'loftq' isn't supported: its adapters correct the error"),
     ({"lora": LORA | {"init_lora_weights": "corda"}}, r"'corda' isn't supported"),
     ({"lora": LORA | {"init_lora_weights": "pisa"}}, r"init_lora_weights"),
     ({"lora": {"rank": 3, "init_lora_weights": "orthogonal"}}, r"orthogonal needs an even rank, found 3"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.diagnose import Diagnosis
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.merging import Merge
@@ -9,7 +10,7 @@ from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.publishing import Gguf, Push
 from snaketune.config.suggestions import unknown
-from snaketune.config.training_runs import Dpo, Pretrained, Scratch, Sft, Training
+from snaketune.config.training_runs import Dpo, Sft, Training
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base_models import Pretrained
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Pretrained
 from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
 from snaketune.diagnostics.leaks import check_leaks

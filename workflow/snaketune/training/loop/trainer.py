@@ -14,8 +14,9 @@ from typing import Any, Self
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Quantization
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.devices import Compute, resolve_compute

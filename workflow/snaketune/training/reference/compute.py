@@ -19,7 +19,7 @@ import torch
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.training_runs import Pretrained
+from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.devices import Compute, resolve_compute
