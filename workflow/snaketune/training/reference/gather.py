@@ -4,6 +4,7 @@ forward pass (`training.reference.compute`) in this job, or in several jobs whos
 DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference model.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,16 +25,23 @@ from snaketune.training.reference.cache_key import kernel_family
 from snaketune.training.reference.compute import ReferenceModel, compute_logps
 
 
-def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
+def gather_logps(
+    reference: ReferenceModel,
+    work: WorkFolder,
+    pack: Artifact,
+    operation: Execution | None,
+    base: Sequence[Path] = (),
+) -> Outcome:
     """Write `logps.arrow` to `work.payload`.
 
     Args:
         operation: with the pattern of the parts' manifests, if there are parts.
+        base: files of a local base model.
     Raises:
         SnaketuneError: a log-probability isn't finite, or parts are missing or belong to another reference.
     """
     if operation is None or not operation.parts:
-        return compute_logps(reference, work, pack)
+        return compute_logps(reference, work, pack, base)
     spec = reference.spec
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
@@ -75,4 +83,5 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
     write_table(work.payload / logps.FILE, table)
     counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
     about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
+    about["rows"] = sorted({key for part in parts for key in part.manifest["rows"]})
     return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
