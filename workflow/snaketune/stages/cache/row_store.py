@@ -10,11 +10,11 @@ of their content and never changed, so any number of jobs can add files concurre
 and its value.
 """
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -44,29 +44,13 @@ class RowStore:
         damaged value isn't found."""
         wanted, found = sorted(set(digests), key=_prefix), {}
         for path in self._files():
-            prefixes = np.array([_prefix(digest) for digest in wanted], np.uint64)
             try:
-                table = read_table(path)
-                table.validate()
-                kept, checks, values = (table[name].chunk(0) for name in SCHEMA.names)
-                at = np.searchsorted(kept.to_numpy(), prefixes)
-                hits = np.flatnonzero((at < len(kept)) & (kept.to_numpy()[np.minimum(at, len(kept) - 1)] == prefixes))
-            except (SnaketuneError, pa.ArrowInvalid, LookupError, ValueError) as error:
+                found |= _search(path, wanted)
+            except (SnaketuneError, pa.ArrowException, OSError, LookupError, TypeError, ValueError) as error:
                 # Another job may have merged it.
                 if path.is_file():
                     print(f"{path} is damaged and is removed; its rows are computed again ({error})", flush=True)
                     path.unlink(missing_ok=True)
-                continue
-            offsets, content = (
-                np.frombuffer(buffer, kind) for buffer, kind in zip(values.buffers()[1:], ("<i8", "u1"))
-            )
-            for hit in hits.tolist():
-                start, stop = offsets[at[hit] : at[hit] + 2].tolist()
-                value = content[max(start, 0) : max(stop, 0)].tobytes()
-                if checks[int(at[hit])].as_py() == _check(wanted[hit], value):
-                    found[wanted[hit]] = value
-                else:
-                    print(f"{path}: a damaged value is computed again", flush=True)
             wanted = [digest for digest in wanted if digest not in found]
         return found
 
@@ -105,7 +89,7 @@ class RowStore:
 
     def _write(self, table: pa.Table) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f".{os.getpid()}-{len(self._own)}.partial"
+        partial = self.folder / f".{uuid4().hex}.partial"
         # One batch, so that columns are contiguous.
         write_table(partial, table, max(1, len(table)))
         # Synced before the rename, so that a file with its final name is complete even after a power failure.
@@ -113,6 +97,28 @@ class RowStore:
         path = self.folder / f"{digest_file(partial).partition(':')[2]}.arrow"
         partial.replace(path)
         self._own.append(path)
+
+
+def _search(path: Path, wanted: list[bytes]) -> dict[bytes, bytes]:
+    """Return the intact values of a file's rows among `wanted`, sorted by prefix. Raises various errors if it is damaged."""
+    table = read_table(path)
+    if table.schema != SCHEMA:
+        raise ValueError("it has other columns")
+    table.validate()
+    kept, checks, values = (table[name].chunk(0) for name in SCHEMA.names)
+    _, offset_bytes, content = values.buffers()
+    prefixes, offsets = kept.to_numpy(), np.frombuffer(offset_bytes, "<i8")
+    own = np.array([_prefix(digest) for digest in wanted], np.uint64)
+    at = np.searchsorted(prefixes, own)
+    found = {}
+    for hit in np.flatnonzero((at < len(prefixes)) & (prefixes[np.minimum(at, len(prefixes) - 1)] == own)).tolist():
+        start, stop = offsets[at[hit] : at[hit] + 2].tolist()
+        value = bytes(memoryview(content)[max(start, 0) : max(stop, 0)])
+        if checks[int(at[hit])].as_py() == _check(wanted[hit], value):
+            found[wanted[hit]] = value
+        else:
+            print(f"{path}: a damaged value is computed again", flush=True)
+    return found
 
 
 def _prefix(digest: bytes) -> int:
