@@ -349,3 +349,26 @@ def test_reused_values_of_another_computation_are_found_out(tmp_path, tokenizer,
     assert resumed.equals(cold)
     assert "nats per token: all are computed again" in capsys.readouterr().out
     assert outcome.run["reused_difference"] > 100
+
+
+def test_a_pass_killed_after_a_change_continues_and_parts_reuse_what_one_job_computed(
+    tmp_path, tokenizer, small_steps, monkeypatch
+):
+    torch.set_num_threads(1)
+    model = model_in(tmp_path / "model", tokenizer)
+    before, after = (changed(tmp_path / f"{n}", tokenizer, 40, range(0, n, 2)) for n in (0, 40))
+    reference(tmp_path / "warm", before, model)
+    with monkeypatch.context() as patch:
+        killed_after(3, patch)
+        with pytest.raises(Interrupted):
+            reference(tmp_path / "warm", after, model)
+    pattern = parts_of(tmp_path / "warm", after, model, 2)
+    parts = [json.loads(path.read_text()) for path in Path(pattern).parent.parent.glob("*-of-2/manifest.json")]
+    assert parts[0]["rows"] == parts[1]["rows"]
+    work = started(tmp_path / "gathered/ref_logps/one")
+    ref_logps.build(SPEC, work, pack=after, model=[model], operation=Execution(parts=pattern))
+    reference(tmp_path / "cold", after, model)
+    assert bytes_of(tmp_path / "gathered") == bytes_of(tmp_path / "cold")
+    # Everything is there now.
+    _, again = reference(tmp_path / "warm", after, model)
+    assert (again.run["tokens_computed"], again.run["pairs_computed"]) == (0, 0)

@@ -50,10 +50,10 @@ def build(
     Args:
         model, base_layers: the reference's result, and the base layers of one that is an adapter alone.
         tokenizer: tokenizer of the pairs; only for an external reference, which `spec.base` names.
-        base: files of a local base model; they are loaded by the path in `spec`.
+        base: folder of a local base model; unused, as `spec` has its path.
         operation: with the pattern of the parts' manifests, if there are parts.
     """
     from snaketune.training.reference.compute import ReferenceModel
     from snaketune.training.reference.gather import gather_logps
 
-    return gather_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack, operation, base)
+    return gather_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack, operation)

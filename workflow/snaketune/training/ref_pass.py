@@ -44,4 +44,4 @@ def build(
     """Write this part's `logps.arrow` to `work.payload`; the inputs are those of `ref_logps`."""
     from snaketune.training.reference.compute import ReferenceModel, compute_logps
 
-    return compute_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack, base)
+    return compute_logps(ReferenceModel(spec, (*model, *base_layers), tokenizer), work, pack)

@@ -38,6 +38,7 @@ from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.plan.context import local_files
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
@@ -87,9 +88,10 @@ class ReferenceModel:
             loaded = load_adapter(loaded, self.results[0].folder / ADAPTER)
         return loaded, tested
 
-    def key_of_units(self, tested: SelfTest, base: Sequence[Path], work: WorkFolder, *, merged: bool) -> dict[str, Any]:
-        """What affects the log-probabilities of a unit of pairs besides its tokens. Args: base: files of a local base model."""
+    def key_of_units(self, tested: SelfTest, work: WorkFolder, *, merged: bool) -> dict[str, Any]:
+        """What affects the log-probabilities of a unit of pairs besides its tokens. Args: merged: as for `load`."""
         spec, device = self.spec, tested.compute.device
+        files = map(Path, local_files(spec.base and spec.base.path))
         own_spec = computation(spec, tested.compute.about()["dtype"]) | {
             "token_logps": spec.token_logps,
             "merged": merged,
@@ -99,17 +101,15 @@ class ReferenceModel:
             "computation": tested.about(),
             "device": [device.type, *machine],
             "weights": [one.content for one in self.results],
-            "files": fingerprint_entries("base", base, lambda path: cached_digest(path, work.root)),
+            "files": fingerprint_entries("base", files, lambda path: cached_digest(path, work.root)),
             "code": code_digest(__name__),
             "versions": [installed_version(name) for name in ("torch", "transformers", "peft", "bitsandbytes")],
         }
 
 
-def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, base: Sequence[Path] = ()) -> Outcome:
+def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -> Outcome:
     """Write `logps.arrow` of the pairs, or of the part of them that the spec names, to `work.payload`.
 
-    Args:
-        base: files of a local base model.
     Raises:
         SnaketuneError: a log-probability isn't finite, or an external model has another vocabulary.
     """
@@ -133,7 +133,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, b
         units = find_units(rows, own, documents(pack, split))
         counts[split] = len({pair for unit in units for pair in unit.pairs})
         merged = split == "held_out" and spec.apart and not spec.quantization
-        store = RowStore(work.root, reference.key_of_units(tested, base, work, merged=merged))
+        store = RowStore(work.root, reference.key_of_units(tested, work, merged=merged))
         passed.append(UnitLogps(work=work, store=store, token_logps=spec.token_logps, units=units))
         if passed[-1].missing and merged:
             # Free the first model before the second is loaded.

@@ -4,7 +4,6 @@ forward pass (`training.reference.compute`) in this job, or in several jobs whos
 DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference model.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,23 +24,16 @@ from snaketune.training.reference.cache_key import kernel_family
 from snaketune.training.reference.compute import ReferenceModel, compute_logps
 
 
-def gather_logps(
-    reference: ReferenceModel,
-    work: WorkFolder,
-    pack: Artifact,
-    operation: Execution | None,
-    base: Sequence[Path] = (),
-) -> Outcome:
+def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, operation: Execution | None) -> Outcome:
     """Write `logps.arrow` to `work.payload`.
 
     Args:
         operation: with the pattern of the parts' manifests, if there are parts.
-        base: files of a local base model.
     Raises:
         SnaketuneError: a log-probability isn't finite, or parts are missing or belong to another reference.
     """
     if operation is None or not operation.parts:
-        return compute_logps(reference, work, pack, base)
+        return compute_logps(reference, work, pack)
     spec = reference.spec
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
