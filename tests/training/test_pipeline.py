@@ -210,6 +210,8 @@ def test_a_pass_without_gradients_continues_with_fewer_rows_when_memory_runs_out
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
     monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    # No batch is filled up, so that its tokens are those of its rows.
+    monkeypatch.setattr(logprobs, "LEAST_ROWS", 0)
     logps = all_pair_logprobs(model, rows, CPU, "reference")
     torch.testing.assert_close(logps[0], whole)
     assert torch.equal(logps[1], counts)
