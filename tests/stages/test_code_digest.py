@@ -91,6 +91,7 @@ CALLED = {
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
     "stages.host.disk_errors": {"disk_error_message"},
+    "stages.host.forks": {"die_with_parent", "run_as_fork"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},

@@ -42,7 +42,7 @@ def driver(tmp_path_factory):
         [sys.executable, "-c", DRIVER], cwd=folder, env=given, stdout=subprocess.PIPE, text=True
     ) as process:
         variable = process.stdout.readline().strip()
-        threads = dict.fromkeys(forks.THREADS, "2") | dict.fromkeys(("TMPDIR", "TMP", "TEMPDIR", "TEMP"), "/tmp")
+        threads = dict.fromkeys(forks.THREADS, "2")
         yield process, folder, given | threads | {forks.VARIABLE: variable, "OMP_WAIT_POLICY": "PASSIVE"}
         process.kill()
 

@@ -19,7 +19,7 @@ from snaketune.models.memory_trace import trace_model
 from snaketune.models.trainable import train_only
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.specs import canonical
-from snaketune.training.loop import packed_trainer, pipeline, sft_trainer
+from snaketune.training.loop import packed_trainer, pipeline, sft_trainer, trainer
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
 from snaketune.training.loop.optimizers import MuonWithAdamW
 from tests.models.conftest import CPU, tiny_model
@@ -100,7 +100,7 @@ def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
 
     monkeypatch.setattr(packed_trainer, "offloaded_activations", lambda model: Counted())
     for name, offloads, devices in (("kept", False, ("cpu",)), ("cpu", True, ("cuda",)), ("moved", True, ("cpu",))):
-        monkeypatch.setattr(packed_trainer, "OFFLOADING_DEVICES", devices)
+        monkeypatch.setattr(trainer, "OFFLOADING_DEVICES", devices)
         train(tmp_path / name, rows, spec(epochs=1), activation_offloading=offloads)
         assert len(moved) == (6 if name == "moved" else 0)
     results = [

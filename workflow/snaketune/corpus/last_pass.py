@@ -12,7 +12,6 @@ from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import ORDER_COLUMN, id_of
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.stages.progress import progress
-from snaketune.tables import write_table
 
 GROUPS_SHOWN = 1000
 ROWS_SHOWN = 20
@@ -51,7 +50,8 @@ def write_order(folder: Path, numbers: np.ndarray, copies: np.ndarray, held_out:
     """Write the numbers that rows are ordered by, float64 for each row of `train.arrow` and of `held_out.arrow`, per split."""
     for split, in_split in (("train", ~held_out), ("held_out", held_out)):
         table = pa.table({ORDER_COLUMN: np.repeat(numbers, copies * in_split)})
-        write_table(folder / f"{split}-{ORDER_COLUMN}.arrow", table, ROWS_PER_BATCH)
+        with pa.ipc.new_file(str(folder / f"{split}-{ORDER_COLUMN}.arrow"), table.schema) as writer:
+            writer.write_table(table)
 
 
 def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:

@@ -24,7 +24,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -54,13 +53,12 @@ def fork_jobs(prefix: str, waiting: Iterable[str], log: Path) -> None:
     """
     if sys.platform != "linux" or VARIABLE in os.environ:
         return
-    folders = dict.fromkeys(("TMPDIR", "TMP", "TEMPDIR", "TEMP"), tempfile.gettempdir())
     command = ["bash", "-c", f'{prefix} exec python -P "$0" "$1"', str(SERVER)]
     # Closed when this process ends, however it does.
     owner, _ = os.pipe()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
-        address = start_server(command, os.environ | dict.fromkeys(THREADS, "1") | folders, owner, file)
+        address = start_server(command, os.environ | dict.fromkeys(THREADS, "1"), owner, file)
     os.close(owner)
     os.environ[VARIABLE] = " ".join((address, *waiting))
 

@@ -28,9 +28,6 @@ from snaketune.training.loop.eva import initialize_by_eva
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
-# Those that have memory of their own.
-OFFLOADING_DEVICES = ("cuda", "xpu")
-
 
 def offloaded_activations(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a context in which the activations that a backward pass needs are moved to host memory, by TRL."""
@@ -59,8 +56,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         )
         if alpha := run.spec.training.neftune_noise_alpha:
             EmbeddingNoise(inner_model(model), alpha)
-        offloads = run.operation.activation_offloading and run.compute.device.type in OFFLOADING_DEVICES
-        self.activations = offloaded_activations(model) if offloads else nullcontext()
+        self.activations = offloaded_activations(model) if run.offloads else nullcontext()
         # `batch_loss` already divides by the items of the whole step, so the Trainer must not scale it again.
         self.model_accepts_loss_kwargs = True
 

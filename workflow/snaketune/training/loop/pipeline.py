@@ -202,7 +202,7 @@ def describe_training(trainer: BaseTrainer, check: MachineCheck) -> str:
         "compiled" if trainer.compiled else "not compiled",
         f"micro-batch {args.per_device_train_batch_size} x {args.gradient_accumulation_steps}{each}",
         "activations recomputed" if args.gradient_checkpointing else "",
-        "activations offloaded" if trainer.run.operation.activation_offloading else "",
+        "activations offloaded" if trainer.run.offloads else "",
         check.expected,
     ]
     return ", ".join(filter(None, facts))

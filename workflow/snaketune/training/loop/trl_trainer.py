@@ -19,7 +19,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
-from snaketune.training.loop.packed_trainer import OFFLOADING_DEVICES
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
@@ -67,8 +66,7 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         # Conversations that are too long were dropped and counted when the rows were written, so nothing is truncated here.
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
         arguments |= {"loss_type": run.spec.loss, "neftune_noise_alpha": run.spec.training.neftune_noise_alpha}
-        on_device = run.compute.device.type in OFFLOADING_DEVICES
-        arguments["activation_offloading"] = run.operation.activation_offloading and on_device
+        arguments["activation_offloading"] = run.offloads
         super().__init__(
             run=run,
             rows=rows,
