@@ -87,6 +87,7 @@ CALLED = {
     "config.optimizers": {"missing_package"},
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
+    "stages.plan.context": {"local_files"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
