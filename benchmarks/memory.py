@@ -38,7 +38,9 @@ def measure(name: str) -> dict[str, float]:
 
     from benchmarks.gpu.rows import MadeRows
     from benchmarks.jobs import started
-    from snaketune.config.training_runs import Lora, Scratch, Training
+    from snaketune.config.base_models import Scratch
+    from snaketune.config.lora import Lora
+    from snaketune.config.training_runs import Training
     from snaketune.models.devices import resolve_compute
     from snaketune.models.machine import peak_memory
     from snaketune.stages.specs import SftSpec

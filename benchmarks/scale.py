@@ -1,9 +1,10 @@
 """The time that planning a large config takes: python -m benchmarks.scale (make bench-scale)
 
-Configs with many corpora in many parts and a large grid, of about 1,000 and 10,000 jobs, are planned from nothing
-(`snakemake -n`), and run where every result is current, which does nothing. Beside that stands Snakemake's own floor:
-`snakemake --version`, and a plain Snakefile of as many jobs that one job gathers, as our report gathers all results. Medians of
-three, in turn, in seconds of one processor, which other work of the machine hardly moves.
+`snakemake -n` plans configs with many corpora in many parts and a large grid, of about 1,000 and 10,000 jobs, from nothing and
+where every result is current. Beside that stands Snakemake's own floor: `snakemake --version`, and a plain Snakefile of as many
+jobs that one job gathers, as our report gathers all results. Its jobs have the same three outputs and no inputs, so Snakemake
+needs less for them than for jobs that read each other's results. Medians of three, in turn, in seconds of one processor, which
+other work of the machine hardly moves.
 
 The results are made up: one small file each, with the manifest that its stage would write of it, so that the look at what is on
 disk is the real one. Figures go to results/bench/scale.json and, with a table, to docs/scale.md.
@@ -25,7 +26,8 @@ import yaml
 
 from benchmarks.processes import SNAKEFILE, checked, snakemake
 from benchmarks.results import ROOT, Goals, in_turn, keep_table, made_on, markdown, medians, table, write
-from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.manifest import SEAL
 from snaketune.config.load import load
 from snaketune.report.pages import pages_of
 from snaketune.stages.cache.code_digest import code_digest
@@ -40,12 +42,12 @@ TIMES = 3
 # Corpora, parts of each, values of a grid in two directions.
 SIZES = {1_000: (20, 10, 12, 20), 10_000: (60, 64, 25, 40)}
 GOALS: Goals = {
+    "nothing_1000_ratio": ("at most", 2),
+    "nothing_10000_ratio": ("at most", 2),
     "plan_1000_s": ("at most", 1.5),
-    "nothing_1000_s": ("at most", 1.5),
     "plan_10000_s": ("at most", 15),
-    "nothing_10000_s": ("at most", 15),
 }
-ONE_CORE = ("--cores", "1")
+DRY_RUN = ("--dry-run", "--cores", "1")
 PLAIN = """
 rule all:
     input: expand("results/{{n}}/manifest.json", n=range({count}))
@@ -110,8 +112,9 @@ def make_results(graph: JobGraph) -> None:
             "pairs": job.key,
         }
         Path(job.run).write_text("{}\n", encoding="utf-8")
-        # As large as a real one.
-        Path(job.manifest).write_text(json.dumps(manifest, indent=2, sort_keys=True), encoding="utf-8")
+        # As a stage writes it, without waiting for the disk.
+        sealed = manifest | {SEAL: digest_json(manifest)}
+        Path(job.manifest).write_text(json.dumps(sealed, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def make_plain_results(count: int) -> None:
@@ -142,8 +145,7 @@ def measure(size: int) -> dict[str, float]:
         (folders["plain"] / "Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
 
         def call(side: str, what: str) -> float:
-            arguments = [*(SNAKEFILE if side == "ours" else ()), *ONE_CORE, *(["--dry-run"] if what == "plan" else [])]
-            took, said = seconds(folders[side], *arguments)
+            took, said = seconds(folders[side], *(SNAKEFILE if side == "ours" else ()), *DRY_RUN)
             check(said, what, count)
             return took
 
@@ -156,6 +158,7 @@ def measure(size: int) -> dict[str, float]:
                     make_plain_results(count - 1)
             times = medians(in_turn(TIMES, {side: lambda side=side, what=what: call(side, what) for side in folders}))
             found |= {f"{what}_{size}_s": times["ours"], f"snakemake_{what}_{size}_s": times["plain"]}
+            found[f"{what}_{size}_ratio"] = times["ours"] / times["plain"]
         return found
 
 
@@ -178,8 +181,7 @@ def profile(size: int) -> None:
             "profile",
             "-m",
             "snakemake",
-            "--dry-run",
-            *ONE_CORE,
+            *DRY_RUN,
             *SNAKEFILE,
         ]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

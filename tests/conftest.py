@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 
 from tests.durations import Recorder, ordered
 from tests.forked import share_server
@@ -9,6 +10,10 @@ from tests.forked import share_server
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# torch would build a program for each set of vector instructions, to see whether the C++ compiler knows it, and start processes
+# that import torch, to compile one kernel at a time.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Imports and collection create what stays, and searching it for garbage takes as long as creating it.
 gc.disable()
 # Hundreds of jobs import the package; the first one compiles it for all.
@@ -22,6 +27,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if "HF_DATASETS_CACHE" not in os.environ:
+        cache = tempfile.TemporaryDirectory(prefix="datasets-")
+        config.add_cleanup(cache.cleanup)
+        os.environ["HF_DATASETS_CACHE"] = cache.name
     share_server()
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())

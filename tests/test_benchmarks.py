@@ -1,12 +1,14 @@
 """The benchmarks run, at a tiny size, and both sides of them do the same work."""
 
 import json
+import os
 import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+from benchmarks import processes
 from benchmarks.data_path.rows import numbered
 from benchmarks.flops import attention_flops, visible_pairs
 from benchmarks.gpu import measure, peers, worker
@@ -50,9 +52,10 @@ def material(tmp_path, monkeypatch) -> Material:
 
 def test_all_sides_train_on_the_same_tokens(material, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(python()))
-    # What libraries read when they are imported would need a new Python process.
+    # What libraries read when they are imported would need a new Python process, so all sides use one cache here.
     for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE"):
         monkeypatch.delitem(ONE_THREAD, name)
+    monkeypatch.setattr(processes, "environment", lambda cache: os.environ | ONE_THREAD)
     # More steps than an epoch has: each side goes through all rows once.
     result = speed(1, material, warm_up=0, steps=10**6)
     ours, *peers = (

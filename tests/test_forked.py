@@ -18,7 +18,8 @@ print(json.dumps({
     "arguments": sys.argv[1:], "folder": os.getcwd(), "word": os.environ["WORD"], "path": sys.path[:2],
     "loaded": "torch" in sys.modules, "own": sorted(name for name in sys.modules if name.startswith("snaketune")),
     "ignored": signal.getsignal(signal.SIGTERM) == signal.SIG_IGN, "process": os.getpid(),
-    "file_size": resource.getrlimit(resource.RLIMIT_FSIZE)[0],
+    "limits": [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)],
+    "umask": os.umask(0), "priority": os.nice(0), "cores": len(os.sched_getaffinity(0)), "leads": os.getpgrp() == os.getpid(),
 }), flush=True)
 if sys.argv[1:] == ["wait"]:
     time.sleep(60)
@@ -41,13 +42,17 @@ def start(folder: Path, *arguments: str, before: str = "", **variables: str) -> 
 
 
 def test_arguments_folder_environment_streams_and_status_are_those_of_the_caller(folder):
-    process = start(folder, "a b", "*", before="trap '' TERM; ulimit -f 9;")
+    own = "taskset -pc 0 $$ >/dev/null; renice -n 3 -p $$ >/dev/null;"
+    process = start(folder, "a b", "*", before=f"trap '' TERM; ulimit -f 9; ulimit -n 99; umask 27; {own}")
     out, err = process.communicate("ended")
     shown = json.loads(out)
     assert (process.returncode, err) == (1, "ended\n")
     assert shown["arguments"] == ["a b", "*"] and shown["word"] == "naïve"
     assert shown["folder"] == str(folder) and shown["path"] == [str(folder), str(folder / "modules")]
-    assert shown["loaded"] and not shown["own"] and shown["ignored"] and shown["file_size"] == 9 * 1024
+    assert shown["loaded"] and not shown["own"] and shown["ignored"] and shown["leads"]
+    assert (
+        shown["limits"] == [9 * 1024, 99] and shown["umask"] == 0o27 and shown["priority"] == 3 and shown["cores"] == 1
+    )
     process = start(folder)
     assert not json.loads(process.communicate("")[0])["ignored"] and process.returncode == 3
 

@@ -61,13 +61,14 @@ def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
     """Time the `ref_logps` stage from the loaded and tested model to the written table."""
     from snaketune.training.reference import compute
 
-    begins, passes = [], compute.losses_of_rows
+    begins, find_units = [], compute.find_units
 
     def timed(*arguments):
+        # The first that follows the loading.
         begins.append(time.perf_counter())
-        return passes(*arguments)
+        return find_units(*arguments)
 
-    with patch.object(compute, "losses_of_rows", timed):
+    with patch.object(compute, "find_units", timed):
         outcome = _built(material.graph.job("dpo", run).artifacts["ref_logps"][0])
     seconds, pairs = time.perf_counter() - begins[0], sum(outcome.counts["pairs"].values())
     return {"pairs": pairs, "seconds": seconds, "pairs_per_s": pairs / seconds}

@@ -14,7 +14,7 @@ from benchmarks.alone import losses_alone
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable, use_own_attention

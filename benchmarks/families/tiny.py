@@ -63,7 +63,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma3_text", "kolibri1"), SLIDING),
     "gemma3n_text": SLIDING | {"num_kv_shared_layers": 1},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
-    "kimi_linear": LINEAR | {"num_key_value_heads": 4},
+    "kimi_linear": LINEAR | {"num_key_value_heads": 4, "linear_head_dim": 8},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "dots3_note_text": {"num_key_value_heads": 4},

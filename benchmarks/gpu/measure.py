@@ -40,6 +40,7 @@ class Variant:
     checkpointing: bool = False
     chunked: bool = True
     deterministic: bool = False
+    offloading: bool = False
 
 
 BASE = "compiled, chunked loss"
@@ -50,6 +51,7 @@ VARIANTS = {
     "gradient checkpointing": Variant(checkpointing=True),
     "loss not chunked": Variant(chunked=False),
     "deterministic": Variant(deterministic=True),
+    "activations offloaded": Variant(offloading=True),
 }
 
 
@@ -179,8 +181,10 @@ def _trainer(
     """
     from benchmarks.jobs import started
 
+    from snaketune.config.base_models import Scratch
+    from snaketune.config.lora import Lora
     from snaketune.config.operation import Execution
-    from snaketune.config.training_runs import Learning, Lora, Scratch
+    from snaketune.config.training_runs import Learning
     from snaketune.models.forward import inner_model
     from snaketune.stages.specs import DpoSpec, SftSpec
     from snaketune.training.autotune.machine_check import check_machine
@@ -192,7 +196,10 @@ def _trainer(
     micro_rows, batch_rows = sizes
     settings = Learning(batch_rows=batch_rows, learning_rate=LEARNING_RATE, compile=variant.compiled)
     operation = Execution(
-        checkpoint_steps=10**6, micro_batch_rows=micro_rows, gradient_checkpointing=variant.checkpointing
+        checkpoint_steps=10**6,
+        micro_batch_rows=micro_rows,
+        gradient_checkpointing=variant.checkpointing,
+        activation_offloading=variant.offloading,
     )
     of_pairs, found = isinstance(rows, MadePairRows), {}
     if of_pairs:

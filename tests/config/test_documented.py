@@ -10,10 +10,12 @@ import yaml
 
 from snaketune.config import (
     base,
+    base_models,
     corpus_sources,
     diagnose,
     evaluations,
     held_out,
+    lora,
     losses,
     merging,
     operation,
@@ -38,6 +40,8 @@ def models() -> set[str]:
             corpus_sources,
             tokenizers,
             training_runs,
+            base_models,
+            lora,
             losses,
             operation,
             held_out,

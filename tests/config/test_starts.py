@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from snaketune.config.base_models import Pretrained
 from snaketune.config.load import load
-from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
 

@@ -231,6 +231,22 @@ def test_raw_rows_that_make_one_row(make):
     assert (built.counts["read"], built.counts["joined"], built.counts["kept"]["train"]) == (2, 1, 1)
 
 
+def test_numbers_that_rows_are_ordered_by(make, chat):
+    """Of JSON and of CSV, for each copy of a row, in both splits; rows without one are quarantined."""
+    rows = [chat(f"q{number}", difficulty=number / 2) for number in range(6)]
+    bad = [chat("a"), chat("b", difficulty="hard"), chat("c", difficulty=None), chat("d", difficulty=10**400)]
+    settings = {"order_column": "difficulty", "max_quarantined_fraction": 0.5, "source": {"weight": 2}}
+    built = make(rows + bad, held_out=0.5, **settings)
+    for split in ("train", "held_out"):
+        numbers = read_table(built.folder / f"{split}-order.arrow")["order"].to_pylist()
+        assert numbers == [int(prompt[1:]) / 2 for prompt in built.prompts(split)]
+    assert [source["ignored"] for source in built.counts["sources"]] == [{}]
+    assert {one["reason"] for one in built.quarantine} == {"missing_column", "wrong_type"}
+    assert "expected a number, by which rows are ordered" in built.quarantine[1]["detail"]
+    table = make(b"prompt,response,difficulty\nHi,Hello,2.5\nBye,Bye,1e1\n", suffix=".csv", order_column="difficulty")
+    assert read_table(table.folder / "train-order.arrow")["order"].to_pylist() == [2.5, 10.0]
+
+
 def test_rows_are_counted_by_length(make, chat):
     built = make([chat("a" * n, "b") for n in (1, 2, 3, 6, 7, 100)])
     assert built.counts["characters"] == {"bounds": [1, 2, 4, 8, 16, 32, 64, 128], "rows": [0, 0, 2, 2, 1, 0, 0, 1]}

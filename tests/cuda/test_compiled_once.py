@@ -6,7 +6,7 @@ import torch
 from benchmarks.families.tiny import tiny_config, tiny_model
 from benchmarks.gpu.rows import make_rows
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.packing.shards import IGNORED
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import LogCallback

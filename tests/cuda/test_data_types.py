@@ -7,7 +7,7 @@ import torch
 from benchmarks.families.tiny import tiny_config
 from benchmarks.families.tiny import tiny_model as family_model
 
-from snaketune.config.training_runs import Lora, Quantization
+from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
 from snaketune.models.packing_support import check_config, with_supported_kernel

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.models.compiling import CompileChoice
 from snaketune.models.devices import Compute
 from snaketune.packing.reader import EqualTokens

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.training.loop.trainer import BaseTrainer
 from tests.cuda import standin
 from tests.training.pipeline_runs import pack, spec, train

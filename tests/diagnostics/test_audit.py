@@ -167,6 +167,8 @@ def test_kernels_are_known_by_the_names_that_libraries_give_them(kernel, part):
 
 def test_what_is_usually_slow_is_tried():
     slow = {"gradient_checkpointing": True, "precision": "float32", "optimizer": "adamw_torch", "compile": False}
-    run = RUN.model_copy(update={"training": RUN.training.model_copy(update=slow)})
+    operation = RUN.operation.model_copy(update={"activation_offloading": True})
+    run = RUN.model_copy(update={"training": RUN.training.model_copy(update=slow), "operation": operation})
     assert slow_settings(RUN) == {}
-    assert list(slow_settings(run)) == ["activations-kept", "precision-auto", "fused-optimizer", "compile-auto"]
+    tried = ["activations-kept", "activations-on-device", "precision-auto", "fused-optimizer", "compile-auto"]
+    assert list(slow_settings(run)) == tried

@@ -145,6 +145,13 @@ def test_variants_build_on_each_other_or_not():
     assert [run.packing.length for run in together.values()] == [256, 128, 128]
 
 
+def test_the_loss_of_sft_can_be_changed_and_that_of_dpo_cannot():
+    dft = Diagnosis(run="sft:run", changes={"dft": {"loss": "dft"}}).variants("speed", RUN)
+    assert [run.loss for run in dft.values()] == ["nll", "dft"]
+    with pytest.raises(ValueError, match=r"ipo.loss: can't be changed here; expected .* quantization, operation \["):
+        Diagnosis(run="dpo:run", changes={"ipo": {"loss": "ipo"}}).model_dump()
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

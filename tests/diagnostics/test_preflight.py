@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.base_models import Pretrained, RopeScaling, Scratch
+from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, RopeScaling, Scratch
+from snaketune.config.training_runs import Learning
 from snaketune.diagnostics import environment, preflight, run_checks
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import PackedRows

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from snaketune.config.training_runs import Lora, Pretrained, Quantization
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models import load_model
 from snaketune.models.adapters import (

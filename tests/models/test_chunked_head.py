@@ -11,7 +11,7 @@ from benchmarks.families.examine import CPU, DOCUMENTS, PAIRS, Rows
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.models import fused_cross_entropy
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import use_own_attention

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.models.adapters import add_lora
 from snaketune.models.flops import Attention, FlopCount, count_flops
 from snaketune.models.trainable import train_only

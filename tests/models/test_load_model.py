@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, Scratch
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.load_model import (

@@ -7,8 +7,8 @@ import torch
 from benchmarks.families.tiny import tiny_config
 from transformers import AutoConfig, LlamaConfig
 
+from snaketune.config.lora import Lora, Quantization
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.config.training_runs import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import use_segment_attention

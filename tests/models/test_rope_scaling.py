@@ -12,7 +12,7 @@ from benchmarks.families.tiny import tiny_config
 from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from snaketune.config.training_runs import Pretrained, RopeScaling
+from snaketune.config.base_models import Pretrained, RopeScaling
 from snaketune.diagnostics.run_checks import check_positions
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate

@@ -13,7 +13,7 @@ from snaketune.packing.plan import build as build_plan
 from snaketune.packing.write import build as build_write
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec
+from snaketune.stages.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec, spec_from
 from snaketune.tables import write_table
 from snaketune.tokenization import tokenize
 
@@ -67,9 +67,9 @@ def pack_tokens(
     folder: Path, tokens: list[Artifact], spec: PackSpec, parts: int = 1, corpus: Sequence[Artifact] = ()
 ) -> Artifact:
     """Plan, write and pack tokenized parts."""
-    plan_spec = PlanSpec(kind=spec.kind, lengths=spec.lengths, strategy=spec.strategy, overflow=spec.overflow)
+    plan_spec = spec_from(PlanSpec, spec)
     own = started(folder / "plan")
-    plan = made(own.folder, build_plan(plan_spec, own, tokens=tokens), plan_spec)
+    plan = made(own.folder, build_plan(plan_spec, own, tokens=tokens, corpus=list(corpus)), plan_spec)
     shards = []
     for part in range(1, parts + 1):
         write_spec = WriteSpec(part=part, parts=parts)

@@ -182,7 +182,7 @@ def test_raw_rows_with_turns_of_weight_0_are_refused(pack):
     ]
     assert pack("sft", rows, strategy="none").manifest["counts"]["train"]["kept"] == 15
     rows[3]["messages"][-1]["supervised"] = False
-    with pytest.raises(SnaketuneError, match="weight 0, and TRL's trainer would learn them"):
+    with pytest.raises(SnaketuneError, match="another weight than 1, and TRL's trainer would learn them"):
         pack("sft", rows, strategy="none")
 
 

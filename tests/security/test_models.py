@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from snaketune.config.base_models import Pretrained
 from snaketune.config.evaluations import TaskSettings
 from snaketune.config.load import load
-from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.tasks import prepared_tasks
 from snaketune.models.load_model import load_folder, own_tokenizer, read_config

@@ -1,9 +1,10 @@
-"""Work that the report compares with stays when old work is freed."""
+"""What results and unfinished work still use stays when old work is freed."""
 
 import json
 from pathlib import Path
 
 from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.row_store import RowStore
 
 
 def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
@@ -15,3 +16,19 @@ def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
     (results / "report/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     clean(results / ".work", remove=True)
     assert {path.name for path in (results / ".work").glob("*/*")} == {"aa", "bb"}
+
+
+def test_rows_of_published_results_and_of_unfinished_work_are_retained(tmp_path: Path):
+    results = tmp_path / "results"
+    published, unfinished, old = (RowStore(results / ".work", {"weights": name}) for name in "abc")
+    for store in (published, unfinished, old):
+        store.add({bytes(16): b"value"})
+    mark = results / ".work/ref_pass/ee/state/rows" / unfinished.key
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    (results / "ref_logps/x").mkdir(parents=True)
+    manifest = {"fingerprint": "dd", "rows": [published.key]}
+    (results / "ref_logps/x/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    clean(results / ".work", remove=True)
+    assert {path.name for path in (results / ".work").glob(".rows/*")} == {published.key, unfinished.key}
+    assert mark.is_file()

@@ -87,10 +87,12 @@ CALLED = {
     "config.optimizers": {"missing_package"},
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
+    "stages.plan.context": {"local_files"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
     "stages.host.disk_errors": {"disk_error_message"},
+    "stages.host.forks": {"die_with_parent", "run_as_fork"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},

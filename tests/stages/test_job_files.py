@@ -16,7 +16,6 @@ from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
     LONG_AGO,
     JobFile,
-    is_unchanged,
     job_file_of,
     lock_job_files,
     read_job_file,
@@ -109,12 +108,19 @@ def test_the_time_may_be_retained_unless_the_result_is_current_or_newer():
 
 
 def test_job_files_are_compared_without_the_status_of_the_result():
-    assert is_unchanged(PATH, JOB)
+    def writes(job: JobFile) -> bool:
+        return write_job_file(PATH, job, ["code differs"], keep_content=True)
+
+    assert writes(JOB)
     write_job_file(PATH, JOB, ["spec differs"])
-    assert is_unchanged(PATH, JOB)
-    assert not is_unchanged(PATH, JOB.model_copy(update={"code": "other"}))
+    assert writes(JOB)
+    before = PATH.read_bytes()
+    assert b"code differs" in before
+    assert not writes(JOB.model_copy(update={"code": "other"}))
+    assert PATH.read_bytes() == before
     PATH.write_text("{", encoding="utf-8")
-    assert not is_unchanged(PATH, JOB)
+    assert not writes(JOB)
+    assert PATH.read_bytes() == b"{"
 
 
 def test_outputs_are_where_a_default_storage_expects_them():

@@ -4,8 +4,10 @@ import gc
 
 import pytest
 
+from snaketune.config.base_models import Scratch
 from snaketune.config.corpus_sources import CorpusContent
-from snaketune.config.training_runs import Lora, Quantization, Scratch, Training
+from snaketune.config.lora import Lora, Quantization
+from snaketune.config.training_runs import Training
 from snaketune.stages.cache.libraries import importing, of_corpus, of_evaluation, of_reference, of_training
 from snaketune.stages.specs import EvalSpec, RefLogpsSpec, SftSpec
 

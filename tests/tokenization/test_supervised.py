@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 from small_tokenizers import CHATML, LLAMA3, TEXTS, chat_of, families, messages
 
-from snaketune.corpus.rows import SCHEMAS
+from snaketune.corpus.rows import SCHEMAS, with_weights
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.token_rows import conversation_rows, pair_rows
-from snaketune.tokenization.turn_columns import conversation_turns, pair_turns
+from snaketune.tokenization.turn_columns import conversation_turns, has_weights, pair_turns
 
 WEIGHTS = [
     [True] * 4,
@@ -27,12 +27,11 @@ SUPERVISED = {
 }
 
 
-def table(rows: list, weights: list) -> pa.Table:
+def table(rows: list, weights: list, key: str = "supervised") -> pa.Table:
     weighted = [
-        [turn | {"supervised": is_supervised} for turn, is_supervised in zip(row, own)]
-        for row, own in zip(rows, weights, strict=True)
+        [turn | {key: weight} for turn, weight in zip(row, own)] for row, own in zip(rows, weights, strict=True)
     ]
-    schema = SCHEMAS["conversations"]
+    schema = SCHEMAS["conversations"] if key == "supervised" else with_weights(SCHEMAS["conversations"])
     return pa.table(
         {"messages": pa.array(weighted, schema.field("messages").type), "tools": pa.nulls(len(rows), pa.string())}
     )
@@ -79,12 +78,40 @@ def test_train_on_all_excludes_the_tokens_of_turns_of_weight_0(chat):
     assert "q1" in second and "d2" in second and "user" not in last
 
 
+@pytest.mark.parametrize("train_on", ["assistant", "last", "all"])
+def test_tokens_have_the_weight_of_their_turn(chat, train_on):
+    """Turn by turn as with the flags, and as many runs as there are weights, also where two turns adjoin."""
+    rows = [messages("q1", "b1", "q2", "d2")] * 3
+    weights = [[1, 0.5, 1, 2], [1, 0, 0.25, 1], [1, 1, 1, 1]]
+    turns = conversation_turns(table(rows, weights, "weight"), train_on)
+    assert has_weights(table(rows, weights, "weight")) and turns.wanted.dtype == np.float32
+    found, fallback = batched_encoder(chat)[0].encode(turns)
+    assert fallback.tolist() == ([0, 1] if train_on == "all" else [])
+    assert found.supervised.tolist() == encode_turns(chat, turns).supervised.tolist()
+    assert found.supervised.dtype == np.float32
+    flags = [[[other == turn for other in range(4)] for _ in rows] for turn in range(4)]
+    own = np.array([encode_turns(chat, conversation_turns(table(rows, one), train_on)).supervised for one in flags])
+    expected = (own * np.repeat(np.array(weights).T, found.lengths, axis=1)).sum(0)
+    # With `all`, the line break after the last turn belongs to no turn.
+    expected[own.all(0)] = 1
+    assert found.supervised.tolist() == expected.tolist()
+    made = conversation_rows(pa.array(["1", "2", "3"]), found, np.zeros(3, bool))
+    (runs, offsets), (of_runs, run_offsets) = made.supervised_runs, made.run_weights
+    assert offsets.tolist() == (2 * run_offsets).tolist() and len(of_runs) == len(runs) // 2
+    restored = np.zeros(len(found.ids), np.float32)
+    for row in range(3):
+        for run in range(run_offsets[row], run_offsets[row + 1]):
+            start = found.starts[row]
+            restored[start + runs[2 * run] : start + runs[2 * run + 1]] = of_runs[run]
+    assert restored.tolist() == found.supervised.tolist()
+
+
 def test_train_on_all_with_weights_needs_a_template_that_ends_every_turn(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}\n{% endfor %}"
     chat = chat_of(tmp_path / "t", families()["gpt2"], template)
     rows, weights = [messages("a", "b")], [[False, True]]
     assert encode_turns(chat, conversation_turns(table(rows, weights), "assistant")).supervised.any()
-    with pytest.raises(SnaketuneError, match=r"weight 0.*train_on"):
+    with pytest.raises(SnaketuneError, match=r"weight than 1.*train_on"):
         encode_turns(chat, conversation_turns(table(rows, weights), "all"))
 
 

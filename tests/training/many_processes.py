@@ -25,7 +25,8 @@ import torch
 from safetensors.torch import save_file
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.training_runs import Lora, Quantization, Training
+from snaketune.config.lora import Lora, Quantization
+from snaketune.config.training_runs import Training
 from snaketune.models import load_model
 from snaketune.packing.reader import EqualTokens, PackedRows, SourcedRows
 from snaketune.stages.cache.work_folders import WorkFolder

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Scratch, Training
+from snaketune.config.base_models import Scratch
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.models.device_speed import probe
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import reload_model
@@ -103,9 +105,10 @@ def train(
     compute: Compute = CPU,
     held_out: PackedRows | None = None,
     evaluate: Any = False,
+    **further: Any,
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or a function that makes a model; `held_out` is measured as
-    `evaluate` says."""
+    `evaluate` says; `further` are keys of the operation."""
     work = WorkFolder(folder)
     if "RANK" not in os.environ:
         # In several processes their launcher has emptied the folder.
@@ -124,6 +127,7 @@ def train(
         launch=launch,
         zero_stage=zero_stage,
         evaluate=evaluate,
+        **further,
     )
     run = TrainingRun(spec=made, operation=operation, work=work, compute=compute)
     prepared = PreparedTraining(trainer_class=trainer, rows=rows, run=run, load=load, config=config, held_out=held_out)

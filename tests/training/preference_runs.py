@@ -9,7 +9,8 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Training
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.models.selftest import self_test

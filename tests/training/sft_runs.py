@@ -5,7 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Pretrained, Scratch, Training
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table

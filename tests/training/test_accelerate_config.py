@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from snaketune.config.operation import Operation
 from snaketune.stages.host.launch_command import command
 from snaketune.training.launch.accelerate_config import accelerate_config, deepspeed_config, write_launch_files
+from tests.forked import python
 
 WRITE_ENVIRONMENT = """
 import json, os, sys
@@ -26,42 +25,44 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-config = HfTrainerDeepSpeedConfig(sys.argv[1])
 arguments = TrainingArguments(
     output_dir="out", use_cpu=True, per_device_train_batch_size=2, gradient_accumulation_steps=3, max_grad_norm=0.7, bf16=True
 )
 shape = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
 model = LlamaForCausalLM(shape)
-config.trainer_config_process(arguments)
-config.trainer_config_finalize(arguments, model, 10)
-read = DeepSpeedConfig(config.config)
-print(json.dumps({
-    "unset": [key for key, value in config.config["zero_optimization"].items() if value == "auto"],
-    "stage": read.zero_optimization_stage,
-    "batch": [read.train_batch_size, read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps],
-    "clipping": read.gradient_clipping,
-    "bfloat16": read.bfloat16_config.enabled,
-    "bucket": read.zero_config.reduce_bucket_size,
-    "any_optimizer": read.zero_allow_untested_optimizer,
-}))
+for file in sys.argv[1:]:
+    config = HfTrainerDeepSpeedConfig(file)
+    config.trainer_config_process(arguments)
+    config.trainer_config_finalize(arguments, model, 10)
+    read = DeepSpeedConfig(config.config)
+    print(json.dumps({
+        "unset": [key for key, value in config.config["zero_optimization"].items() if value == "auto"],
+        "stage": read.zero_optimization_stage,
+        "batch": [read.train_batch_size, read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps],
+        "clipping": read.gradient_clipping,
+        "bfloat16": read.bfloat16_config.enabled,
+        "bucket": read.zero_config.reduce_bucket_size,
+        "any_optimizer": read.zero_allow_untested_optimizer,
+    }))
 """
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_takes_its_config_as_the_trainer_fills_it_in(with_deepspeed, tmp_path, stage):
-    config = tmp_path / "deepspeed.json"
-    config.write_text(json.dumps(deepspeed_config(stage)), encoding="utf-8")
+def test_deepspeed_takes_its_config_as_the_trainer_fills_it_in(with_deepspeed, tmp_path):
+    stages = (2, 3)
+    files = [tmp_path / f"{stage}.json" for stage in stages]
+    for stage, file in zip(stages, files):
+        file.write_text(json.dumps(deepspeed_config(stage)), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(config)], cwd=tmp_path, env=with_deepspeed, capture_output=True, text=True
+        [sys.executable, "-c", CHECK, *files], cwd=tmp_path, env=with_deepspeed, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    read = json.loads(done.stdout.splitlines()[-1])
-    # The hidden size is 16; DeepSpeed recommends its square.
-    bucket = 256 if stage == 3 else 500_000_000
-    assert read == {
-        "unset": [], "stage": stage, "batch": [6, 2, 3], "clipping": 0.7, "bfloat16": True, "bucket": bucket,
-        "any_optimizer": True,
-    }  # fmt: skip
+    for stage, line in zip(stages, done.stdout.splitlines()[-2:], strict=True):
+        # The hidden size is 16; DeepSpeed recommends its square.
+        bucket = 256 if stage == 3 else 500_000_000
+        assert json.loads(line) == {
+            "unset": [], "stage": stage, "batch": [6, 2, 3], "clipping": 0.7, "bfloat16": True, "bucket": bucket,
+            "any_optimizer": True,
+        }  # fmt: skip
 
 
 def started(
@@ -71,7 +72,7 @@ def started(
     state.mkdir(exist_ok=True)
     (state / "write.py").write_text(WRITE_ENVIRONMENT, encoding="utf-8")
     write_launch_files(operation, state, cpu=True)
-    *words, last = command(operation, state, sys.executable)
+    *words, last = command(operation, state, str(python()))
     launches = []
     for number in range(1 + also):
         script = f"{state / 'write.py'} {state / f'environment{number}'}"

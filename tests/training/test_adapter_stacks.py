@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base_models import Pretrained, RopeScaling
 from snaketune.config.evaluations import ExactMatch, Generation
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, RopeScaling, Training
+from snaketune.config.lora import Lora, Quantization
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
 from snaketune.models.adapter_stack import AdapterStack

@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 
+from snaketune.config.lora import Lora
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
-from snaketune.config.training_runs import Learning, Lora
+from snaketune.config.training_runs import Learning
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from snaketune.config.training_runs import Pretrained
+from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.reference.compute import check_same_tokens

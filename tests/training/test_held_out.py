@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import held_out_loss
 from snaketune.models.attention import use_own_attention

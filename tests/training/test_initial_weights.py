@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Pretrained, Quantization
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import model_scores
 from snaketune.models.adapter_stack import ADAPTER
@@ -256,3 +257,16 @@ def test_a_quantized_base_is_in_4_bits(tmp_path, tokenizer):
     base_in(tmp_path)
     model = load_folder(tmp_path / "base", weights_dtype=torch.float32, quantization=FOUR_BITS)
     assert any(type(parameter).__name__ == "Params4bit" for parameter in model.parameters())
+
+
+def test_a_reference_that_stays_unmerged_keeps_the_pairs_of_each_split_by_its_own_model(tmp_path, tokenizer):
+    torch.set_num_threads(1)
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=False)
+    sft = chain.sft("sft", base, FIRST)
+    run = Run(chain, sft, base, lora=FIRST, continued=True)
+    first, again = run.refer("first"), run.refer("again")
+    assert first.file(FILE).read_bytes() == again.file(FILE).read_bytes()
+    assert len(first.manifest["rows"]) == 2
+    # The same adapter merged for all pairs is another computation.
+    merged = Run(chain, sft, base, lora=SECOND).refer("merged")
+    assert not {*merged.manifest["rows"]} & {*first.manifest["rows"]}

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.kernels import KERNELS

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from snaketune.config.lora import Lora
 from snaketune.config.losses import PreferenceLoss
-from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.preference.dpo_loss import loss_of

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora, Training
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import logprobs
 from snaketune.models.adapters import add_lora
@@ -209,6 +210,8 @@ def test_a_pass_without_gradients_continues_with_fewer_rows_when_memory_runs_out
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
     monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    # No batch is filled up, so that its tokens are those of its rows.
+    monkeypatch.setattr(logprobs, "LEAST_ROWS", 0)
     logps = all_pair_logprobs(model, rows, CPU, "reference")
     torch.testing.assert_close(logps[0], whole)
     assert torch.equal(logps[1], counts)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from snaketune.artifacts.manifest import describe_files
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.training.checkpoint import checkpoints
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from snaketune.artifacts.manifest import describe_files
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import KERNELS
 from snaketune.training.loop import prefetch

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoint.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
 from snaketune.training.loop.trainer import LogCallback

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl import SFTConfig, SFTTrainer
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.batches import collate

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.training.loop import pipeline, sft_trainer
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torch.utils.data import SequentialSampler
 
 from snaketune.training.loop.sample_order import EpochPermutation, SampleOrderMixin
 
@@ -20,6 +21,14 @@ def test_each_epoch_has_its_own_permutation_and_the_same_one_again():
     assert list(EpochPermutation(50, seed=4)) != first
 
 
+@pytest.mark.parametrize("items", [5, 8])
+def test_rows_in_order_are_torchs_sequential_sampler(items):
+    sampler = EpochPermutation(items, seed=3, multiple=4, shuffled=False, weights=np.arange(items), batch=2)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == [*SequentialSampler(range(items)), *[items] * (-items % 4)]
+
+
 @pytest.mark.parametrize("weights", [None, np.arange(50) % 7])
 def test_the_order_is_the_same_whatever_the_micro_batches_and_the_processes(weights):
     def order(micro_batch_rows: int, accumulation: int, processes: int) -> list[int]:
@@ -29,7 +38,8 @@ def test_the_order_is_the_same_whatever_the_micro_batches_and_the_processes(weig
             per_device_train_batch_size=micro_batch_rows,
             gradient_accumulation_steps=accumulation,
         )
-        trainer = SimpleNamespace(args=args, items_per_epoch=lambda: 50, item_weights=lambda: weights)
+        rows = SimpleNamespace(order="shuffled")
+        trainer = SimpleNamespace(args=args, rows=rows, items_per_epoch=lambda: 50, item_weights=lambda: weights)
         sampler = SampleOrderMixin._get_train_sampler(trainer)
         assert sampler is trainer.order
         sampler.set_epoch(2)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.training_runs import Lora, Pretrained, Quantization, Scratch, Training
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Lora, Quantization
+from snaketune.config.training_runs import Training
 from snaketune.models.adapters import add_lora, cast_parameters, merge
 from snaketune.models.attention import use_own_attention
 from snaketune.models.load_model import load_folder
@@ -26,6 +27,7 @@ from snaketune.training import dpo, ref_logps, sft
 from snaketune.training.checkpoint import save_model
 from snaketune.training.checkpoint.checkpoints import copy_trained
 from snaketune.training.loop import pipeline
+from tests.forked import python
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
@@ -203,8 +205,9 @@ def kinds(tmp_path_factory, tokenizer):
         kinds.quantized(llama.path, "float32")
         kinds.dpo("dpo", "full", epochs=4)
         kinds.dpo("dpo, lora", "tied", LORA, epochs=4)
+        (folder / "plain.py").write_text(PLAIN, encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, "-c", PLAIN, *(str(result.folder) for result in kinds.results.values())],
+            [python(), "-m", "plain", *(str(result.folder) for result in kinds.results.values())],
             capture_output=True, text=True, cwd=folder, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerControl
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.models.device_speed import measured_peak
 from snaketune.models.flops import count_flops
 from snaketune.models.machine import peak_memory

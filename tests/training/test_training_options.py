@@ -1,6 +1,7 @@
 """Options of trainings that other libraries have: the same as theirs, and resumed exactly."""
 
 import math
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -8,15 +9,17 @@ import torch
 from safetensors.torch import load_file
 from torch.optim import AdamW, Muon
 from transformers.integrations.neftune import neftune_post_forward_hook
+from trl.models.activation_offloading import OffloadActivations
 
-from snaketune.config.training_runs import Lora, Sft
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.memory_trace import trace_model
 from snaketune.models.trainable import train_only
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.specs import canonical
-from snaketune.training.loop import pipeline, sft_trainer
+from snaketune.training.loop import packed_trainer, pipeline, sft_trainer, trainer
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
 from snaketune.training.loop.optimizers import MuonWithAdamW
 from tests.models.conftest import CPU, tiny_model
@@ -45,16 +48,21 @@ def rows(tmp_path_factory):
     return pack(tmp_path_factory.mktemp("rows"), rows=12)
 
 
+def train_straight_and_resumed(folder, rows, made, monkeypatch) -> None:
+    """Train in `folder / "straight"`, and in `folder / "resumed"`, where the training is killed after its first checkpoint."""
+    train(folder / "straight", rows, made)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(folder / "resumed", rows, made)
+    train(folder / "resumed", rows, made)
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypatch):
     settings, lora, loss = OPTIONS[option]
     made = spec(lora, epochs=2, **settings).model_copy(update={"loss": loss})
-    train(tmp_path / "straight", rows, made)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made)
-    train(tmp_path / "resumed", rows, made)
+    train_straight_and_resumed(tmp_path, rows, made, monkeypatch)
     plain = spec(lora and Lora(rank=4, modules_to_save=lora.modules_to_save), epochs=2)
     train(tmp_path / "plain", rows, plain)
     straight, resumed, other = (
@@ -66,6 +74,45 @@ def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypat
         assert path.read_bytes() == (tmp_path / "resumed" / path.relative_to(tmp_path / "straight")).read_bytes()
     # Results of runs without the option stay current.
     assert not [word for word in ("neftune", "loraplus", "init_lora", "trainable", '"nll"') if word in canonical(plain)]
+
+
+def test_rows_in_order_resume_exactly(rows, tmp_path, monkeypatch):
+    in_order = copy(rows)
+    in_order.order = "length"
+    made = spec(epochs=2)
+    train(tmp_path / "shuffled", rows, made)
+    train_straight_and_resumed(tmp_path, in_order, made, monkeypatch)
+    shuffled, straight, resumed = (
+        (tmp_path / name / "payload.partial/model.safetensors").read_bytes()
+        for name in ("shuffled", "straight", "resumed")
+    )
+    assert straight == resumed != shuffled
+
+
+def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
+    """With torch's own offloading in the place of TRL's, which needs a GPU."""
+    moved = []
+
+    class Counted(torch.autograd.graph.save_on_cpu):
+        def __enter__(self):
+            moved.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(packed_trainer, "offloaded_activations", lambda model: Counted())
+    for name, offloads, devices in (("kept", False, ("cpu",)), ("cpu", True, ("cuda",)), ("moved", True, ("cpu",))):
+        monkeypatch.setattr(trainer, "OFFLOADING_DEVICES", devices)
+        train(tmp_path / name, rows, spec(epochs=1), activation_offloading=offloads)
+        assert len(moved) == (6 if name == "moved" else 0)
+    results = [
+        (tmp_path / name / "payload.partial/model.safetensors").read_bytes() for name in ("kept", "cpu", "moved")
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+def test_activations_are_offloaded_by_trl(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cpu, "Stream", lambda *_: None, raising=False)
+    assert isinstance(packed_trainer.offloaded_activations(tiny_model("llama")), OffloadActivations)
 
 
 def test_dft_is_trls(tmp_path, tokenizer):
@@ -247,7 +294,7 @@ REFUSED = [
         {"lora": LORA | {"init_lora_weights": "olora"}, "quantization": {}},
         r"olora changes the base weights, which are in 4",
     ),
-    ({"lora": LORA | {"init_lora_weights": "loftq"}}, r"'loftq' isn't supported: it replaces the base weights"),
+    ({"lora": LORA | {"init_lora_weights": "loftq"}}, r"'loftq' isn't supported: its adapters correct the error"),
     ({"lora": LORA | {"init_lora_weights": "corda"}}, r"'corda' isn't supported"),
     ({"lora": LORA | {"init_lora_weights": "pisa"}}, r"init_lora_weights"),
     ({"lora": {"rank": 3, "init_lora_weights": "orthogonal"}}, r"orthogonal needs an even rank, found 3"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from snaketune.config.training_runs import Lora, Training
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.loop import pipeline, sft_trainer

@@ -10,7 +10,8 @@ from benchmarks.families.tiny import tiny_config
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from snaketune.config.training_runs import Lora, Pretrained
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora
 from snaketune.diagnostics.run_checks import check_tokenizer_match
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack

@@ -123,14 +123,11 @@ class Project:
 
 
 def copy_code(folder: Path) -> None:
-    """The files of a clone that run, to edit."""
-    folder.mkdir()
-    for name in ("Snakefile", "workflow", "profiles", "envs", "resources"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder)
+    """The files of a clone that run, to edit, with their times, so that what Python compiled of them is valid there too."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy2(ROOT / "Snakefile", folder)
+    for name in ("workflow", "profiles", "envs", "resources"):
+        shutil.copytree(ROOT / name, folder / name)
 
 
 def rules_in(said: str) -> set[str]:

@@ -57,6 +57,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.sources.fields.task": ({"corpora.chat.sources.0.fields": {"task": "answer"}}, CORPUS),
     "corpora.sources.fields.text": ({"corpora.chat.kind": "text", "corpora.chat.sources.0.fields": {"text": "t"}, "eval.both.conversations": []}, CORPUS),
     "corpora.reasoning": ({"corpora.chat.reasoning": "last"}, TOKENS | SFT),
+    "corpora.order_column": ({"corpora.chat.order_column": "difficulty"}, CORPUS),
     "corpora.held_out": ({"corpora.chat.held_out": 0.3}, CORPUS),
     "corpora.split_seed": ({"corpora.pairs.split_seed": 1}, CORPUS),
     "corpora.answer_pattern": ({"corpora.chat.answer_pattern": "Answer: (.*)"}, CORPUS),
@@ -118,6 +119,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.packing.length": ({"sft.run.packing.length": 128}, PACK_SFT),
     "sft.packing.strategy": ({"sft.run.packing.strategy": "none"}, PACK_SFT),
     "sft.packing.overflow": ({"sft.run.packing.overflow": "raise"}, PACK_SFT),
+    "sft.packing.order": ({"sft.run.packing.order": "length"}, PACK_SFT),
     "sft.packing.train_on": ({"sft.run.packing.train_on": "last"}, TOKENS | SFT),
     "sft.lora.rank": (ADOPTED | {"sft.run.lora": LORA}, TOKENIZER),
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": {**LORA, "alpha": 8}}, TOKENIZER),
@@ -137,6 +139,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
     "dpo.corpus": ({"corpora.other": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "other"}, {"corpus"} | TOKENS | REF),
     "dpo.packing.length": ({"dpo.run.packing.length": 200}, PACK | REF),
+    "dpo.packing.order": ({"dpo.run.packing.order": "corpus"}, PACK | REF),
     "dpo.packing.overflow": ({"dpo.run.packing.overflow": "raise"}, PACK | REF),
     "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
     "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
@@ -262,11 +265,10 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         {f"{section}.run.training.stop_if": {"held_out_rises": 3}},
         reruns,
     )
-    for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory", "allow_cpu"):
-        TABLE[f"{section}.operation.{key}"] = (
-            {f"{section}.run.operation": {key: True if key in ("load_in_memory", "allow_cpu") else 2}},
-            set(),
-        )
+    for key in ("gpus", "checkpoint_steps", "log_steps"):
+        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": {key: 2}}, set())
+    for key in ("load_in_memory", "allow_cpu", "activation_offloading"):
+        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": {key: True}}, set())
     for key, operation in {
         "nodes": {"nodes": 2}, "launch": {"launch": "fsdp"}, "zero_stage": {"launch": "deepspeed", "zero_stage": 3}
     }.items():  # fmt: skip
@@ -280,6 +282,7 @@ REFUSED = {
     "dpo.packing.strategy",
     "dpo.packing.train_on",
     "eval.packing.strategy",
+    "eval.packing.order",
 }
 
 

@@ -207,6 +207,25 @@ rule lines:
     assert "Nothing to be done" in user.snakemake()
 
 
+def test_a_rule_of_the_users_own_that_makes_a_file_is_seen_though_the_result_made_of_it_is_current(user):
+    shutil.copy(user.folder / "data/chat.jsonl", user.folder / "downloaded.jsonl")
+    user.write(
+        f'"{user.repository}/workflow/Snakefile"',
+        """use rule * from snaketune
+rule copy:
+    input:
+        "downloaded.jsonl",
+    output:
+        "data/chat.jsonl",
+    shell:
+        "cp {input} {output}"
+""",
+    ).snakemake(CORPUS)
+    assert rules_in(user.snakemake("--dry-run", "--rerun-triggers", "mtime", "--", CORPUS)) == set()
+    (user.folder / "downloaded.jsonl").write_text("{}\n", encoding="utf-8")
+    assert "copy" in rules_in(user.snakemake("--dry-run", "--rerun-triggers", "mtime", "--", CORPUS))
+
+
 @pytest.mark.parametrize("moves", ['prefix: "elsewhere"', 'replace_prefix: {"results": "elsewhere"}'])
 def test_paths_that_would_move_are_refused(user, moves):
     said = user.write(GITHUB, config=f"config\n    {moves}").snakemake("--dry-run", check=False)

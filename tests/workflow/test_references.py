@@ -36,7 +36,7 @@ OTHER = {
 # Of these edits in the table, the losses have no reference, or other rows.
 ELSEWHERE = {"dpo.simpo_gamma", "dpo.cpo_alpha", "dpo.desirable_weight", "dpo.undesirable_weight"}
 # These edits are of what it is made from, and a run has to show them.
-MADE_FROM = {"dpo.from", "dpo.corpus", "dpo.packing.length", "dpo.packing.overflow"}
+MADE_FROM = {"dpo.from", "dpo.corpus", "dpo.packing.length", "dpo.packing.overflow", "dpo.packing.order"}
 SAME = {
     key: TABLE[key][0] for key in TABLE if key.startswith("dpo.") and key not in OTHER.keys() | MADE_FROM | ELSEWHERE
 } | {

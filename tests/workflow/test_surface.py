@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import yaml
 from tests.forked import python
 
 from .command_line import snakemake
-from .conftest import ROOT
+from .conftest import ROOT, copy_code
 
 pytestmark = pytest.mark.workflow
 RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
@@ -23,9 +22,7 @@ RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
 def own_project(finished, tmp_path) -> Path:
     """The finished project as one folder with the code, as after a clone; only its report has to be made."""
     folder = finished.copy_to(tmp_path / "project").folder
-    for name in ("workflow", "profiles", "envs", "resources"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "Snakefile", folder)
+    copy_code(folder)
     (folder / "config").mkdir()
     # A spec of the report as with hundreds of jobs, longer than Linux allows for one argument (128 KiB).
     config = finished.config | {"report": {"note": "All of it. " * 20_000}}
@@ -139,8 +136,9 @@ def test_a_second_run_has_nothing_to_do(finished):
 @pytest.mark.parametrize(
     ("argument", "shown"),
     [
-        ("--rulegraph", "digraph"),
-        ("--dag", "digraph"),
+        # Whole, though all results are current.
+        ("--rulegraph", 'label = "tokenize'),
+        ("--dag", 'label = "tokenize'),
         ("--summary", "results/dpo/run/manifest.json"),
         ("--lint", "good condition"),
     ],

@@ -13,10 +13,7 @@ rule audit:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("audit"),
-        mem_mb=resource_of("audit", "mem_mb"),
-        runtime=resource_of("audit", "runtime"),
-        gpu=resource_of("audit", "gpu"),
+        **resources_of("audit"),
     shell:
         "python -m snaketune audit {input.job:q} 2>&1 | tee {log:q}"
 

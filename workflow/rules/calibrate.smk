@@ -12,10 +12,7 @@ rule calibrate:
         "../../envs/train.yaml"
     threads: threads_of("calibrate")
     resources:
-        **cluster_resources_of("calibrate"),
-        mem_mb=resource_of("calibrate", "mem_mb"),
-        runtime=resource_of("calibrate", "runtime"),
-        gpu=resource_of("calibrate", "gpu"),
+        **resources_of("calibrate"),
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
 

@@ -13,9 +13,6 @@ rule card:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("card"),
-        mem_mb=resource_of("card", "mem_mb"),
-        runtime=resource_of("card", "runtime"),
-        gpu=resource_of("card", "gpu"),
+        **resources_of("card"),
     shell:
         "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

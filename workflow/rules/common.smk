@@ -91,6 +91,26 @@ def is_target(stage, wildcards):
     return (getattr(rules, stage).rule.name, *sorted(wildcards.items())) in target_jobs()
 
 
+@cache
+def lists_current():
+    """Return True if Snakemake's graph has to hold current results that no stale job reads.
+
+    To run stale jobs it needn't: everything that a current result is made of is current too, and thousands of results take
+    seconds. The graph is whole if it is drawn, touched or divided, if Snakemake itself may find a job to run (by other triggers
+    than times, or since it was killed while the job ran), and if rules of another workflow may make files that ours read.
+    """
+    return (
+        not PLANS
+        or LINKS_INPUTS
+        or workflow.executor_plugin is None
+        or workflow.touch
+        or workflow.dag_settings.batch is not None
+        or workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}
+        or any(path.is_file() for path in Path(workflow.persistence.path, "incomplete").rglob("*"))
+        or not all(Path(rule.snakefile).is_relative_to(PACKAGE_ROOT) for rule in workflow.rules)
+    )
+
+
 def inputs_of(stage):
     """Return an input function for a stage's rule. It returns a job's file, and the inputs of the job by role.
 
@@ -101,9 +121,10 @@ def inputs_of(stage):
 
     def inputs(wildcards):
         job = job_of(stage, wildcards)
-        mark = ancient if is_current(job) and not is_target(stage, wildcards) else str
+        current = is_current(job) and not is_target(stage, wildcards)
+        mark = ancient if current else str
         with plain_errors():
-            read = planner.inputs(job, every=LINKS_INPUTS)
+            read = planner.inputs(job, every=LINKS_INPUTS) if not current or lists_current() else {}
         job_file = str(planner.job_file(job))
         marked = {role: list(map(mark, paths)) for role, paths in read.items()}
         return marked | {"job": job_file if PLANS else ancient(job_file)}

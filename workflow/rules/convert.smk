@@ -12,10 +12,7 @@ rule convert:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("convert"),
-        mem_mb=resource_of("convert", "mem_mb"),
-        runtime=resource_of("convert", "runtime"),
-        gpu=resource_of("convert", "gpu"),
+        **resources_of("convert"),
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 

@@ -14,9 +14,6 @@ rule corpus:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("corpus"),
-        mem_mb=resource_of("corpus", "mem_mb"),
-        runtime=resource_of("corpus", "runtime"),
-        gpu=resource_of("corpus", "gpu"),
+        **resources_of("corpus"),
     shell:
         "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

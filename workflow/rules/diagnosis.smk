@@ -13,10 +13,7 @@ rule diagnosis:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("diagnosis"),
-        mem_mb=resource_of("diagnosis", "mem_mb"),
-        runtime=resource_of("diagnosis", "runtime"),
-        gpu=resource_of("diagnosis", "gpu"),
+        **resources_of("diagnosis"),
     shell:
         "python -m snaketune diagnosis {input.job:q} 2>&1 | tee {log:q}"
 

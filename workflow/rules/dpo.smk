@@ -14,9 +14,6 @@ rule dpo:
         "../../envs/train.yaml"
     threads: threads_of("dpo")
     resources:
-        **cluster_resources_of("dpo"),
-        mem_mb=resource_of("dpo", "mem_mb"),
-        runtime=resource_of("dpo", "runtime"),
-        gpu=resource_of("dpo", "gpu"),
+        **resources_of("dpo"),
     shell:
         "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | tee {log:q}"

@@ -14,9 +14,6 @@ rule eval:
         "../../envs/eval.yaml"
     threads: threads_of("eval")
     resources:
-        **cluster_resources_of("eval"),
-        mem_mb=resource_of("eval", "mem_mb"),
-        runtime=resource_of("eval", "runtime"),
-        gpu=resource_of("eval", "gpu"),
+        **resources_of("eval"),
     shell:
         "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

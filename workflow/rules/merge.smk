@@ -12,9 +12,6 @@ rule merge:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("merge"),
-        mem_mb=resource_of("merge", "mem_mb"),
-        runtime=resource_of("merge", "runtime"),
-        gpu=resource_of("merge", "gpu"),
+        **resources_of("merge"),
     shell:
         "python -m snaketune merge {input.job:q} 2>&1 | tee {log:q}"

@@ -13,9 +13,6 @@ rule pack:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("pack"),
-        mem_mb=resource_of("pack", "mem_mb"),
-        runtime=resource_of("pack", "runtime"),
-        gpu=resource_of("pack", "gpu"),
+        **resources_of("pack"),
     shell:
         "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

@@ -14,9 +14,6 @@ rule plan:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("plan"),
-        mem_mb=resource_of("plan", "mem_mb"),
-        runtime=resource_of("plan", "runtime"),
-        gpu=resource_of("plan", "gpu"),
+        **resources_of("plan"),
     shell:
         "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

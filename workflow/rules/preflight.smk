@@ -14,9 +14,6 @@ rule preflight:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("preflight"),
-        mem_mb=resource_of("preflight", "mem_mb"),
-        runtime=resource_of("preflight", "runtime"),
-        gpu=resource_of("preflight", "gpu"),
+        **resources_of("preflight"),
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

@@ -14,9 +14,6 @@ rule ref_logps:
         "../../envs/train.yaml"
     threads: threads_of("ref_logps")
     resources:
-        **cluster_resources_of("ref_logps"),
-        mem_mb=resource_of("ref_logps", "mem_mb"),
-        runtime=resource_of("ref_logps", "runtime"),
-        gpu=resource_of("ref_logps", "gpu"),
+        **resources_of("ref_logps"),
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

@@ -14,9 +14,6 @@ rule ref_pass:
         "../../envs/train.yaml"
     threads: threads_of("ref_pass")
     resources:
-        **cluster_resources_of("ref_pass"),
-        mem_mb=resource_of("ref_pass", "mem_mb"),
-        runtime=resource_of("ref_pass", "runtime"),
-        gpu=resource_of("ref_pass", "gpu"),
+        **resources_of("ref_pass"),
     shell:
         "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

@@ -26,9 +26,6 @@ rule report:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("report"),
-        mem_mb=resource_of("report", "mem_mb"),
-        runtime=resource_of("report", "runtime"),
-        gpu=resource_of("report", "gpu"),
+        **resources_of("report"),
     shell:
         "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

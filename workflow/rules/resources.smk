@@ -1,4 +1,5 @@
-"""The resources that rules request from the scheduler, the groups of jobs sent as one, and the log of why jobs are pending."""
+"""The resources that rules request from the scheduler, the groups of jobs sent as one, the log of why jobs are pending, and the
+process whose forks run jobs on this machine."""
 
 import atexit
 import logging
@@ -20,6 +21,7 @@ from snaketune.cluster.submission_check import (
     valid_names,
     wait_for_controller,
 )
+from snaketune.stages.host.forks import fork_jobs
 
 with plain_errors():
     requests = ResourceRequests(
@@ -107,11 +109,9 @@ def resource_of(stage, name):
     return resource
 
 
-def cluster_resources_of(stage):
-    """Return the functions of the resources that only a cluster knows: account, partition options, GPU model."""
-    return {
-        name: resource_of(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")
-    }
+def resources_of(stage):
+    """Return the functions of all resources of a stage's jobs; on a cluster also account, partition options and GPU model."""
+    return {name: resource_of(stage, name) for name in requests.names(stage)}
 
 
 def group_of(stage):
@@ -141,3 +141,5 @@ onstart:
     # Jobs may wait for hours, so the reasons are logged. Processes that run single jobs on a cluster don't run hooks.
     if not workflow.local_exec:
         watch(logger.info)
+    elif planner.computes() and not DEPLOYS:
+        fork_jobs(PREFIX, [stage for stage in STAGES if STAGES[stage].gpu], Path("results/logs/forks.log"))

@@ -14,9 +14,6 @@ rule sft:
         "../../envs/train.yaml"
     threads: threads_of("sft")
     resources:
-        **cluster_resources_of("sft"),
-        mem_mb=resource_of("sft", "mem_mb"),
-        runtime=resource_of("sft", "runtime"),
-        gpu=resource_of("sft", "gpu"),
+        **resources_of("sft"),
     shell:
         "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | tee {log:q}"

@@ -7,12 +7,12 @@ from snaketune.stages.cache.status import made_from
 
 
 def results(jobs, key=""):
-    """Return manifests and payloads of jobs; stale ones are logged. Args: key: the config key without which there are none."""
+    """Return the manifests of jobs that have to be in Snakemake's graph, of one at least, since a target without inputs would
+    run; stale jobs are logged. Args: key: the config key without which there are none."""
     if key and not jobs:
         raise Error(f"the config has no `{key}:`, so there is nothing to make; see config/README.md for its keys")
-    for job in jobs:
-        is_current(job)
-    return [path for job in jobs for path in (job.manifest, job.payload)]
+    listed = [job.manifest for job in jobs if not is_current(job) or lists_current()]
+    return listed or [job.manifest for job in jobs[:1]]
 
 
 def results_of(stage, key=""):

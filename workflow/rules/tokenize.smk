@@ -14,9 +14,6 @@ rule tokenize:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("tokenize"),
-        mem_mb=resource_of("tokenize", "mem_mb"),
-        runtime=resource_of("tokenize", "runtime"),
-        gpu=resource_of("tokenize", "gpu"),
+        **resources_of("tokenize"),
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

@@ -14,9 +14,6 @@ rule tokenizer:
         "../../envs/data.yaml"
     threads: threads_of("tokenizer")
     resources:
-        **cluster_resources_of("tokenizer"),
-        mem_mb=resource_of("tokenizer", "mem_mb"),
-        runtime=resource_of("tokenizer", "runtime"),
-        gpu=resource_of("tokenizer", "gpu"),
+        **resources_of("tokenizer"),
     shell:
         "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

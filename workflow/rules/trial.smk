@@ -12,9 +12,6 @@ rule trial:
         "../../envs/train.yaml"
     threads: threads_of("trial")
     resources:
-        **cluster_resources_of("trial"),
-        mem_mb=resource_of("trial", "mem_mb"),
-        runtime=resource_of("trial", "runtime"),
-        gpu=resource_of("trial", "gpu"),
+        **resources_of("trial"),
     shell:
         "trap '' TERM; python -m snaketune trial {input.job:q} 2>&1 | tee {log:q}"

@@ -14,9 +14,6 @@ rule write:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **cluster_resources_of("write"),
-        mem_mb=resource_of("write", "mem_mb"),
-        runtime=resource_of("write", "runtime"),
-        gpu=resource_of("write", "gpu"),
+        **resources_of("write"),
     shell:
         "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

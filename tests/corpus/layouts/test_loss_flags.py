@@ -1,4 +1,4 @@
-"""Supervision flags of turns, through cleaning, repair and the comparison of rows; values between 0 and 1 are refused."""
+"""Weights of turns in the loss, and flags of supervision, through cleaning, repair and the comparison of rows."""
 
 import pytest
 
@@ -22,13 +22,47 @@ def test_weights_are_yes_or_no(make, key, no, yes):
     assert supervised(row) == [True, False, True, True]
 
 
-@pytest.mark.parametrize("weight", [0.5, 2, -1, "0", "yes", [1]])
+@pytest.mark.parametrize("key", ["weight", "loss_weight", "loss_scale"])
+def test_numbers_are_weights(make, key):
+    """A row with other weights than 0 and 1 gives all rows the column; without any, rows are as before."""
+    rows = [{"messages": turns("-", 0.5, "-", 2, key=key)}, {"messages": turns(0, "-", "-", 0)}]
+    built = make(rows)
+    assert [[turn["weight"] for turn in row["messages"]] for row in built.train] == [[1, 0.5, 1, 2], [0, 1, 1, 0]]
+    assert built.counts["kept"] == {"train": 2, "held_out": 0}
+    (plain,) = make(rows[1:]).train
+    assert supervised(plain) == [False, True, True, False]
+    # The same rows have the same ids.
+    assert plain["id"] == built.train[1]["id"]
+
+
+@pytest.mark.parametrize("weight", [-1, "0", "yes", [1], 101])
 def test_other_weights_are_quarantined(make, weight):
     rows = [{"messages": turns("-", weight, "-", 1)}, {"messages": turns("-", 1, "-", 1)}]
     built = make(rows, max_quarantined_fraction=1.0)
     (record,) = built.quarantine
     assert record["reason"] == "unsupported_weight"
-    assert "turn 2" in record["detail"] and "1 or 0" in record["detail"]
+    assert "turn 2" in record["detail"] and "expected a number from 0 to 100" in record["detail"]
+
+
+@pytest.mark.parametrize("key", ["loss", "train", "training", "output_with_loss"])
+def test_flags_are_yes_or_no(make, key):
+    """A number in `loss` may be a loss that somebody measured."""
+    built = make([{"messages": turns("-", value, key=key)} for value in (0.5, 1)], max_quarantined_fraction=1.0)
+    (record,) = built.quarantine
+    assert "expected 1 or 0, true or false" in record["detail"]
+
+
+@pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
+def test_weights_in_pairs_are_quarantined(make, column):
+    row = {
+        name: [{"role": "user" if name == "prompt" else "assistant", "content": name}]
+        for name in ("prompt", "chosen", "rejected")
+    }
+    bad = {**row, column: [row[column][0] | {"weight": 0.5}]}
+    built = make([bad, row], kind="preferences", max_quarantined_fraction=0.5)
+    (record,) = built.quarantine
+    assert "a turn has weight 0.5; completions are compared as wholes" in record["detail"]
+    assert len(built.train) == 1
 
 
 @pytest.mark.parametrize("mask", [0, 1, True, False])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.cluster.site import ResourceRequest
-from snaketune.config.training_runs import Pretrained, Scratch
+from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical

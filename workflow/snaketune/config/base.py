@@ -29,9 +29,11 @@ class Model(BaseModel):
     @classmethod
     def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         # YAML reads yes, on and true as booleans, which pydantic would convert to 1.
+        if not isinstance(value, bool):
+            return value
         annotation = cls.model_fields[info.field_name].annotation
         allowed = (annotation, *get_args(annotation), *(one for kind in get_args(annotation) for one in get_args(kind)))
         # `in` would find the number 1 for true.
-        if isinstance(value, bool) and not any(kind is bool or kind is value for kind in allowed):
+        if not any(kind is bool or kind is value for kind in allowed):
             raise ValueError(f"found {str(value).lower()}, which isn't a valid value for this key")
         return value

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.training_runs import Dpo, Sft
@@ -14,6 +14,8 @@ BASELINE, LEARNING_RATES = "baseline", "learning-rates"
 MIN_RANGE_STEPS = 20
 # Keys that keep the corpus and the initial weights the same; otherwise the trials couldn't be compared.
 CHANGEABLE = ("packing", "training", "lora", "quantization", "operation")
+# Losses of DPO runs may need other log-probabilities of the reference, so of losses only that of SFT runs can be changed.
+SFT_ONLY = ("loss",)
 Change = Annotated[dict[str, Any], Field(min_length=1)]
 
 
@@ -25,7 +27,7 @@ class Diagnosis(Model):
     """Baseline: `sft:NAME` or `dpo:NAME`."""
     changes: dict[Name, Change] = {}
     """Changes by a name of your choice: dotted keys of the run and their values, such as `{longer: {packing.length: 2048}}`.
-    Only keys of `packing`, `training`, `lora`, `quantization` and `operation` can be changed."""
+    Only keys of `packing`, `training`, `lora`, `quantization` and `operation` can be changed, and of SFT runs `loss`."""
     learning_rates: tuple[PositiveFloat, PositiveFloat] | None = None
     """Range of a test of learning rates (Smith, 2017), such as `[1.0e-6, 1.0e-2]`: one more trial of `steps` steps, at least 20
     and better 100, in which the learning rate rises from the first to the second by equal factors. The result says at which
@@ -45,12 +47,13 @@ class Diagnosis(Model):
 
     @field_validator("changes")
     @classmethod
-    def _changeable(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _changeable(cls, changes: dict[str, dict[str, Any]], info: ValidationInfo) -> dict[str, dict[str, Any]]:
+        changeable = (*CHANGEABLE, *(SFT_ONLY if info.data.get("run", "").startswith("sft:") else ()))
         for name, change in changes.items():
             if name in (BASELINE, LEARNING_RATES):
                 raise ValueError(f"{name!r} is the name of a trial of its own; choose another name for the change")
-            if wrong := next((key for key in change if key.partition(".")[0] not in CHANGEABLE), None):
-                raise ValueError(f"{name}.{wrong}: can't be changed here; expected a key below {', '.join(CHANGEABLE)}")
+            if wrong := next((key for key in change if key.partition(".")[0] not in changeable), None):
+                raise ValueError(f"{name}.{wrong}: can't be changed here; expected a key below {', '.join(changeable)}")
         return changes
 
     @model_validator(mode="after")
@@ -72,6 +75,7 @@ def slow_settings(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
     doubts = (
         (is_raw, "packed", "packing.strategy", "best-fit-decreasing"),
         (training.gradient_checkpointing is True, "activations-kept", "training.gradient_checkpointing", False),
+        (run.operation.activation_offloading, "activations-on-device", "operation.activation_offloading", False),
         (training.precision == "float32", "precision-auto", "training.precision", "auto"),
         (training.optimizer == "adamw_torch", "fused-optimizer", "training.optimizer", "adamw_torch_fused"),
         # Not `true`, which fails if the model can't be compiled.

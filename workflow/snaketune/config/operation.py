@@ -11,6 +11,7 @@ MicroBatchRows = Literal["auto"] | PositiveInt
 GradientCheckpointing = Literal["auto"] | bool
 Launch = Literal["single", "ddp", "fsdp", "deepspeed"]
 ZeroStage = Annotated[int, Field(ge=2, le=3)]
+ActivationOffloading = Annotated[bool, Field(exclude_if=lambda offloads: not offloads)]
 
 
 class Operation(Model):
@@ -26,6 +27,10 @@ class Operation(Model):
     for several processes, `single` for one."""
     zero_stage: Annotated[ZeroStage | None, Field(validate_default=True)] = None
     """ZeRO stage of `launch: deepspeed`: 2 shards optimizer states and gradients (the default), 3 also the weights."""
+    activation_offloading: Annotated[ActivationOffloading, Field(validate_default=True)] = False
+    """Moves the activations that the backward pass needs to host memory and back, by TRL, beside the computation, where GPU
+    memory limits the micro-batch or the row length. With `training.gradient_checkpointing: true` these are the inputs of the
+    layers only. Has no effect on a CPU; not with `launch: deepspeed`."""
     allow_cpu: bool = False
     """Allows what is refused without a GPU: 4-bit weights, 8-bit and paged optimizers, several `gpus` or `nodes`, and trainings
     that are expected to take more than two days on the CPU."""
@@ -72,6 +77,13 @@ class Operation(Model):
                 f"{stage} has no effect with launch: {launch}; set launch: deepspeed, or remove zero_stage"
             )
         return 2 if stage is None and info.data.get("launch") == "deepspeed" else stage
+
+    @field_validator("activation_offloading")
+    @classmethod
+    def _not_with_deepspeed(cls, offloads: bool, info: ValidationInfo) -> bool:
+        if offloads and info.data.get("launch") == "deepspeed":
+            raise ValueError("doesn't work with launch: deepspeed, which manages memory itself; use ddp or fsdp")
+        return offloads
 
 
 class Execution(Operation):

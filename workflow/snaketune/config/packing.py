@@ -9,6 +9,9 @@ from snaketune.config.base import Model
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
+TrainingOrder = Annotated[
+    Literal["shuffled", "corpus", "length", "column"], Field(exclude_if=lambda order: order == "shuffled")
+]
 
 
 class Packing(Model):
@@ -27,6 +30,13 @@ class Packing(Model):
     train_on: TrainOn = "assistant"
     """Supervised tokens of conversations: those of all assistant turns (`assistant`), of the last assistant turn (`last`), or
     all tokens (`all`). In pairs, completions are supervised; in documents, all tokens."""
+
+    # Left out of specs where it isn't set, so that results made before the key existed stay current.
+    order: TrainingOrder = "shuffled"
+    """Order in which a training takes the rows (curriculum). `shuffled` is another random order in every epoch; `corpus` is
+    that of the corpus, `length` begins with the shortest conversations or pairs, and `column` follows
+    `corpora.NAME.order_column`, ascending. Other orders than `shuffled` are the same in every epoch, and are packed in groups
+    of some 64 rows, which takes 1 to 2% more rows."""
 
     def overflow_of(self, kind: str) -> Literal["drop", "truncate", "split", "raise"]:
         """The treatment of overflow for a corpus of this kind, with `auto` resolved.
@@ -64,6 +74,8 @@ class Packing(Model):
     def _fits_together(self) -> "Packing":
         if self.strategy != "best-fit-decreasing" and len(self.lengths) > 1:
             raise ValueError(f"strategy {self.strategy} takes a single length, found {list(self.lengths)}")
+        if self.order != "shuffled" and len(self.lengths) > 1:
+            raise ValueError(f"order {self.order} takes rows of one length, found {list(self.lengths)}")
         if self.strategy == "none" and self.train_on != "assistant":
             raise ValueError("with strategy none, TRL's trainer supervises the assistant turns; remove train_on")
         if self.strategy == "none" and self.overflow in ("truncate", "split"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.diagnose import Diagnosis
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.merging import Merge
@@ -9,7 +10,7 @@ from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.publishing import Gguf, Push
 from snaketune.config.suggestions import unknown
-from snaketune.config.training_runs import Dpo, Pretrained, Scratch, Sft, Training
+from snaketune.config.training_runs import Dpo, Sft, Training
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 
@@ -38,6 +39,7 @@ def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
         _check_document_packing(key, run.packing)
     _known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
     _check_length(key, run.packing, name, config)
+    _check_order(key, run, config)
     _check_training(f"{key}.training", run.training)
     _check_selection(f"{key}.training", run, config)
     if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
@@ -51,6 +53,7 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
     _known(f"{key}.from", run.from_, config.sft, "sft")
     _check_train_corpus(key, run.corpus, config, "unpaired" if run.unpaired else "preferences")
     _check_length(key, run.packing, run.from_, config)
+    _check_order(key, run, config)
     if run.lora == "continued" and not config.sft[run.from_].lora:
         raise SnaketuneError(
             f"{key}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set the keys "
@@ -109,6 +112,8 @@ def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, varian
         _check_document_packing(key, packing)
     for corpus in evaluation.preferences:
         _check_held_out_corpus(f"{key}.preferences", corpus, config, "preferences")
+    if packing.order != "shuffled":
+        raise SnaketuneError(f"{key}.packing.order: evaluations measure all rows, in any order; remove it")
     if packing.strategy == "none":
         raise SnaketuneError(f"{key}.packing.strategy: `none` has no packed rows to evaluate on")
     if evaluation.preferences and (packing.strategy == "wrapped" or packing.overflow == "split"):
@@ -182,6 +187,14 @@ def _first(name: str, config: Workflow) -> Sft:
             )
         run = before
     return run
+
+
+def _check_order(key: str, run: Sft | Dpo, config: Workflow) -> None:
+    if run.packing.order == "column" and not config.corpora[run.corpus].order_column:
+        raise SnaketuneError(
+            f"{key}.packing.order: column, but corpora.{run.corpus} has no `order_column`; name a column of its rows that "
+            "holds a number, such as a difficulty"
+        )
 
 
 def _check_length(key: str, packing: Packing, sft: str, config: Workflow) -> None:

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt, Revision
+from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
 from snaketune.config.corpus_sources import regex
 from snaketune.config.held_out import Selection, Share
+from snaketune.config.lora import Lora, LoraOrContinued, ModuleName, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
 from snaketune.config.optimizers import (
@@ -18,201 +20,12 @@ from snaketune.config.optimizers import (
     checked_options,
 )
 from snaketune.config.packing import Packing
-from snaketune.config.paths import LocalPath
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 SftLoss = Literal["nll", "dft"]
-ModuleName = Annotated[str, Field(min_length=1)]
 License = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)]
-# Initial adapters that take the place of a part of the base weights, which are changed to those that remain.
-CHANGES_BASE = ("pissa", "olora")
-# Those of peft that aren't supported, and the reason.
-REFUSED_ADAPTERS = {
-    "corda": "it needs statistics of the layers' inputs, which aren't collected here; pissa starts from the weights alone",
-    "loftq": "it replaces the base weights by approximations in a quantization of its own, not that of `quantization`",
-    "lora_ga": "it needs the gradients of all base weights, for which memory would have to suffice as in full fine-tuning",
-}
-
-
-class Scratch(Model):
-    """A new model with random weights, for the vocabulary of the run's tokenizer."""
-
-    architecture: Literal["llama", "qwen2", "mistral", "phi3"] = "llama"
-    """Model type in transformers. Note that for a `qwen2` folder, AutoTokenizer uses that family's own class, which splits
-    texts differently than a tokenizer trained here."""
-    hidden_size: PositiveInt
-    """Width of the residual stream."""
-    intermediate_size: PositiveInt
-    """Width of the feed-forward layers."""
-    layers: PositiveInt
-    """Transformer blocks."""
-    heads: PositiveInt
-    """Attention heads."""
-    key_value_heads: PositiveInt | None = None
-    """Key and value heads, for grouped-query attention. Default: as many as `heads`."""
-    tie_embeddings: bool = True
-    """Shares the weights of the embedding and the output head."""
-    rope_theta: PositiveFloat = 10000.0
-    """Base of the rotary position embedding."""
-    max_positions: PositiveInt = 2048
-    """Longest sequence, in tokens, that the model supports."""
-    init_std: PositiveFloat = 0.02
-    """Standard deviation of the initial weights."""
-    seed: Seed = 0
-    """Seed of the initial weights."""
-
-    @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} can't be divided among {self.heads} heads")
-        if self.hidden_size // self.heads % 2:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} over {self.heads} heads is odd; rotary positions require an even head size"
-            )
-        if self.heads % (self.key_value_heads or self.heads):
-            raise ValueError(f"{self.heads} heads can't be shared by {self.key_value_heads} key_value_heads")
-        return self
-
-
-class RopeScaling(Model):
-    """Scaling of rotary position embeddings, for sequences longer than those that a model was pretrained on. It becomes part of
-    the result's own config (`rope_parameters`, `max_position_embeddings`)."""
-
-    type: Literal["linear", "yarn", "llama3"]
-    """Type of the scaling, by its name in transformers. `yarn` (Peng et al., 2023) is usual; `linear` is position interpolation
-    (Chen et al., 2023); `llama3` is that of Llama 3.1."""
-    factor: Annotated[float, Field(gt=1)]
-    """How many times longer sequences become."""
-    original_max_position_embeddings: PositiveInt | None = None
-    """The length that the model was pretrained on, in tokens. Default: that in the model's config, or its
-    `max_position_embeddings`."""
-
-    @property
-    def longest(self) -> int | None:
-        """Positions of the scaled model; None if that depends on the model's config."""
-        return self.original_max_position_embeddings and int(self.original_max_position_embeddings * self.factor)
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _independent_of_batch(cls, kind: Any) -> Any:
-        if kind in ("dynamic", "longrope"):
-            raise ValueError(
-                f"found {kind}, whose factors depend on the longest sequence of a batch, so packed documents would change each "
-                "other; choose yarn"
-            )
-        return kind
-
-
-class Pretrained(Model):
-    """A pretrained model."""
-
-    path: LocalPath
-    """Local folder with config.json and safetensors, or Hub id, `owner/name`."""
-    revision: Revision | None = None
-    """Commit, tag or branch of a Hub model. The name identifies the weights: if a branch moves, nothing reruns."""
-    trust_remote_code: bool = False
-    """Allows Python code that comes with the model to run. Enable it only after reading that code."""
-    # Left out of specs where it isn't set, so that results made before the key existed stay current.
-    rope: Annotated[RopeScaling | None, Field(exclude_if=lambda rope: rope is None)] = None
-    """Scales the model's rotary position embeddings to longer sequences, such as `{type: yarn, factor: 4}`."""
-
-
-def _kind_of_base(base: Any) -> str:
-    has_path = isinstance(base, Pretrained) or (isinstance(base, dict) and "path" in base)
-    return "Pretrained" if has_path else "Scratch"
-
-
-Base = Annotated[
-    Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
-]
-
-
-class Lora(Model):
-    """Low-rank adapters (Hu et al., 2021), by peft. The result contains merged weights, and the adapter in `adapter/`."""
-
-    rank: PositiveInt = 16
-    """Rank of an adapter's two matrices."""
-    alpha: PositiveFloat = 32
-    """Scale of an adapter's output, which is multiplied by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout probability of an adapter's inputs."""
-    target_modules: str | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
-    """Layers with an adapter: a list of suffixes of their names, or a regular expression that matches full names. `all-linear`
-    is all linear layers except the output head, routers, and those in Mamba's mixers whose adapters fused kernels would ignore;
-    and the experts of mixture models that peft supports."""
-    rslora: bool = False
-    """Scales by alpha / √rank instead (rsLoRA, Kalajdzievski, 2023), so that high ranks learn as fast as low ones."""
-    dora: bool = False
-    """Trains magnitude and direction of weight columns separately (DoRA, Liu et al., 2024): slower, better at low ranks."""
-    # Keys at their default are left out of specs: results made before the keys existed stay current.
-    init_lora_weights: Annotated[
-        Annotated[str, Field(pattern=r"^(gaussian|orthogonal|eva|olora|pissa|pissa_niter_[1-9]\d?)$")] | Literal[True],
-        Field(exclude_if=lambda weights: weights is True),
-    ] = True
-    """Initial values, by their names in peft: `true` (Kaiming and zeros), `gaussian`, `orthogonal`; `eva`, the main directions
-    of the layers' inputs (Paischer et al., 2024); or those of the base weights, `pissa` (Meng et al., 2024; `pissa_niter_16`
-    is its fast approximation) and `olora` (Büyükakyüz, 2024). The last two require `merge: true` and no `quantization`;
-    `adapter/` then has twice the rank, so that it fits the base."""
-    loraplus_lr_ratio: Annotated[PositiveFloat | None, Field(exclude_if=lambda ratio: ratio is None)] = None
-    """LoRA+ (Hayou et al., 2024): the learning rate of an adapter's second matrix, B, relative to `learning_rate`, such as
-    16."""
-    modules_to_save: tuple[ModuleName, ...] = ()
-    """Modules that are fully trained in addition to the adapters, by suffixes of their names, such as `[embed_tokens, lm_head]`
-    for new tokens. If embedding and output head share weights, one name covers both."""
-    merge: bool = True
-    """Writes weights with the adapter merged. `false` writes only the adapter and the tokenizer, for serving adapters; later
-    stages compute with the same weights in both cases."""
-
-    @property
-    def changes_base(self) -> bool:
-        """Whether the initial adapters take the place of a part of the base weights."""
-        return self.init_lora_weights is not True and self.init_lora_weights.startswith(CHANGES_BASE)
-
-    @field_validator("init_lora_weights", mode="before")
-    @classmethod
-    def _supported(cls, name: Any) -> Any:
-        if isinstance(name, str) and name in REFUSED_ADAPTERS:
-            raise ValueError(f"{name!r} isn't supported: {REFUSED_ADAPTERS[name]}")
-        return name
-
-    @model_validator(mode="after")
-    def _writes_weights(self) -> Self:
-        if self.changes_base and not self.merge:
-            raise ValueError(
-                f"init_lora_weights: {self.init_lora_weights} changes the base weights, so that adapters alone would be "
-                "rounded differently than merged ones; it needs merge: true"
-            )
-        if self.init_lora_weights == "orthogonal" and self.rank % 2:
-            raise ValueError(f"init_lora_weights: orthogonal needs an even rank, found {self.rank}")
-        return self
-
-    @field_validator("target_modules")
-    @classmethod
-    def _valid_pattern(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if isinstance(targets, str):
-            regex(targets)
-        return targets
-
-
-class Quantization(Model):
-    """4-bit base weights for QLoRA (Dettmers et al., 2023). Requires a GPU and `lora`."""
-
-    type: Literal["nf4", "fp4"] = "nf4"
-    """4-bit data type."""
-    double: bool = True
-    """Quantizes the quantization constants, too (double quantization)."""
-
-
-def _kind_of_lora(lora: Any) -> str:
-    return "continued" if isinstance(lora, str) else "Lora"
-
-
-LoraOrContinued = Annotated[
-    Annotated[Lora, Tag("Lora")] | Annotated[Literal["continued"], Tag("continued")], Discriminator(_kind_of_lora)
-]
 
 
 class Optimization(Model):

@@ -21,9 +21,9 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.counts import counts_of
 from snaketune.corpus.decisions import decide
 from snaketune.corpus.first_pass import Scan
-from snaketune.corpus.last_pass import write_duplicates, write_rows
+from snaketune.corpus.last_pass import write_duplicates, write_order, write_rows
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.rows import SCHEMAS
+from snaketune.corpus.rows import SCHEMAS, with_weights
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
 from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
@@ -90,7 +90,10 @@ def assemble(
     hashes = np.frombuffer(scan.hashes, np.uint64)
     rows_of = [source.rows.stop - source.rows.start for source in sources]
     from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
-    write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.copies, decisions.held_out)
+    schema = with_weights(SCHEMAS[spec.kind]) if spool.weighted else SCHEMAS[spec.kind]
+    write_rows(spool, work.payload, schema, hashes, from_source, decisions.copies, decisions.held_out)
+    if spec.order_column:
+        write_order(work.payload, np.frombuffer(scan.order), decisions.copies, decisions.held_out)
     about, records = {}, [QUARANTINE]
     if decisions.group is not None:
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)

@@ -1,18 +1,21 @@
 """The first pass: raw rows to valid, cleaned rows in the spool, and 24 bytes about each in memory, for the decisions."""
 
 import gc
+import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.values import column_of, wrong_type
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
@@ -64,6 +67,7 @@ class Scan:
         hashes, prompt_hashes, characters, origins: for each valid row, the hash of its content, the hash of its prompt, its
             length, and the number of its origin.
         known_origins: layout and notes of each origin, with its number.
+        order: the number in each valid row's `order_column`, if the corpus has one.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Scan:
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
         self.near_duplicates, self.contamination = near_duplicates, contamination
         self.hashes, self.prompt_hashes, self.characters, self.origins = (array(type_) for type_ in "QQII")
+        self.order = array("d")
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
         self.batch: list[Row] = []
         self.locations: list[tuple[str, RawRow]] = []
@@ -138,6 +143,9 @@ class Scan:
             if self.spec.answer_pattern and row.answer is None:
                 _find_answer(row, self.spec.answer_pattern)
             content = content_hash(row)
+            if column := self.spec.order_column:
+                self.order.append(_number(result.raw.value, column))
+                result = result._replace(ignored=tuple(name for name in result.ignored if name != column))
         except Malformed as error:
             self.quarantine.add(name, result.raw, error)
             counts.quarantined += 1
@@ -202,6 +210,18 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*usual)
+
+
+def _number(raw: Any, column: str) -> float:
+    """Return the number in a column of a raw row, also one written as a text, as in CSV; Malformed if there is none."""
+    value = column_of(raw, column)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise wrong_type(column, value, "a number, by which rows are ordered (order_column)")
+    return number
 
 
 def _find_answer(row: Row, pattern: str) -> None:

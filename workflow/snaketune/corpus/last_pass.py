@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.rows import id_of
+from snaketune.corpus.rows import ORDER_COLUMN, id_of
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.stages.progress import progress
 
@@ -44,6 +44,14 @@ def write_rows(
                     ids, source = _ids(hashes[rows], taken), sources[rows][taken]
                     split.append(batch.take(pa.array(taken)), id=ids, source=source)
             start += batch.num_rows
+
+
+def write_order(folder: Path, numbers: np.ndarray, copies: np.ndarray, held_out: np.ndarray) -> None:
+    """Write the numbers that rows are ordered by, float64 for each row of `train.arrow` and of `held_out.arrow`, per split."""
+    for split, in_split in (("train", ~held_out), ("held_out", held_out)):
+        table = pa.table({ORDER_COLUMN: np.repeat(numbers, copies * in_split)})
+        with pa.ipc.new_file(str(folder / f"{split}-{ORDER_COLUMN}.arrow"), table.schema) as writer:
+            writer.write_table(table)
 
 
 def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:

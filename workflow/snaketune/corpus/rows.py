@@ -4,9 +4,9 @@ A conversation is a list of turns that alternate and end on the assistant. A pre
 assistant's turn, and two different completions of it. An unpaired row has one completion and a label, good or bad. Text isn't
 changed, NUL characters included; only a lone surrogate is refused, because UTF-8 can't encode it. An id takes 2 µs per row.
 
-A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised has `supervised: False`; in
-memory the key is absent otherwise, on disk it is always present. On disk, rows have the number of their source, so that
-metrics can be reported by source.
+A document is a conversation with one turn, whose role is TEXT. In memory, a message whose weight in the loss isn't 1 has the
+key `weight`, 0 if it isn't supervised. On disk, messages have `supervised`, or `weight` if any has another one than 0 and 1;
+rows have the number of their source, so that metrics can be reported by source.
 """
 
 import json
@@ -20,11 +20,15 @@ import xxhash
 
 Message = dict[str, Any]
 
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("supervised", pa.bool_())]))
+TURN = [("role", pa.string()), ("content", pa.string())]
+MESSAGES = pa.list_(pa.struct([*TURN, ("supervised", pa.bool_())]))
+WEIGHTED_MESSAGES = pa.list_(pa.struct([*TURN, ("weight", pa.float32())]))
 ID = pa.field("id", pa.string())
 # Fields besides the turns: the tools that the prompt offers (see `layouts.tools`), and the checkable answer.
 LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
+# The column of `<split>-order.arrow`, if a corpus has `order_column`.
+ORDER_COLUMN = "order"
 PAIR_FIELDS = [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES)]
 UNPAIRED_FIELDS = [("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_())]
 SCHEMAS = {
@@ -33,6 +37,13 @@ SCHEMAS = {
     "unpaired": pa.schema([ID, *UNPAIRED_FIELDS, *LABEL_FIELDS, SOURCE]),
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]
+
+
+def with_weights(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose messages have weights."""
+    return pa.schema([field.with_type(WEIGHTED_MESSAGES) if field.type == MESSAGES else field for field in schema])
+
+
 TEXT = "text"
 NAN_AS_NULL = ("nan_as_null",)
 
@@ -160,7 +171,7 @@ class RowResult(NamedTuple):
 
 
 def content_hash(row: Row) -> int:
-    """Return the 64-bit XXH3 of a row's turns, roles, tools and unsupervised turns; answer and task don't count.
+    """Return the 64-bit XXH3 of a row's turns, roles, tools and weights of turns; answer and task don't count.
 
     Each text follows its role and length, so that different turns never give the same hashed text.
 
@@ -168,10 +179,7 @@ def content_hash(row: Row) -> int:
         Malformed: a text that UTF-8 can't encode.
     """
     serialized = "".join(
-        [
-            f"{turn['role']}{'' if turn.get('supervised', True) else '!'}:{len(content := turn['content'])}:{content}"
-            for turn in row.turns
-        ]
+        [f"{turn['role']}{_weight_mark(turn)}:{len(content := turn['content'])}:{content}" for turn in row.turns]
     )
     if isinstance(row, Preference):
         serialized = f"{len(row.prompt)}:{len(row.chosen)}:{serialized}"
@@ -190,6 +198,11 @@ def content_hash(row: Row) -> int:
         raise Malformed(
             "lone_surrogate", f"holds {error.object[error.start]!a}, a lone surrogate, which UTF-8 can't encode"
         ) from None
+
+
+def _weight_mark(turn: Message) -> str:
+    weight = turn.get("weight", 1)
+    return "" if weight == 1 else f"!{weight or ''}"
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from snaketune.config.training_runs import Pretrained, Scratch
+from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.models.memory_trace import TracedModel
 from snaketune.packing.reader import is_slow_to_map
 from snaketune.stages.findings import Finding

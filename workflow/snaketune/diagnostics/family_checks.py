@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base_models import Pretrained
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Pretrained
 from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
 from snaketune.diagnostics.leaks import check_leaks
@@ -68,7 +68,7 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         compute = resolve_compute(training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
         rows, count = PackedRows(pack, "train"), operation.processes
-        summed = sft and run.run.loss == "nll"
+        summed = sft and run.run.loss == "nll" and not rows.weighted
         found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed, processes=count)
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")

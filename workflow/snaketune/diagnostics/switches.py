@@ -120,6 +120,12 @@ def _settings(run: Audited) -> Iterator[Switch]:
         # One more forward pass, in a step of three.
         yield Switch("gradient checkpointing", "off; on would cost about 25%", 0.0, "estimated")
 
+    if moved := run.measured.get("activations-on-device"):
+        gain, holds_back = run.gain("activations-on-device"), "activations that are moved, though they fit in memory"
+        off = f"{run.spec.key}.operation.activation_offloading: false"
+        set_to, do = ("on", off) if moved["fits"] else ("on; off doesn't fit", "")
+        yield Switch("activation offloading", set_to, gain, "measured", do, holds_back=holds_back)
+
     if "precision-auto" in run.measured:
         gain, holds_back = run.gain("precision-auto"), "float32 products where the device has faster ones"
         yield Switch("precision", "float32", gain, "measured", f"{key}.precision: auto", holds_back=holds_back)

@@ -11,7 +11,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
-from snaketune.config.training_runs import Pretrained, Quantization, Scratch
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.load_model import (
     load_base,

@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from snaketune.artifacts.manifest import write_json
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora
 from snaketune.config.suggestions import unknown
-from snaketune.config.training_runs import Lora, Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.models.text_part import other_parameters
 from snaketune.patterns import TooSlow, fullmatch

@@ -45,6 +45,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
         sources: int64[U], the positions that predict a supervised token, each once; U is N unless some predict several.
         source_rows, targets: int64[N], for each of the N supervised tokens the index of its source, and its id.
         target_documents: int64[N], the document of each supervised token.
+        weights: float32[N], the weight of each supervised token in the loss, if rows have weights; and `weight`, their sum.
         members, member_completions: int64[M], for preferences: (token, completion) pairs as indices into the N tokens and the
             C completions. A token shared by several completions counts for each of them.
         completion_tokens: int64[C], for preferences: the number of tokens of each completion.
@@ -71,6 +72,10 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
         "targets": ids_T[supervised_N],
         "target_documents": layout.document_of[supervised_N],
     }
+    weights = {}
+    if "loss_weights" in rows[0]:
+        arrays["weights"] = np.concatenate([row["loss_weights"] for row in rows])[supervised_N]
+        weights["weight"] = float(arrays["weights"].sum())
     of_preferences = "completions" in rows[0]
     if of_preferences:
         index_T = np.full(layout.tokens, -1)
@@ -83,14 +88,16 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
             arrays |= {"sequence_members": members, "sequence_pairs": pairs}
     segments = segments_for(kernel, layout, longest, any_prefixes="prefix_segments" in rows[0])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Batch({"input_ids": torch.from_numpy(ids_T)[None], "segments": segments} | tensors)
+    return Batch({"input_ids": torch.from_numpy(ids_T)[None], "segments": segments} | tensors | weights)
 
 
 def _without_padding(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     used = [int(row["segment_lengths"].sum()) for row in rows]
     # An empty batch retains one token, since models can't run on an empty sequence.
     used[0] = used[0] or int(not any(used))
-    return [row | {name: row[name][:tokens] for name in TOKENS} for row, tokens in zip(rows, used) if tokens]
+    return [
+        row | {name: row[name][:tokens] for name in TOKENS if name in row} for row, tokens in zip(rows, used) if tokens
+    ]
 
 
 def _sequences(layout: SegmentLayout, segments_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -215,6 +215,8 @@ def _token_losses(
 
     of_chunk = losses if rows_N is None else normalizers_and_targets
     rows = max(fused_cross_entropy.SAVED_LOGITS // vocabulary, fused_cross_entropy.MIN_CHUNK_ROWS)
+    if not torch.is_grad_enabled():
+        rows = fused_cross_entropy.even_rows(len(hidden_UH), rows)
     if len(hidden_UH) <= rows:
         results = [of_chunk(hidden_UH, 0)]
     else:

@@ -120,6 +120,8 @@ class TokenLosses(torch.autograd.Function):
         predicted_U1 = torch.zeros_like(highest_U1).index_add_(0, rows_N, torch.ones_like(target_logits_N)[:, None])
         single_U1 = (predicted_U1 == 1).float()
         ctx.rows = _rows_per_chunk(weight_VH, passes, trained=ctx.needs_input_grad[1])
+        if not needs_backward:
+            ctx.rows = even_rows(len(cast_UH), ctx.rows)
         # Saved chunk by chunk: larger tensors are returned to the system and allocated again.
         saves = needs_backward and passes is EAGER
         ctx.exponentials, saved_rows = [], max(SAVED_LOGITS // len(weight_VH), ctx.rows) if saves else 0
@@ -173,6 +175,15 @@ class TokenLosses(torch.autograd.Function):
             if weight_needs_grad:
                 grad_VH.index_add_(0, targets_N, (hidden_UH[rows_N] * -grad_N[:, None]).to(grad_VH.dtype))
         return grad_UH, grad_VH, None, None, None, None
+
+
+def even_rows(rows: int, most: int) -> int:
+    """Return the rows per chunk, `most` at most, that leave no small remainder: matmuls of few rows round otherwise.
+
+    >>> even_rows(257, 256), even_rows(256, 256), even_rows(0, 256)
+    (129, 256, 1)
+    """
+    return max(1, -(-rows // max(1, -(-rows // most))))
 
 
 def _matmul_dtype(tensor: torch.Tensor) -> torch.dtype:

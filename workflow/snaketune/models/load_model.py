@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from snaketune.config.training_runs import Pretrained, Quantization, Scratch
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Quantization
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
 from snaketune.models.text_part import auto_class, freeze_other_parts

@@ -37,8 +37,8 @@ from typing import Literal
 
 import torch
 
+from snaketune.config.lora import Quantization
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.config.training_runs import Quantization
 from snaketune.models.devices import Compute
 from snaketune.models.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_ROWS, SAVED_LOGITS
 from snaketune.models.memory_trace import Head, MicroBatch, TracedModel, Weight

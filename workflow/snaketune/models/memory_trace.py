@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.config.training_runs import Lora
+from snaketune.config.lora import Lora
 from snaketune.models.attention import attend, use_segment_attention
 from snaketune.models.compiling import layers_of
 from snaketune.models.cpu_attention import attend_by_blocks

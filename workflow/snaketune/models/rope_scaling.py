@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.config.training_runs import RopeScaling
+from snaketune.config.base_models import RopeScaling
 from snaketune.errors import SnaketuneError, first_line
 
 # Values of `rope_parameters` that belong to one type of scaling; the others, such as rope_theta, to the model.

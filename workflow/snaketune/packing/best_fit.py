@@ -13,6 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from snaketune.tokenization.encoded_rows import offsets_of
+
+# Rows of sequences that are packed together if their order counts: more rows are fuller, fewer are closer to the order.
+ROWS_PER_GROUP = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackingPlan:
@@ -69,6 +74,27 @@ def plan_best_fit_decreasing(
     for length in np.flatnonzero(counts)[::-1].tolist():
         rows.pack(length, int(counts[length]))
     return rows.plan(by_length)
+
+
+def plan_in_order(
+    lengths: np.ndarray, capacity: int, supervised: np.ndarray, keys: np.ndarray, rows: int = ROWS_PER_GROUP
+) -> PackingPlan:
+    """Pack sequences by ascending `keys`, int or float[N]: group after group, each of as many tokens as `rows` rows hold and
+    packed by `plan_best_fit_decreasing`. Of each group the last row may be nearly empty.
+
+    >>> plan = plan_in_order(np.array([4, 6, 5, 5]), 10, np.zeros(4), keys=np.array([1, 2, 1, 1]), rows=1)
+    >>> [plan.row(r).tolist() for r in range(plan.rows)]
+    [[2, 3], [0], [1]]
+    """
+    ascending = np.argsort(keys, kind="stable")
+    begins = np.cumsum(lengths[ascending], dtype=np.int64) - lengths[ascending]
+    groups = np.split(ascending, np.flatnonzero(np.diff(begins // (rows * capacity))) + 1)
+    plans = [plan_best_fit_decreasing(lengths[group], [capacity], supervised[group]) for group in groups]
+    return PackingPlan(
+        order=np.concatenate([group[plan.order] for group, plan in zip(groups, plans)]).astype(np.int32),
+        offsets=offsets_of(np.concatenate([np.diff(plan.offsets) for plan in plans])),
+        capacities=np.concatenate([plan.capacities for plan in plans]),
+    )
 
 
 def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:

@@ -11,7 +11,7 @@ STAGE = Stage(
     module=__name__,
     spec=PlanSpec,
     payload="plan",
-    inputs={"tokens": any_number("tokenize")},
+    inputs={"tokens": any_number("tokenize"), "corpus": any_number("corpus")},
     libraries=libraries.always("numpy", "pyarrow"),
     cost=Cost(mb_per_gb=300, minutes_per_gb=5),
     group="data",
@@ -19,7 +19,7 @@ STAGE = Stage(
 )
 
 
-def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
+def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: list[Artifact]) -> Outcome:
     from snaketune.packing.row_plan import plan_rows
 
-    return plan_rows(spec, work, tokens=tokens)
+    return plan_rows(spec, work, tokens=tokens, corpus=corpus[0] if corpus else None)

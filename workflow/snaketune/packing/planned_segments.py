@@ -50,24 +50,28 @@ COLUMNS = tuple(field.name for field in fields(PlannedSegments))
 
 @dataclass(frozen=True)
 class SupervisedRuns:
-    """The supervised runs of all n sequences of a split as start, end, start, end, ...: int32 values and int64[n + 1] offsets.
+    """The supervised runs of all n sequences of a split as start, end, start, end, ...: int32 values and int64[n + 1] offsets;
+    with the weight of each run, float32, unless all are 1.
 
     Ranges of tokens are given by arrays of K sequences, starts and stops.
     """
 
     values: np.ndarray
     offsets: np.ndarray
+    weights: np.ndarray | None = None
 
     @classmethod
     def read(cls, parts: TokenParts, split: str) -> "SupervisedRuns":
-        return cls(*parts.lists(split, "supervised_runs"))
+        weights = parts.lists(split, "run_weights")[0] if parts.weighted(split) else None
+        return cls(*parts.lists(split, "supervised_runs"), weights)
 
     def intersect(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return int64[r] each: per intersection of a range with a run, the number of the range, and its start and end.
+        """Return int64[r] each: per intersection of a range with a run, the number of the range, its start and end, and the
+        number of the run.
 
         >>> runs = SupervisedRuns(np.array([2, 5, 7, 9]), np.array([0, 4]))
         >>> [column.tolist() for column in runs.intersect(np.array([0, 0]), np.array([0, 4]), np.array([3, 8]))]
-        [[0, 1, 1], [2, 4, 7], [3, 5, 8]]
+        [[0, 1, 1], [2, 4, 7], [3, 5, 8], [0, 0, 1]]
         """
         counts = (self.offsets[sequence + 1] - self.offsets[sequence]) // 2
         of = np.repeat(np.arange(len(sequence)), counts)
@@ -75,23 +79,23 @@ class SupervisedRuns:
         at = self.offsets[sequence][of] + 2 * nth
         begin, end = np.maximum(self.values[at], start[of]), np.minimum(self.values[at + 1], stop[of])
         some = begin < end
-        return of[some], begin[some], end[some]
+        return of[some], begin[some], end[some], at[some] // 2
 
     def count(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return int32[K], the supervised tokens of each range."""
-        of, begin, end = self.intersect(sequence, start, stop)
+        of, begin, end, _ = self.intersect(sequence, start, stop)
         return np.bincount(of, end - begin, minlength=len(sequence)).astype(np.int32)
 
     def first_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return int32[K], the end of the first supervised token of each range; the range's stop if there is none."""
-        of, begin, _ = self.intersect(sequence, start, stop)
+        of, begin, *_ = self.intersect(sequence, start, stop)
         ends = stop.astype(np.int32)
         np.minimum.at(ends, of, begin.astype(np.int32) + 1)
         return ends
 
     def last_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return int32[K], the end of the last supervised token of each range; the range's start if there is none."""
-        of, _, end = self.intersect(sequence, start, stop)
+        of, _, end, _ = self.intersect(sequence, start, stop)
         ends = start.astype(np.int32)
         np.maximum.at(ends, of, end.astype(np.int32))
         return ends

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED, list_columns
+from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED, WEIGHTED_VERSION, list_columns
 from snaketune.tables import read_table
 from snaketune.tokenization.encoded_rows import offsets_of
 
-TOKENS = ("input_ids", "labels")
+TOKENS = ("input_ids", "labels", "loss_weights")
 # Network file systems, and Windows disks as WSL mounts them.
 SLOW_TO_MAP = {"9p", "drvfs", "v9fs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse"}
 
@@ -30,10 +30,15 @@ SLOW_TO_MAP = {"9p", "drvfs", "v9fs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "f
 class PackedRows:
     """The rows of one split of a pack artifact.
 
-    Indexing returns a dict of numpy views into the mapped files: input_ids and labels [L], segment_lengths and
+    Indexing returns a dict of numpy views into the mapped files: input_ids, labels and, if there are any, loss_weights [L],
+    segment_lengths and
     prefix_lengths [s]; with trees also prefix_segments [s], for preferences completions [c]. `row_length` is L of the longest
-    rows.
+    rows, `order` is `packing.order`, `weighted`
+    whether labels have weights.
     """
+
+    order: str = "shuffled"
+    weighted: bool = False
 
     def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
         """Open a split; SnaketuneError if the artifact has another format version than its kind's, or a shard is damaged."""
@@ -45,6 +50,8 @@ class PackedRows:
             )
         self.lists = list_columns(kind, version)
         self.row_length: int = pack.manifest["row_length"]
+        self.weighted = version == WEIGHTED_VERSION
+        self.order = pack.manifest.get("order", self.order)
         files = pack.files(f"{split}-")
         if load_in_memory == "auto":
             load_in_memory = bool(files) and is_slow_to_map(files[0])
@@ -56,7 +63,8 @@ class PackedRows:
         return int(self.offsets[-1])
 
     def __str__(self) -> str:
-        return f"{len(self)} rows of {self.row_length} tokens"
+        in_order = "" if self.order == "shuffled" else f", in the order of {self.order}"
+        return f"{len(self)} rows of {self.row_length} tokens{in_order}"
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         if not 0 <= row < len(self):
@@ -67,8 +75,10 @@ class PackedRows:
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
         """Return a row of padding, of `tokens` tokens or of the longest length."""
         empty, length = np.empty(0, np.int32), tokens or self.row_length
-        ids, labels = np.zeros(length, np.int32), np.full(length, IGNORED, np.int32)
-        return {"input_ids": ids, "labels": labels} | dict.fromkeys(self.lists, empty)
+        tokens = {"input_ids": np.zeros(length, np.int32), "labels": np.full(length, IGNORED, np.int32)}
+        if self.weighted:
+            tokens["loss_weights"] = np.zeros(length, np.float32)
+        return tokens | dict.fromkeys(self.lists, empty)
 
     def values(self, name: str) -> np.ndarray:
         """Return the values of a column of lists, of all rows."""
@@ -208,7 +218,9 @@ def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
 def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
     """Return the columns of a record batch of rows: tokens as [R, L], `lists` as (offsets of the rows, values)."""
     views: dict[str, Any] = {
-        name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1) for name in TOKENS
+        name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1)
+        for name in TOKENS
+        if name in batch.schema.names
     }
     return views | {
         name: (batch.column(name).offsets.to_numpy(), batch.column(name).values.to_numpy()) for name in lists

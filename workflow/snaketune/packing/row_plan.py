@@ -18,19 +18,28 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.corpus.rows import ORDER_COLUMN
 from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
+from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing, plan_in_order
 from snaketune.packing.conversation_overflow import fit_conversations, wrap
 from snaketune.packing.packing_units import PackedUnits, Units, pack_units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.prefix_trees import build_trees
-from snaketune.packing.shards import COPIED, FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, documents_schema
+from snaketune.packing.shards import (
+    COPIED,
+    FORMAT_VERSIONS,
+    RAW_FORMAT_VERSION,
+    SPLITS,
+    TREE_VERSION,
+    WEIGHTED_VERSION,
+    documents_schema,
+)
 from snaketune.packing.truncation import DropCounts, lost_to_length, warning
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
-from snaketune.tables import write_table
+from snaketune.tables import read_table, write_table
 from snaketune.tokenization.token_store import TokenParts
 
 ROWS_PER_BATCH = 2**16
@@ -39,8 +48,11 @@ FACTS = "facts.json"
 SHARED = ("shared_prompt_tokens", "shared_answer_tokens", "mismatched_tokens")
 
 
-def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
+def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpus: Artifact | None = None) -> Outcome:
     """Write the row plan of a tokenized corpus, given by its parts in order, to `work.payload`.
+
+    Args:
+        corpus: the corpus, if its rows are ordered by a column.
 
     Raises:
         SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
@@ -57,13 +69,15 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
         for split in SPLITS:
             read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
             print(f"planning {split}: {read['rows']} sequences", flush=True)
-            rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read)
+            rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read, corpus)
             trees = trees or bool(rows.segments.prefix.any())
             _write(work, split, rows)
             if not raw:
                 for batch in _documents(spec.kind, split, rows, parts):
                     documents.write_batch(batch)
-    *_, version = FORMAT_VERSIONS[spec.kind] if trees else FORMAT_VERSIONS[spec.kind][:1]
+    version = TREE_VERSION if trees else FORMAT_VERSIONS[spec.kind][0]
+    if spec.kind == "sft" and any(parts.weighted(split) for split in SPLITS):
+        version = WEIGHTED_VERSION
     facts = {
         "format_version": RAW_FORMAT_VERSION if raw else version,
         "kind": spec.kind,
@@ -71,14 +85,14 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
         "packing_metadata": metadata["train"],
         "packing_metadata_held_out": metadata["held_out"],
         "padding_id": tokens[0].manifest["pad_id"],
-    }
+    } | ({"order": spec.order} if spec.order != "shuffled" else {})
     # `pack` repeats the counts in its manifest, so they have to be part of the content of the plan.
     write_json(work.payload / FACTS, {"about": facts, "counts": counts})
     return Outcome(counts=counts, about=facts)
 
 
 def _plan_split(
-    spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int]
+    spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int], corpus: Artifact | None
 ) -> tuple[PackedUnits, dict[str, Any], dict[str, Any]]:
     """Return the rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
     longest, drops, index = spec.lengths[-1], DropCounts(), parts.index(split)
@@ -100,6 +114,9 @@ def _plan_split(
     unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
     if message := warning(split, unit, longest, spec.overflow, loss, read):
         print(f"warning: {message}", flush=True)
+    keys = _order_keys(spec, split, index, corpus)
+    if keys is not None and spec.strategy != "best-fit-decreasing":
+        fitted = fitted.take(np.argsort(keys[fitted.sequence], kind="stable"))
     if spec.strategy == "wrapped":
         segments, plan = wrap(fitted, SupervisedRuns.read(parts, split), longest, drops)
         rows = PackedUnits(capacities=plan.capacities, segments=segments, offsets=plan.offsets)
@@ -112,9 +129,26 @@ def _plan_split(
             shared = dict(zip(SHARED, shared_tokens, strict=True))
         else:
             units = Units(segments=fitted, offsets=np.append(np.flatnonzero(fitted.prefix == 0), len(fitted)))
-        rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
+        if keys is None or not len(fitted):
+            plan = plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised)
+        else:
+            # A prompt with several pairs comes where its first pair does.
+            unit_keys = keys[units.segments.sequence[units.offsets[:-1]]]
+            plan = plan_in_order(units.tokens, longest, units.supervised, unit_keys)
+        rows = pack_units(units, plan)
     metadata = _packing_metadata(spec, rows, drops) | {"lost_to_length": loss}
     return rows, _counts(read, rows, drops, shared), metadata
+
+
+def _order_keys(spec: PlanSpec, split: str, index: pa.Table, corpus: Artifact | None) -> np.ndarray | None:
+    """Return the numbers by which the train sequences are ordered, int or float[n]; None if their order doesn't count."""
+    if spec.order == "shuffled" or split != "train":
+        return None
+    if spec.order == "length":
+        return index["length"].to_numpy()
+    if spec.order == "corpus":
+        return np.arange(len(index))
+    return read_table(corpus.file(f"{split}-{ORDER_COLUMN}.arrow"))[ORDER_COLUMN].to_numpy()
 
 
 def fit(

@@ -22,6 +22,7 @@ from snaketune.packing.shards import (
     SPLITS,
     TOKENS_PER_BATCH,
     TOKENS_PER_SHARD,
+    WEIGHTED_VERSION,
     list_columns,
     row_batch,
     schema,
@@ -101,7 +102,8 @@ class _PackedShards:
         step = max(1, TOKENS_PER_BATCH // shard.length)
         manifest = self.plan.manifest
         lists = list_columns(manifest["kind"], manifest["format_version"])
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(shard.length, lists)) as writer:
+        weighted = manifest["format_version"] == WEIGHTED_VERSION
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(shard.length, lists, weighted)) as writer:
             for first in range(shard.first, shard.last, step):
                 last, pad_id = min(first + step, shard.last), manifest["padding_id"]
                 writer.write_batch(
@@ -120,11 +122,13 @@ class _RawShards:
     def write(self, shard: Shard, path: Path) -> None:
         table = read_table(self.corpus.file(f"{shard.split}.arrow"))
         for chunk in table.column("messages").chunks:
-            weighted = chunk.type.value_type.get_field_index("supervised") >= 0
-            if weighted and not pc.all(chunk.flatten().field("supervised")).as_py():
+            name = next(
+                (one for one in ("supervised", "weight") if chunk.type.value_type.get_field_index(one) >= 0), None
+            )
+            if name and not pc.all(pc.equal(chunk.flatten().field(name).cast(pa.float32()), 1)).as_py():
                 raise SnaketuneError(
-                    "packing.strategy: none: some turns have weight 0, and TRL's trainer would learn them nevertheless; "
-                    "set packing.strategy to best-fit-decreasing, or remove the weights from the source"
+                    "packing.strategy: none: some turns have another weight than 1, and TRL's trainer would learn them as all "
+                    "others; set packing.strategy to best-fit-decreasing, or remove the weights from the source"
                 )
         segments, _ = PlannedRows(self.plan, shard.split).segments(shard.first, shard.last)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
@@ -180,10 +184,10 @@ class RowBuilder:
         # The padding before each row in the block of rows.
         padding = np.cumsum(length - fill) - (length - fill)
         ids = self.ids(segments, row_of, fill, length, pad_id)
-        labels = self._labels(segments, ends - tokens + padding[row_of], ids)
+        labels, weights = self._labels(segments, ends - tokens + padding[row_of], ids)
         parents = segments.prefix_segment if trees else None
         completions = self._plan.completions(first, last)
-        return row_batch(ids, labels, fill, offsets, segments.tokens, segments.prefix, parents, completions)
+        return row_batch(ids, labels, fill, offsets, segments.tokens, segments.prefix, parents, completions, weights)
 
     def ids(
         self, segments: PlannedSegments, row_of: np.ndarray, fill: np.ndarray, length: int, pad_id: int
@@ -207,9 +211,17 @@ class RowBuilder:
             self._touched = 0
         return out.reshape(rows, length)
 
-    def _labels(self, segments: PlannedSegments, positions: np.ndarray, ids_RL: np.ndarray) -> np.ndarray:
-        """Return int32[R, L], the token id where loss is taken, else -100; segments start at `positions` in the rows."""
+    def _labels(
+        self, segments: PlannedSegments, positions: np.ndarray, ids_RL: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return int32[R, L], the token id where loss is taken, else -100; and float32[R, L], its weight, if there are weights.
+        Segments start at `positions` in the rows."""
         # The first token of a segment without a prefix has no token to be predicted from.
-        of, begin, end = self._runs.intersect(segments.sequence, segments.start + (segments.prefix == 0), segments.stop)
+        of, begin, end, run = self._runs.intersect(
+            segments.sequence, segments.start + (segments.prefix == 0), segments.stop
+        )
         edges = (np.stack([begin, end], 1) + (positions - segments.start)[of][:, None]).reshape(-1)
-        return np.where(alternating(edges, ids_RL.size).reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))
+        labels = np.where(alternating(edges, ids_RL.size).reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))
+        if self._runs.weights is None:
+            return labels, None
+        return labels, alternating(edges, ids_RL.size, self._runs.weights[run]).reshape(ids_RL.shape)

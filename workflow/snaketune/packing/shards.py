@@ -15,6 +15,10 @@ column, preferences two:
     completions      list<int32>                 chosen, rejected, chosen, rejected, ... of the row's pairs: the segment that
                                                  each ends with
 
+Conversations with turns of other weights in the loss than 0 and 1 have format 3.2: that of trees with one more column,
+
+    loss_weights     fixed_size_list<float32>[L] the weight of each label, 0 where no loss is taken
+
 A segment's sequence is its prefix and its own tokens; a completion's sequence is that of its last segment, and begins with the
 prompt. CD over EF and CD over CG, both after the prompt ab, are a tree of seven tokens:
 
@@ -36,8 +40,12 @@ import numpy as np
 import pyarrow as pa
 
 # By manifest kind, and in 3.1 with the columns of trees.
-TREE_VERSION = "3.1"
-FORMAT_VERSIONS = {"sft": ("3.0", TREE_VERSION), "preference": (TREE_VERSION,), "unpaired": (TREE_VERSION,)}
+TREE_VERSION, WEIGHTED_VERSION = "3.1", "3.2"
+FORMAT_VERSIONS = {
+    "sft": ("3.0", TREE_VERSION, WEIGHTED_VERSION),
+    "preference": (TREE_VERSION,),
+    "unpaired": (TREE_VERSION,),
+}
 RAW_FORMAT_VERSION = "2.0"
 IGNORED = -100
 SPLITS = ("train", "held_out")
@@ -70,13 +78,15 @@ def list_columns(kind: str, version: str) -> tuple[str, ...]:
     >>> list_columns("sft", "3.0"), list_columns("preference", "3.1")[2:]
     (('segment_lengths', 'prefix_lengths'), ('prefix_segments', 'completions'))
     """
-    trees = ("prefix_segments", *(() if kind == "sft" else ("completions",))) if version == TREE_VERSION else ()
+    trees = ("prefix_segments", *(() if kind == "sft" else ("completions",))) if version >= TREE_VERSION else ()
     return ("segment_lengths", "prefix_lengths", *trees)
 
 
-def schema(row_length: int, lists: tuple[str, ...]) -> pa.Schema:
-    """Return the schema of a shard of rows of `row_length` tokens, with these columns of lists."""
+def schema(row_length: int, lists: tuple[str, ...], weighted: bool = False) -> pa.Schema:
+    """Return the schema of a shard of rows of `row_length` tokens, with these columns of lists, with or without weights."""
     tokens = {"input_ids": pa.int32(), "labels": pa.int32(), "attention_mask": pa.int8()}
+    if weighted:
+        tokens["loss_weights"] = pa.float32()
     columns = {name: pa.list_(kind, row_length) for name, kind in tokens.items()}
     return pa.schema(columns | dict.fromkeys(lists, pa.list_(pa.int32())))
 
@@ -90,6 +100,7 @@ def row_batch(
     prefix_lengths_S: np.ndarray,
     prefix_segments_S: np.ndarray | None = None,
     completions: tuple[np.ndarray, np.ndarray] | None = None,
+    weights_RL: np.ndarray | None = None,
 ) -> pa.RecordBatch:
     """Return R rows of L tokens as a record batch.
 
@@ -100,9 +111,12 @@ def row_batch(
         segment_lengths_S, prefix_lengths_S: int32[S].
         prefix_segments_S: int32[S]; None without trees.
         completions: for preferences, int32[C] completions, and int32[R + 1], the offsets of the rows in them.
+        weights_RL: float32[R, L], the weights of the labels; None if all are 1.
     """
     length = ids_RL.shape[1]
-    blocks = (ids_RL, labels_RL, (np.arange(length) < fill_R[:, None]).view(np.int8))
+    blocks = [ids_RL, labels_RL, (np.arange(length) < fill_R[:, None]).view(np.int8)]
+    if weights_RL is not None:
+        blocks.append(weights_RL)
     columns: list[pa.Array] = [pa.FixedSizeListArray.from_arrays(block.reshape(-1), length) for block in blocks]
     lists = {"segment_lengths": (segments_R1, segment_lengths_S), "prefix_lengths": (segments_R1, prefix_lengths_S)}
     if prefix_segments_S is not None:
@@ -114,4 +128,4 @@ def row_batch(
         pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, pa.int32()))
         for offsets, values in lists.values()
     ]
-    return pa.record_batch(columns, schema=schema(length, tuple(lists)))
+    return pa.record_batch(columns, schema=schema(length, tuple(lists), weights_RL is not None))

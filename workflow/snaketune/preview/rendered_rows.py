@@ -17,7 +17,7 @@ from tokenizers import pre_tokenizers
 
 from snaketune.config.corpus_sources import Reasoning
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
-from snaketune.corpus.rows import SCHEMAS, TEXT, Row
+from snaketune.corpus.rows import SCHEMAS, TEXT, Message, Row, with_weights
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.creation.check import check
@@ -49,11 +49,13 @@ class TextSpan:
     """A span of a row's text, supervised or not; a control token is a span of its own.
 
     Attributes:
+        weight: its weight in the loss, if it is supervised.
         omitted: number of characters not shown, if the span stands for them.
     """
 
     text: str
     supervised: bool
+    weight: float = 1.0
     control: bool = False
     omitted: int = 0
 
@@ -250,12 +252,18 @@ def _encoded(
 
 
 def _table(kind: str, rows: list[Row]) -> pa.Table:
+    weighted = any(turn.get("weight", 1) not in (0, 1) for row in rows for turn in row.turns)
+
+    def turn_of(turn: Message) -> Message:
+        weight = turn.get("weight", 1.0)
+        return turn | ({"weight": weight} if weighted else {"supervised": weight != 0})
+
     def value(row: Row, column: str) -> Any:
         if column in row.columns:
-            return [{"supervised": True} | turn for turn in getattr(row, column)]
+            return [turn_of(turn) for turn in getattr(row, column)]
         return getattr(row, column, None)
 
-    schema = SCHEMAS[kind]
+    schema = with_weights(SCHEMAS[kind]) if weighted else SCHEMAS[kind]
     return pa.table({field.name: [value(row, field.name) for row in rows] for field in schema}, schema=schema)
 
 
@@ -322,7 +330,12 @@ def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int, tokens: int 
     control = chat.is_control(ids)
     edges = np.flatnonzero((np.diff(supervised) != 0) | control[1:] | control[:-1]) + 1
     return [
-        TextSpan(text=chat.text(ids[a:b]), supervised=bool(supervised[a]), control=bool(control[a]))
+        TextSpan(
+            text=chat.text(ids[a:b]),
+            supervised=bool(supervised[a]),
+            weight=float(supervised[a] or 1),
+            control=bool(control[a]),
+        )
         for a, b in pairwise([0, *edges.tolist(), len(ids)])
         if a < b
     ]

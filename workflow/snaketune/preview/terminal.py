@@ -56,17 +56,19 @@ class _Paint:
 
     def spans(self, spans: list[TextSpan]) -> str:
         output = ""
-        supervised = False
+        weight = 0.0
         for span in spans:
             text = f"[… {span.omitted:,} characters …]" if span.omitted else _escaped(span.text)
+            before, weight = weight, span.weight * span.supervised
+            if weight not in (0, 1, before):
+                text = f"×{weight:g} {text}"
             if not self.colour:
-                output += "⟧" * (supervised and not span.supervised) + "⟦" * (span.supervised and not supervised) + text
+                output += "⟧" * (before not in (0, weight)) + "⟦" * (weight not in (0, before)) + text
             else:
                 code = (GREEN if span.supervised else "") + (DIM if span.control or span.omitted else "")
                 # Colour codes per line, for pagers.
                 output += "\n".join(self(code, line) if code else line for line in text.split("\n"))
-            supervised = span.supervised
-        return output + "⟧" * (supervised and not self.colour)
+        return output + "⟧" * (weight > 0 and not self.colour)
 
 
 def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 TRAINING = (
     *(*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", "preflight"),
-    *("micro_batch_rows", "gradient_checkpointing", "calibration", "evaluate", "snapshots"),
+    *("micro_batch_rows", "gradient_checkpointing", "activation_offloading", "calibration", "evaluate", "snapshots"),
 )
 # Keys of `Execution` that a forward pass over reference log-probabilities takes.
 PASS = ("gpus", "allow_cpu", "share_kernels")
@@ -112,11 +112,6 @@ class Stage:
     def one(self) -> tuple[str, ...]:
         """Roles filled by exactly one result."""
         return tuple(role for role, taken in self.inputs.items() if not taken.many)
-
-    @property
-    def many(self) -> tuple[str, ...]:
-        """Roles filled by any number of results."""
-        return tuple(role for role, taken in self.inputs.items() if taken.many)
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""

@@ -1,5 +1,6 @@
 """The job graph: all jobs of a config, by stage and name, for the rules to look up."""
 
+import json
 from collections.abc import Iterable, Iterator
 
 from snaketune.config.suggestions import unknown
@@ -7,7 +8,6 @@ from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 from snaketune.stages.plan.all_jobs import plan_jobs
-from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
 
@@ -50,9 +50,10 @@ def _same(jobs: Iterable[Job]) -> dict[str, Job]:
     same: dict[str, Job] = {}
     for job in jobs:
         made_from = {
-            role: [same.get(made.manifest, made).manifest for made in some] for role, some in job.artifacts.items()
+            role: tuple(same.get(made.manifest, made).manifest for made in some) for role, some in job.artifacts.items()
         }
-        earlier = first.setdefault((job.stage, canonical(job.spec), str(sorted((made_from | job.files).items()))), job)
+        spec, read = json.dumps(job.plain_spec, sort_keys=True), tuple(sorted((made_from | job.files).items()))
+        earlier = first.setdefault((job.stage, spec, read), job)
         if earlier is not job:
             same[job.manifest] = earlier
     return same

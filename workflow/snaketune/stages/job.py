@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
@@ -45,6 +46,11 @@ class Job:
                 )
             if len(made) != 1 and not many:
                 raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
+
+    @cached_property
+    def plain_spec(self) -> dict[str, Any]:
+        """The spec as plain JSON, all defaults included."""
+        return self.spec.model_dump(mode="json")
 
     @cached_property
     def folder(self) -> str:

@@ -85,25 +85,32 @@ def read_job_file(path: Path) -> JobFile:
     return job
 
 
-def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, keep_time: bool = False) -> None:
+def write_job_file(
+    path: Path, job: JobFile, stale: Iterable[str] | None, *, keep_time: bool = False, keep_content: bool = False
+) -> bool:
     """Write a job's file unless it is up to date, and set its time.
 
     Args:
         stale: why the result isn't current; None if it is.
         keep_time: don't touch the file of a stale job if it already records that; a run in progress may need its time.
+        keep_content: write nothing if that would change what a job reads.
+    Returns:
+        False if the content was kept.
     """
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"
     with _told(path):
         existing, changed = _content_of(path), changed_at(path)
+        planned = existing.pop("planned", None)
+        if keep_content and changed >= 0 and {k: v for k, v in existing.items() if k != "stale"} != content:
+            return False
         if stale is None:
             if existing == content and changed == LONG_AGO:
-                return
+                return True
         else:
             content["stale"] = list(stale)
-            planned = existing.pop("planned", None)
             if keep_time and planned and existing == content and changed > changed_at(manifest):
-                return
+                return True
             content["planned"] = datetime.now(UTC).isoformat()
         path.parent.mkdir(parents=True, exist_ok=True)
         # A new file, since only its owner may set the time of an existing one.
@@ -115,12 +122,7 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, kee
         # The clock was set back, or both were written within one tick of a coarse clock.
         if stale is not None and changed_at(manifest) >= changed_at(path):
             os.utime(manifest, (changed_at(path) - 1,) * 2)
-
-
-def is_unchanged(path: Path, job: JobFile) -> bool:
-    """Return True if writing the job's file would change nothing that a job reads, or there is no file yet."""
-    read = {key: value for key, value in _content_of(path).items() if key not in ("stale", "planned")}
-    return not path.exists() or read == job.model_dump(mode="json", exclude_defaults=True, exclude={"stale", "planned"})
+        return True
 
 
 def lock_job_files() -> bool:

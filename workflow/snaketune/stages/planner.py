@@ -16,7 +16,6 @@ from snaketune.stages.job_files import (
     DRY_RUN,
     JobFile,
     changed_at,
-    is_unchanged,
     job_file_of,
     lock_job_files,
     write_job_file,
@@ -67,22 +66,24 @@ class Planner:
             except SnaketuneError:
                 # A result to compare with is missing: an error of the report job, raised when its inputs are looked up.
                 continue
-            if not holds and not is_unchanged(path, content):
+            if not write_job_file(path, content, stale, keep_time=not holds, keep_content=not holds):
                 if not dry_run:
                     raise SnaketuneError(
                         f"{path}: another snakemake runs here, with another config or code; wait until it has ended, or run "
                         "this one in another folder (--directory)"
                     )
                 path = self._files[job.key] = job_file_of(*key, DRY_RUN)
-            write_job_file(path, content, stale, keep_time=not holds)
+                write_job_file(path, content, stale, keep_time=True)
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
-        """Return the paths that the job waits for, by role, with the payloads beside the manifests; SnaketuneError if a result
-        to compare with doesn't exist. Args: every: include roles that another input implies (`Stage.transitive`)."""
+        """Return the paths that the job waits for, by role; SnaketuneError if a result to compare with doesn't exist.
+
+        Args: every: include what another input implies: roles (`Stage.transitive`), and the payload beside each manifest.
+        """
         implied = () if every else STAGES[job.stage].transitive
         paths = {role: list(some) for role, some in inputs_by_role(job).items() if role not in implied}
-        read = (one for role, jobs in job.artifacts.items() if role not in implied for one in jobs)
-        paths["payloads"] = [one.payload for one in read]
+        if every:
+            paths["payloads"] = [one.payload for one in made_from(job)]
         if not self.results.of(job).current:
             self._to_run[job.key] = job
             # These affect how it runs, and are no reason to run it.
@@ -101,12 +102,16 @@ class Planner:
         jobs = self._to_run.items()
         return [key for key, job in jobs if changed_at(Path(job.manifest)) < changed_at(self.job_file(job))]
 
+    def computes(self) -> bool:
+        """Whether a stale job whose inputs were looked up computes with torch."""
+        return any(STAGES[job.stage].gpu for job in self._to_run.values())
+
     def _content(self, job: Job) -> JobFile:
         stage, config = STAGES[job.stage], self.graph.config
         return JobFile(
             stage=job.stage,
             out=job.folder,
-            spec=job.spec.model_dump(mode="json"),
+            spec=job.plain_spec,
             inputs={role: tuple(paths) for role, paths in inputs_by_role(job).items() if paths},
             code=self._codes[job.stage],
             reruns_on=config.reruns_on.get(job.stage, "code"),

@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from snaketune.config.base import Fraction, Model
+from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.corpus_sources import CorpusContent, Reasoning
 from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
+from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
-from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
-from snaketune.config.packing import Packing, PackingStrategy, TrainOn
-from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch, SftLoss
+from snaketune.config.operation import ActivationOffloading, GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
+from snaketune.config.packing import Packing, PackingStrategy, TrainingOrder, TrainOn
+from snaketune.config.training_runs import Learning, Precision, SftLoss
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference", "unpaired"]
@@ -56,6 +58,7 @@ class PlanSpec(Model):
     lengths: tuple[int, ...]
     strategy: PackingStrategy
     overflow: Literal["drop", "truncate", "split", "raise"]
+    order: TrainingOrder = "shuffled"
 
 
 class WriteSpec(Part):
@@ -119,6 +122,7 @@ class Launched(Model):
     gradient_checkpointing: GradientCheckpointing
     launch: Launch
     zero_stage: ZeroStage | None
+    activation_offloading: ActivationOffloading = False
 
 
 class CalibrateSpec(Launched):

@@ -42,7 +42,7 @@ from snaketune.tokenization.token_rows import (
     pair_rows,
 )
 from snaketune.tokenization.token_store import SPLITS, TokenWriter
-from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
+from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, has_weights, pair_turns
 
 # Rows are encoded in groups, large enough for numpy to be efficient, small enough for the CPU's cache.
 GROUP_BYTES, GROUP_ROWS = 4_000_000, 4096
@@ -121,7 +121,7 @@ def _write(
             batches = tables[split].to_batches()
             earlier = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
             groups = list(_groups(spec, tables[split]))
-            with TokenWriter(work.payload, split) as writer:
+            with TokenWriter(work.payload, split, has_weights(tables[split])) as writer:
                 for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
                     rows, refused = encoder.encode(group, number, refuses=quarantines)
                     for at, error in refused:
@@ -285,9 +285,9 @@ class _Encoder:
         for number in order[sequences.lengths[order] > 0][:count].tolist():
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
-            shown = _shown(supervised)
+            shown = _shown(supervised > 0)
             branches = {begin: prefix for begin, prefix, _ in (sequences.branches or {number: ()})[number]}
-            changes = np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1
+            changes = np.flatnonzero((np.diff(supervised) != 0) | np.diff(shown)) + 1
             edges = sorted({0, len(ids), *branches, *changes.tolist()})
             sample: Sample = []
             for a, b in pairwise(edges):

@@ -61,13 +61,14 @@ def _rewritten(
         return None
     if treatment == "last":
         (encoded,) = chat.encode([messages], tools=[tools])
-        kept = wanted & ~np.isin(np.arange(1, len(messages) + 1), changed)
+        kept = wanted.copy()
+        kept[np.array(changed) - 1] = 0
         return _one(encoded.ids, _assistant_mask(messages, kept, encoded), chat.turn_ends(messages, encoded.ids, tools))
     encoded_views = chat.encode([messages[:end] for end in ends], tools=[tools] * len(ends))
     views = []
     for end, encoded in zip(ends, encoded_views, strict=True):
-        last = np.zeros(end, bool)
-        last[-1] = True
+        last = np.zeros(end, wanted.dtype)
+        last[-1] = wanted[end - 1]
         views.append(View(encoded.ids, _assistant_mask(messages[:end], last, encoded)))
     if treatment == "all":
         continues = [0]
@@ -100,9 +101,9 @@ def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
 
 
 def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """Return bool, the tokens of the wanted assistant turns."""
+    """Return the tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
     own = wanted[[message["role"] == "assistant" for message in messages]]
-    if own.all():
+    if (own == 1).all():
         return encoded.supervised
     if len(encoded.spans) != len(own):
         raise Refused(
@@ -110,20 +111,23 @@ def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encode
             f"the chat template marks {len(encoded.spans)} generated blocks where the assistant has {len(own)} turns, so "
             "the supervised tokens aren't known; use a template with one {% generation %} block per assistant turn",
         )
-    return encoded.mask([span for span, is_wanted in zip(encoded.spans, own) if is_wanted])
+    supervised = np.zeros(len(encoded.ids), wanted.dtype)
+    for weight in np.unique(own[own > 0]):
+        supervised[encoded.mask([span for span, of_span in zip(encoded.spans, own) if of_span == weight])] = weight
+    return supervised
 
 
 def _all_turns_mask(wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
-    """Return bool, all tokens except those of unwanted turns, which reach from the end of the turn before to their own end."""
-    supervised = np.ones(len(encoded.ids), bool)
-    if wanted.all():
+    """Return the supervision of all tokens, bool or float32; a turn reaches from the end of the one before to its own end."""
+    supervised = np.ones(len(encoded.ids), wanted.dtype)
+    if (wanted == 1).all():
         return supervised
     if len(turn_ends) != len(wanted):
         raise Refused(
             "turns_without_ends",
-            "some turns of a row have weight 0, and the chat template doesn't end every turn with a control token, so with "
-            "train_on: all their tokens aren't known; use train_on: assistant, or a template that ends every turn",
+            "some turns of a row have another weight than 1, and the chat template doesn't end every turn with a control "
+            "token, so with train_on: all their tokens aren't known; use train_on: assistant, or a template that does",
         )
-    for start, end, is_wanted in zip([0, *turn_ends[:-1]], turn_ends, wanted):
-        supervised[start:end] &= is_wanted
+    for start, end, weight in zip([0, *turn_ends[:-1]], turn_ends, wanted):
+        supervised[start:end] = weight
     return supervised

@@ -47,14 +47,19 @@ def first_in_rows(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
     return np.minimum(set_at[np.searchsorted(set_at, starts)] - starts, lengths)
 
 
-def alternating(edges: np.ndarray, size: int) -> np.ndarray:
-    """Return bool[size], the stretches from each first to each second of the edges, ascending.
+def alternating(edges: np.ndarray, size: int, values: np.ndarray | None = None) -> np.ndarray:
+    """Return bool[size], the stretches from each first to each second of the edges, ascending; or with `values` of the
+    stretches, these.
 
     >>> alternating(np.array([1, 3, 3, 4]), 5).astype(int)
     array([0, 1, 1, 1, 0])
+    >>> alternating(np.array([1, 3, 3, 4]), 5, np.array([0.5, 2.0]))
+    array([0. , 0.5, 0.5, 2. , 0. ])
     """
     lengths = np.diff(edges, prepend=0, append=size)
-    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    levels = np.zeros(len(lengths), bool if values is None else values.dtype)
+    levels[1::2] = True if values is None else values
+    return np.repeat(levels, lengths)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class EncodedBatch:
     Attributes:
         ids: int32[t].
         offsets: int64[n + 1], of the conversations.
-        supervised: bool[t], the tokens where loss is taken.
+        supervised: bool[t], the tokens where loss is taken; float32[t], their weights, if turns have others than 0 and 1.
         ends_turn: bool[t], the control tokens that end a turn.
         branches: for each conversation, the branches of its tree, int32[b, 3], see `turn_trees`; None if none has any.
     """

@@ -33,11 +33,13 @@ class TokenRows:
 
     @cached_property
     def supervised_runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The supervised runs of each sequence as start, end, start, end, ...: int32 values and int64[n + 1] offsets."""
-        sequences, supervised = self.sequences, self.sequences.supervised
+        """The supervised runs of each sequence, each of one weight, as start, end, start, end, ...: int32 values and
+        int64[n + 1] offsets."""
+        sequences, weights = self.sequences, self.sequences.supervised
+        supervised = weights > 0
         starts, ends = supervised.copy(), supervised.copy()
-        starts[1:] &= ~supervised[:-1]
-        ends[:-1] &= ~supervised[1:]
+        starts[1:] &= weights[1:] != weights[:-1]
+        ends[:-1] &= weights[:-1] != weights[1:]
         # Runs don't continue across sequences.
         filled = sequences.lengths > 0
         first, last = sequences.starts[filled], sequences.offsets[1:][filled] - 1
@@ -46,6 +48,13 @@ class TokenRows:
         offsets = np.searchsorted(runs[::2], sequences.offsets) * 2
         runs -= np.repeat(sequences.starts, np.diff(offsets))
         return runs.astype(np.int32), offsets
+
+    @property
+    def run_weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """The weight of each supervised run: float32 values and int64[n + 1] offsets."""
+        runs, offsets = self.supervised_runs
+        starts = runs[::2] + np.repeat(self.sequences.starts, np.diff(offsets) // 2)
+        return self.sequences.supervised[starts].astype(np.float32), offsets // 2
 
     @cached_property
     def supervised_tokens(self) -> np.ndarray:

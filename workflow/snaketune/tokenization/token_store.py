@@ -51,16 +51,21 @@ INDEX = pa.schema(
         "control_text": pa.bool_(),
     }
 )
+# With the weight of each supervised run, if a corpus has other weights than 0 and 1.
+WEIGHTED_INDEX = INDEX.append(pa.field("run_weights", pa.list_(pa.float32())))
 # 64-bit offsets: a record batch may have more than 2**31 tokens.
 IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
 class TokenWriter:
-    """Writes one split of a part, batch by batch."""
+    """Writes one split of a part, batch by batch; with weights if the corpus has them."""
 
-    def __init__(self, folder: Path, split: str):
+    def __init__(self, folder: Path, split: str, weighted: bool = False):
+        self._schema = WEIGHTED_INDEX if weighted else INDEX
         self._sinks = [pa.OSFile(str(folder / f"{split}-{part}.arrow"), "wb") for part in ("index", "ids")]
-        self._index, self._ids = (pa.ipc.new_file(sink, schema) for sink, schema in zip(self._sinks, (INDEX, IDS)))
+        self._index, self._ids = (
+            pa.ipc.new_file(sink, schema) for sink, schema in zip(self._sinks, (self._schema, IDS))
+        )
 
     def write(self, rows: TokenRows) -> None:
         """Append sequences."""
@@ -80,7 +85,9 @@ class TokenWriter:
             "source": pa.nulls(len(rows.names), pa.int16()) if rows.source is None else rows.source,
             "control_text": rows.control_text,
         }
-        index = pa.record_batch(columns, schema=INDEX)
+        if self._schema is WEIGHTED_INDEX:
+            columns["run_weights"] = _list_array(*rows.run_weights)
+        index = pa.record_batch(columns, schema=self._schema)
         ids = pa.LargeListArray.from_arrays(pa.array(sequences.offsets), pa.array(sequences.ids))
         for start in range(0, len(index), ROWS_PER_BATCH):
             self._index.write_batch(index.slice(start, ROWS_PER_BATCH))
@@ -127,19 +134,24 @@ class TokenParts:
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
         """Return the memory-mapped index of a split, with all columns of INDEX or the given ones."""
         batches = [batch for file in self._open(f"{split}-index.arrow") for batch in _batches(file)]
-        if other := next((batch.schema.names for batch in batches if batch.schema != INDEX), None):
+        schemas = (INDEX, WEIGHTED_INDEX)
+        if other := next((batch.schema.names for batch in batches if batch.schema not in schemas), None):
             manifest = self._parts[0].manifest_path
             raise SnaketuneError(
                 f"{manifest}: tokens of another version, with the columns {', '.join(other)}, expected "
                 f"{', '.join(INDEX.names)}; rebuild them with: {rebuild_command(manifest)}"
             )
-        table = pa.Table.from_batches(batches, INDEX)
+        table = pa.Table.from_batches(batches, batches[0].schema if batches else INDEX)
         return table if columns is None else table.select(columns)
 
+    def weighted(self, split: str) -> bool:
+        """Return whether the supervised runs of a split have weights."""
+        return "run_weights" in self.index(split).column_names
+
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return a column of lists as int32 values, concatenated, and int64[n + 1] offsets."""
+        """Return a column of lists as int32 or float32 values, concatenated, and int64[n + 1] offsets."""
         chunks = self.index(split, [name]).column(0).chunks
-        values = [np.zeros(0, np.int32), *(chunk.flatten().to_numpy() for chunk in chunks)]
+        values = [chunk.flatten().to_numpy() for chunk in chunks] or [np.zeros(0, np.int32)]
         lengths = [np.zeros(0, np.int64), *(np.diff(chunk.offsets.to_numpy()) for chunk in chunks)]
         return np.concatenate(values), offsets_of(np.concatenate(lengths))
 

@@ -20,7 +20,8 @@ class Turns:
 
     Attributes:
         index, offsets: int64, the turns of all conversations, concatenated, and int64[n + 1].
-        wanted: bool, shaped like `index`: which assistant turns are supervised; with `everything`, which turns of any role.
+        wanted: bool, shaped like `index`: which assistant turns are supervised; with `everything`, which turns of any role. If
+            turns have other weights in the loss than 0 and 1, these weights, float32.
         everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
         tools: strings[n], null if a conversation has none.
         rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `turn_trees`):
@@ -108,6 +109,14 @@ def completion_turns(table: pa.Table, reasoning: Reasoning | None = None) -> Tur
     return pair_turns(table, ["completion"], reasoning)
 
 
+def has_weights(table: pa.Table) -> bool:
+    """Return whether the conversations of a table have turns of other weights in the loss than 0 and 1."""
+    return (
+        "messages" in table.column_names
+        and table.schema.field("messages").type.value_type.get_field_index("weight") >= 0
+    )
+
+
 def _are_assistants(roles: pa.StringArray) -> np.ndarray:
     return pc.equal(roles, "assistant").to_numpy(zero_copy_only=False)
 
@@ -122,7 +131,7 @@ def _tools(table: pa.Table) -> pa.StringArray:
 def _column(
     table: pa.Table, name: str, reasoning: Reasoning | None
 ) -> tuple[pa.StringArray, pa.StringArray, np.ndarray, np.ndarray]:
-    """Return roles, contents and supervision (bool) of all turns of a column, and int64[n + 1], the offsets of the rows."""
+    """Return roles, contents and supervision (as `Turns.wanted`) of a column's turns, and int64[n + 1], the rows' offsets."""
     chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
     column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     offsets = column.offsets.to_numpy().astype(np.int64)
@@ -134,4 +143,6 @@ def _column(
     supervised = np.ones(len(roles), bool)
     if "supervised" in fields:
         supervised = fields["supervised"].to_numpy(zero_copy_only=False).astype(bool)
+    elif "weight" in fields:
+        supervised = fields["weight"].to_numpy(zero_copy_only=False).astype(np.float32)
     return roles, contents, supervised, offsets - offsets[0]

@@ -29,7 +29,7 @@ BRANCH_FIELDS = 3
 
 @dataclass(frozen=True)
 class View:
-    """A conversation up to an assistant turn: its ids, int32[n], and bool[n], the tokens of that turn."""
+    """A conversation up to an assistant turn: its ids, int32[n], and bool[n], the tokens of that turn, or their weights."""
 
     ids: np.ndarray
     supervised: np.ndarray
@@ -46,7 +46,7 @@ class View:
 
 @dataclass(frozen=True)
 class Tree:
-    """The tokens of the trunk and of the branches, int32[n]; bool[n]; and the branches, int32[b, 3] of BRANCH_FIELDS."""
+    """The tokens of the trunk and of the branches, int32[n]; bool or float32[n]; the branches, int32[b, 3] of BRANCH_FIELDS."""
 
     ids: np.ndarray
     supervised: np.ndarray
@@ -67,7 +67,7 @@ def merge_views(views: Sequence[View]) -> Tree:
     # For each segment, the indices in the sequence of all tokens from the root to the segment's end.
     paths: list[np.ndarray] = []
     branches: list[tuple[int, int, int]] = []
-    supervised: list[np.ndarray] = []
+    supervised: list[tuple[np.ndarray, np.ndarray]] = []
     total = 0
     for number, view in enumerate(reversed(views)):
         # What follows a turn in its view is written by the next turn, too, or never.
@@ -83,9 +83,11 @@ def merge_views(views: Sequence[View]) -> Tree:
             parts.append(ids[shared:])
             paths.append(path)
             total += len(ids) - shared
-        supervised.append(path[view.supervised[: len(ids)]])
-    mask = np.zeros(total, bool)
-    mask[np.concatenate(supervised)] = True
+        tokens = np.flatnonzero(view.supervised[: len(ids)])
+        supervised.append((path[tokens], view.supervised[tokens]))
+    mask = np.zeros(total, np.result_type(*(view.supervised for view in views)))
+    for tokens, weights in supervised:
+        mask[tokens] = weights
     return Tree(np.concatenate(parts), mask, np.array(branches, np.int32).reshape(-1, BRANCH_FIELDS))
 
 

@@ -22,7 +22,7 @@ STAGE = Stage(
     inputs={"pack": exactly_one("pack"), "tokenizer": exactly_one("tokenizer")},
     files=("base",),
     libraries=libraries.of_calibration,
-    operation=(*DEVICES, "load_in_memory", "micro_batch_rows", "calibrated_epochs"),
+    operation=(*DEVICES, "load_in_memory", "micro_batch_rows", "activation_offloading", "calibrated_epochs"),
     launcher="snaketune.training.launch.calibrate_launcher",
     cost=ModelCost(flops=0),
     measures=True,

@@ -17,8 +17,10 @@ SPEAKER_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "utterance", "text")
 # Items that are two turns: the user's, and the answer.
 EXCHANGE_KEYS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
-# Flags of supervision beside the content; the second kind supervises only parts of a turn.
-WEIGHT_KEYS = ("loss_weight", "weight", "train", "trainable", "loss", "loss_scale", "training", "output_with_loss")
+# Weights and flags of supervision beside the content; the last kind supervises only parts of a turn.
+NUMBER_KEYS = ("loss_weight", "weight", "loss_scale")
+WEIGHT_KEYS = (*NUMBER_KEYS, "train", "trainable", "loss", "training", "output_with_loss")
+MAX_WEIGHT = 100
 PARTIAL_KEY, MASK_KEY = "train_detail", "mask"
 # Turns in a text, as in a CSV: as JSON, or as a Python literal.
 SERIALIZED_TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|speaker|content|value|weight)["']\s*:""")
@@ -65,8 +67,8 @@ def turns_of(value: Any, where: str, speakers: Speakers) -> list[Message]:
             here = f"{where}, turn {number}"
             turns.append(_turn(item, here, speakers))
             has_result_ids = has_result_ids or (turns[-1]["role"] == "tool" and RESULT_KEY in item)
-        if not _is_supervised(item, here):
-            turns[-1]["supervised"] = False
+        if (weight := _weight_of(item, here)) != 1:
+            turns[-1]["weight"] = weight
     return _in_call_order(value, turns, where) if has_result_ids else turns
 
 
@@ -122,30 +124,33 @@ def exchange_keys(item: Any) -> tuple[str, str] | None:
     return next((keys for keys in EXCHANGE_KEYS if item.keys() >= set(keys)), None)
 
 
-def _is_supervised(item: dict[str, Any], where: str) -> bool:
-    """Return True if a message is supervised; the default without a flag.
+def _weight_of(item: dict[str, Any], where: str) -> float:
+    """Return the weight of a message in the loss: 0 if it isn't supervised, 1 without a key for it.
 
-    >>> _is_supervised({"role": "assistant", "content": "Hi", "weight": 0}, "turn 2")
-    False
+    >>> _weight_of({"role": "assistant", "content": "Hi", "train": False}, "turn 2")
+    0.0
+    >>> _weight_of({"role": "assistant", "content": "Hi", "weight": 0.5}, "turn 2")
+    0.5
     """
-    flags = {key: item[key] for key in WEIGHT_KEYS if item.get(key) is not None}
-    # True and 1.0 equal 1.
-    others = (key for key, value in flags.items() if not isinstance(value, (int, float)) or value not in (0, 1))
-    other = next(others, None)
+    weights = {key: item[key] for key in WEIGHT_KEYS if item.get(key) is not None}
+    other = next((key for key, value in weights.items() if not _is_weight(key, value)), None)
     if item.get(MASK_KEY) is not None:
         what = f"{MASK_KEY} may mean that a turn is supervised, or that it isn't; use train: true or false instead"
     elif item.get(PARTIAL_KEY):
-        what = (
-            f"{PARTIAL_KEY} supervises parts of a turn, but a turn is supervised or not; use train, or split the turn"
-        )
+        what = f"{PARTIAL_KEY} supervises parts of a turn, and a turn has one weight; use weight, or split the turn"
     elif other:
-        actual = excerpt(flags[other])[:40]
-        what = f"{other} is {actual}; a turn is supervised or not, so expected 1 or 0, true or false"
-    elif len({bool(value) for value in flags.values()}) > 1:
-        what = f"{' and '.join(flags)} contradict each other"
+        expected = f"a number from 0 to {MAX_WEIGHT}" if other in NUMBER_KEYS else "1 or 0, true or false"
+        what = f"{other} is {excerpt(weights[other])[:40]}; expected {expected}"
+    elif len({float(value) for value in weights.values()}) > 1:
+        what = f"{' and '.join(weights)} contradict each other"
     else:
-        return all(flags.values())
+        return float(next(iter(weights.values()), 1))
     raise Malformed("unsupported_weight", f"{where}: {what}")
+
+
+def _is_weight(key: str, value: Any) -> bool:
+    # True and 1.0 equal 1.
+    return isinstance(value, (int, float)) and (value in (0, 1) or (key in NUMBER_KEYS and 0 < value <= MAX_WEIGHT))
 
 
 def _in_call_order(items: list[Any], turns: list[Message], where: str) -> list[Message]:

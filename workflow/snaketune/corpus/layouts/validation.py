@@ -75,6 +75,9 @@ def check(row: Row) -> None:
     completions: dict[str, list[Message]] = {name: getattr(row, name) for name in row.columns[1:]}
     if not row.prompt:
         raise Malformed("empty_turn", "the prompt has no turns")
+    if weight := next((turn["weight"] for turn in row.turns if turn.get("weight", 1) not in (0, 1)), None):
+        what = f"a turn has weight {weight:g}; completions are compared as wholes, so expected 0 or 1"
+        raise Malformed("unsupported_weight", what)
     for name, turns in completions.items():
         if not any(turn["content"].strip() for turn in turns):
             raise Malformed("empty_completion", f"{name} has no text")
@@ -130,9 +133,9 @@ def _without_empty_turns(turns: list[Message]) -> list[Message]:
 def _merged(turns: list[Message]) -> list[Message]:
     merged: list[Message] = []
     for turn in turns:
-        # Results of two calls stay two turns; and one turn is supervised as a whole or not at all.
+        # Results of two calls stay two turns; and one turn has one weight.
         last = merged[-1] if merged else {}
-        if last.get("role") == turn["role"] != "tool" and last.get("supervised") == turn.get("supervised"):
+        if last.get("role") == turn["role"] != "tool" and last.get("weight", 1) == turn.get("weight", 1):
             merged[-1] = {**turn, "content": f"{last['content']}\n\n{turn['content']}"}
         else:
             merged.append(turn)

@@ -1,5 +1,7 @@
 """Valid rows on disk, between the first and the last pass: an Arrow file with the columns of the result but id and source.
 
+Turns have weights in the file, and are read as the result has them.
+
 Read by plain reads instead of a memory map, so that the pages read don't stay in the process.
 """
 
@@ -11,21 +13,26 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from snaketune.corpus.rows import MESSAGES, SCHEMAS, Message, Row
+from snaketune.corpus.rows import MESSAGES, SCHEMAS, WEIGHTED_MESSAGES, Message, Row, with_weights
 
 ROWS_PER_BATCH = 1024
-TURN = MESSAGES.value_type
+TURN = WEIGHTED_MESSAGES.value_type
 WRITTEN_LATER = ("id", "source")
 
 
 class Spool:
-    """Append batches inside `with`; read them afterwards."""
+    """Append batches inside `with`; read them afterwards.
+
+    Attributes:
+        weighted: whether any turn has another weight than 0 and 1.
+    """
 
     def __init__(self, path: Path, kind: str):
-        self.path = path
-        self.schema = pa.schema([field for field in SCHEMAS[kind] if field.name not in WRITTEN_LATER])
-        self.columns = [field.name for field in self.schema if field.type == MESSAGES]
+        self.path, self.weighted = path, False
+        self.schema = with_weights(pa.schema([field for field in SCHEMAS[kind] if field.name not in WRITTEN_LATER]))
+        self.columns = [field.name for field in self.schema if field.type == WEIGHTED_MESSAGES]
 
     def __enter__(self) -> Self:
         self.writer = pa.ipc.new_file(str(self.path), self.schema)
@@ -41,8 +48,9 @@ class Spool:
         for field in self.schema:
             values = [getattr(row, field.name) for row in rows]
             if field.name in self.columns:
-                array, lengths = _turns_array(values)
+                array, lengths, weighted = _turns_array(values)
                 characters += lengths
+                self.weighted |= weighted
             else:
                 array = pa.array(values, field.type)
             arrays.append(array)
@@ -53,26 +61,44 @@ class Spool:
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
-                yield reader.get_batch(number)
+                yield self._as_result(reader.get_batch(number))
 
     def rows(self, numbers: list[int]) -> Iterator[dict]:
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in numbers:
                 batch, row = divmod(number, ROWS_PER_BATCH)
-                yield reader.get_batch(batch).slice(row, 1).to_pylist()[0]
+                yield self._as_result(reader.get_batch(batch)).slice(row, 1).to_pylist()[0]
+
+    def _as_result(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.weighted:
+            return batch
+        for number, field in enumerate(batch.schema):
+            if field.name in self.columns:
+                turns = batch.column(number)
+                role, content, weight = turns.values.flatten()
+                plain = pa.StructArray.from_arrays(
+                    [role, content, pc.not_equal(weight, 0)], fields=list(MESSAGES.value_type)
+                )
+                column = pa.ListArray.from_arrays(turns.offsets, plain, type=MESSAGES)
+                batch = batch.set_column(number, field.with_type(MESSAGES), column)
+        return batch
 
 
-def _turns_array(rows: list[list[Message]]) -> tuple[pa.Array, np.ndarray]:
-    """Return a column of turns, and the characters of each row in it; every row must have turns."""
+def _turns_array(rows: list[list[Message]]) -> tuple[pa.Array, np.ndarray, bool]:
+    """Return a column of turns, the characters of each row in it, and whether any weight is neither 0 nor 1.
+
+    Every row must have turns.
+    """
     turns = list(chain.from_iterable(rows))
     roles = list(map(itemgetter("role"), turns))
     contents = list(map(itemgetter("content"), turns))
     offsets = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
     lengths = np.fromiter(map(len, contents), np.int64, len(contents))
-    supervised = [turn.get("supervised", True) for turn in turns]
+    weights = np.array([turn.get("weight", 1.0) for turn in turns], np.float32)
     structs = pa.StructArray.from_arrays(
-        [pa.array(roles, pa.string()), pa.array(contents, pa.string()), pa.array(supervised, pa.bool_())],
+        [pa.array(roles, pa.string()), pa.array(contents, pa.string()), pa.array(weights)],
         fields=list(TURN),
     )
-    return pa.ListArray.from_arrays(offsets, structs, type=MESSAGES), np.add.reduceat(lengths, offsets[:-1])
+    column = pa.ListArray.from_arrays(offsets, structs, type=WEIGHTED_MESSAGES)
+    return column, np.add.reduceat(lengths, offsets[:-1]), bool((weights * (weights - 1)).any())

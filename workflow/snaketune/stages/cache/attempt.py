@@ -23,8 +23,8 @@ FILE, TIMES = "attempt.json", "attempts.json"
 SECONDS_BETWEEN = 10.0
 # Size, times of the last change of content and of inode (in ns), and inode number; empty for a file that doesn't exist.
 Stamp = tuple[int, ...]
-# Unfinished work that a later attempt resumes: checkpoints of a training, shards and log-probabilities already written.
-UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
+# Unfinished work that a later attempt resumes: checkpoints of a training, shards already written.
+UNFINISHED_WORK = ("checkpoints/checkpoint-*/complete", "shards/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:

@@ -7,8 +7,11 @@ from typing import Any
 from snaketune.stages.cache.work_folders import WorkFolder, published_manifests
 from snaketune.stages.host.locks import holder, is_free
 
-# Below the work folders: generated responses by cache key (`evaluation/response_cache.py`). A name with a dot is no stage.
-RESPONSES = ".responses"
+# Below the work folders: generated responses and values of single rows, by cache key (`evaluation/response_cache.py`,
+# `stages/cache/row_store.py`). A name with a dot is no stage.
+RESPONSES, ROWS = ".responses", ".rows"
+# Of unfinished work: files that are named by the keys of the rows that it adds.
+ADDED_ROWS = "state/rows/*"
 RESUMES = "resumes when its config runs again; remove the folder yourself if it won't"
 
 
@@ -16,16 +19,16 @@ def clean(work_root: Path, *, remove: bool) -> None:
     """List the work folders that no manifest below the results folder came from, and with `remove` delete them.
 
     Retained are the work of published results and of those that the report compares with, folders in use, finished results that
-    were never published, unfinished trainings and reference passes, and responses that a published evaluation uses; a running
-    evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
+    were never published, unfinished trainings and reference passes, and responses and rows that a published result uses; a
+    running evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
     """
-    current, responses = set(), set()
-    for _, (fingerprints, own_responses) in published_manifests(work_root.parent, _in_use_by):
+    current, reused = set(), {path.name for path in work_root.glob(f"[!.]*/*/{ADDED_ROWS}")}
+    for _, (fingerprints, own) in published_manifests(work_root.parent, _in_use_by):
         current |= fingerprints
-        responses |= own_responses
+        reused |= own
     total = 0
-    folders = [*work_root.glob("[!.]*/*"), *work_root.glob(f"{RESPONSES}/*")]
-    for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | responses):
+    folders = [path for kind in ("[!.]*", RESPONSES, ROWS) for path in work_root.glob(f"{kind}/*")]
+    for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | reused):
         if why := _retained(folder):
             print(f"kept {folder}: {why}")
             continue
@@ -39,9 +42,12 @@ def clean(work_root: Path, *, remove: bool) -> None:
 
 
 def _in_use_by(manifest: dict[str, Any]) -> tuple[set[str], set[str | None]]:
-    """Return the names of the work folders that a result came from or compares with, and the key of its responses."""
+    """Return the names of the work folders that a result came from or compares with, and the keys of its responses and rows."""
     generation = manifest.get("generation") or {}
-    return {manifest["fingerprint"], *manifest.get("compared", ())}, {generation.get("responses")}
+    return {manifest["fingerprint"], *manifest.get("compared", ())}, {
+        generation.get("responses"),
+        *manifest.get("rows", ()),
+    }
 
 
 def _retained(folder: Path) -> str | None:
@@ -53,7 +59,7 @@ def _retained(folder: Path) -> str | None:
     work = WorkFolder(folder)
     if any(folder.glob("state/checkpoints/checkpoint-*")) and not work.manifest.is_file():
         return f"an unfinished training that {RESUMES}"
-    if any(folder.glob("state/chunks/*")):
+    if any(folder.glob(ADDED_ROWS)):
         return f"an unfinished reference pass that {RESUMES}"
     if work.unpublished.is_file() and work.manifest.is_file():
         return (

@@ -13,13 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.digests import digest_bytes, digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import Job
-from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
 MAX_NAMES = 4
@@ -62,6 +61,7 @@ class Results:
     installed: Callable[[str], str | None] = lambda library: None
     reruns_on: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Status] = field(default_factory=dict, init=False)
+    _digests: dict[str, str] = field(default_factory=dict, init=False)
     _logged: set[str] = field(default_factory=set, init=False)
 
     def of(self, job: Job) -> Status:
@@ -70,10 +70,11 @@ class Results:
         return self._known[job.manifest]
 
     def _check(self, job: Job) -> Status:
-        if not Path(job.manifest).is_file():
-            return Status()
+        above = [self.of(made) for made in made_from(job)]
         try:
-            manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
+            text = Path(job.manifest).read_bytes()
+            self._digests[job.manifest] = digest_bytes(text)
+            manifest = json.loads(text)
             if is_damaged(manifest):
                 return Status(why=("its manifest.json is damaged",))
             manifest = with_current_keys(manifest)
@@ -83,22 +84,24 @@ class Results:
                 for library, made_with in manifest["versions"].items()
                 if made_with and (here := self.installed(library)) not in (None, made_with)
             )
-            why = tuple(self._reasons(job, manifest))
+            why = tuple(self._reasons(job, manifest, above))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return Status()
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return Status(why=("its manifest.json can't be read",))
         if versions and self.reruns_on.get(job.stage) == "versions":
             why += (f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})",)
-        above = all(self.of(made).current for made in made_from(job))
-        current = not why and above and not self.is_forced(job)
+        current = not why and all(status.current for status in above) and not self.is_forced(job)
         return Status(content=content, pairs=manifest.get("pairs"), why=why, current=current, other_versions=versions)
 
-    def _reasons(self, job: Job, manifest: dict[str, Any]) -> Iterator[str]:
-        if keys := differing(manifest["spec"], json.loads(canonical(job.spec))):
+    def _reasons(self, job: Job, manifest: dict[str, Any], above: list[Status]) -> Iterator[str]:
+        """Yield why a result itself is stale. Args: above: the status of each result that the job reads."""
+        if keys := differing(manifest["spec"], job.plain_spec):
             yield f"spec differs ({_some(keys)})"
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
             yield f"the code of stage {job.stage} has changed"
-        if missing := sorted({made.key for made in made_from(job) if self.of(made).content is None}):
+        if missing := sorted({made.key for made, status in zip(made_from(job), above) if status.content is None}):
             yield f"missing input ({_some(missing)})"
         else:
             yield from self._inputs(job, manifest["inputs"])
@@ -124,7 +127,7 @@ class Results:
         stage = STAGES[job.stage]
         if stage.reads_manifests:
             # As they are: the report reads run.json too.
-            return {role: [_as_file(path) for path in paths] for role, paths in inputs_by_role(job).items()}
+            return {role: [*map(self._as_file, paths)] for role, paths in inputs_by_role(job).items()}
         made = {
             role: [(one.key, str(getattr(self.of(one), stage.digested_by.get(role, "content")))) for one in jobs]
             for role, jobs in job.artifacts.items()
@@ -133,6 +136,11 @@ class Results:
             entries = fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT))
             made[role] = list(zip(files, entries))
         return made
+
+    def _as_file(self, path: str) -> tuple[str, str]:
+        if path not in self._digests:
+            self._digests[path] = digest_file(Path(path)) if Path(path).is_file() else ""
+        return path.removeprefix("results/"), self._digests[path]
 
     def log_lines(self, job: Job) -> Iterator[str]:
         """Yield lines that say why the job and everything that it is made from are stale, and which current results were made
@@ -190,10 +198,6 @@ def differing(then: Any, now: Any, key: str = "") -> list[str]:
         return []
     values = f"{json.dumps(then)} → {json.dumps(now)}"
     return [f"{key}: {values}" if len(values) <= 60 else key]
-
-
-def _as_file(path: str) -> tuple[str, str]:
-    return path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else ""
 
 
 def _size(path: Path) -> int:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 PACKAGE = "snaketune"
-CACHE = Path("results/.work/.code.json")
+CACHE = Path("results/.jobs/.code.json")
 # What may have a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -61,7 +61,7 @@ def _cache() -> dict[str, Any]:
 
 
 def _write_cache() -> None:
-    """Write the cache if there are results; a dry run in an empty folder writes nothing."""
+    """Write the cache if anything was planned here."""
     if not CACHE.parent.is_dir():
         return
     partial = CACHE.with_name(f".code.{os.getpid()}.partial")

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snaketune.config.base import Model
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Lora
 from snaketune.config.paths import check_plain
-from snaketune.config.training_runs import Dpo, Lora, Pretrained, Scratch, Sft
+from snaketune.config.training_runs import Dpo, Sft
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job

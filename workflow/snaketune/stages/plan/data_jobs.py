@@ -95,7 +95,8 @@ def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: 
     spec = PackSpec(kind=kind, **packing.model_dump())
     name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
     tokens = tokenize_jobs(context, kind, corpus, tokenizer, packing.train_on)
-    plan = context.plan("plan", name, spec_from(PlanSpec, packing, kind=kind), {"tokens": tokens})
+    ordered = {"corpus": (corpus_job(context, corpus),)} if packing.order == "column" else {}
+    plan = context.plan("plan", name, spec_from(PlanSpec, packing, kind=kind), {"tokens": tokens} | ordered)
     # Rows that aren't packed are read as text from the corpus.
     raw = (corpus_job(context, corpus),) if packing.strategy == "none" else ()
     specs = (WriteSpec(part=part + 1, parts=len(tokens)) for part in range(len(tokens)))

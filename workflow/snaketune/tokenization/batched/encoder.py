@@ -3,7 +3,8 @@
 Literals and contents are concatenated (see `frames`) and encoded (see `chunks`); the supervised tokens follow from the
 positions of the literals. Rows that the proofs don't cover go to the reference path: a content that contains an added token's
 string, is empty, or has whitespace at its ends that matters; sequences of roles for which `frames` has no frame; rows with
-tools, and tool calls that the template writes in its own form; and unsupervised turns where everything else is supervised.
+tools, and tool calls that the template writes in its own form; and turns of other weights than 1 where everything is
+supervised.
 """
 
 import numpy as np
@@ -82,7 +83,7 @@ class BatchedEncoder:
             contents.append(pc.match_substring(turns.contents, OPEN))
         uncertain = np.any([one.to_numpy(zero_copy_only=False) for one in contents], 0)[turns.index]
         # Only the reference path knows the tokens of turns of other roles.
-        uncertain |= ~turns.wanted & np.repeat(turns.everything, np.diff(turns.offsets))
+        uncertain |= (turns.wanted != 1) & np.repeat(turns.everything, np.diff(turns.offsets))
         # Frames are cached by roles; with tools they also contain text of the row.
         with_tools = turns.tools.is_valid().to_numpy(zero_copy_only=False)
         return with_tools | (np.diff(offsets_of(uncertain)[turns.offsets]) > 0)
@@ -112,9 +113,10 @@ class BatchedEncoder:
         first = self._token_at(chunked, positions[starting] + starts[starting])
         last = before[closing] + ends[closing]
         # Frames have one supervised span per assistant turn, in order.
-        wanted = turns.wanted[turns.assistants]
+        weights = turns.wanted[turns.assistants]
+        wanted = weights > 0
         edges = np.stack([first[wanted], last[wanted]], 1).reshape(-1)
-        supervised = alternating(edges, len(chunked.ids))
+        supervised = alternating(edges, len(chunked.ids), weights[wanted])
         everything = np.flatnonzero(turns.everything)
         if len(everything):
             supervised[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True

@@ -170,10 +170,12 @@ def out_of_memory_error(
         )
     what = f"out of memory in step {record['step']} with {plan} ({record['why']})"
     smaller = smaller_plan(plan, operation, batch_rows, processes)
+    may_offload = operation.gpus and visible_gpus() and not operation.activation_offloading
     if smaller is None:
         return SnaketuneError(
             f"{what}, and there is no smaller batch plan; "
             + ("set training.gradient_checkpointing: auto, or " * (not plan.gradient_checkpointing))
+            + "set operation.activation_offloading: true, or " * bool(may_offload)
             + "lower packing.length, use `lora`, or operation.launch: fsdp on more GPUs"
         )
     save_plan(state, operation, smaller)

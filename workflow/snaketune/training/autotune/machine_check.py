@@ -98,7 +98,8 @@ def check_machine(
         spec.training.optimizer,
         quantization=spec.quantization,
         batch=batch,
-        checkpointing=operation.gradient_checkpointing is True,
+        # Of offloaded activations, about as much is on the device at a time as of recomputed ones.
+        checkpointing=operation.gradient_checkpointing is True or (operation.activation_offloading and not on_cpu),
         summed=summed,
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
         averaged=spec.training.average is not None,

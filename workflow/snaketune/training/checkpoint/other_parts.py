@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.training_runs import Pretrained
+from snaketune.config.base_models import Pretrained
 from snaketune.models.load_model import file_of, read_config
 
 # Files of a processor of images, without which the model takes none.

@@ -1,10 +1,17 @@
 """A worker process: read the job, verify code and inputs, build the stage, write its outcome."""
 
-import ctypes
+import sys
+
+from snaketune.stages.host.forks import die_with_parent, run_as_fork
+
+if __name__ == "__main__":
+    die_with_parent()
+    run_as_fork([__spec__.name, *sys.argv[1:]], waits=True)
+
+# isort: split
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -32,8 +39,6 @@ from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, record_out_of_
 from snaketune.training.launch.processes import PARENT_VARIABLE
 from snaketune.training.launch.worker_endings import Preempted, record_failure
 
-# prctl(2)
-PR_SET_PDEATHSIG = 1
 POLL_SECONDS = 1.0
 
 
@@ -89,12 +94,6 @@ def end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
-def die_with_launcher() -> None:
-    """On Linux, have the kernel kill this process when its parent dies, since no other process would end it then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def take_gpu() -> None:
     """Select the GPU of this process by its local rank, before anything is loaded; SnaketuneError if this node has too few."""
     import torch
@@ -148,6 +147,5 @@ def main(job_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    die_with_launcher()
     end_with_parent()
     main(Path(sys.argv[1]))

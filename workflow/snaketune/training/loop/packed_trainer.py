@@ -5,7 +5,7 @@ experts add their load-balancing loss if their config asks for it, a mean over t
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,14 @@ from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
 
+def offloaded_activations(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which the activations that a backward pass needs are moved to host memory, by TRL."""
+    # TRL takes a second to import.
+    from trl.models.activation_offloading import get_act_offloading_ctx_manager
+
+    return get_act_offloading_ctx_manager(model)
+
+
 class PackedTrainer(BaseTrainer, Trainer):
     """A Trainer whose batches come from `collate`; subclasses define the loss and the items that it is averaged over."""
 
@@ -48,6 +56,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         )
         if alpha := run.spec.training.neftune_noise_alpha:
             EmbeddingNoise(inner_model(model), alpha)
+        self.activations = offloaded_activations(model) if run.offloads else nullcontext()
         # `batch_loss` already divides by the items of the whole step, so the Trainer must not scale it again.
         self.model_accepts_loss_kwargs = True
 
@@ -118,6 +127,10 @@ class PackedTrainer(BaseTrainer, Trainer):
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Move a batch to the device. The Trainer's own hook moves no segments, and under DeepSpeed casts all floats."""
         return inputs.to(self.args.device)
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        with self.activations:
+            return super().training_step(*arguments, **keywords)
 
     def items(self, batch: dict[str, Any]) -> tuple[int, ...]:
         """Count the items of a batch that the loss of an optimizer step is averaged over, one count per kind of item."""

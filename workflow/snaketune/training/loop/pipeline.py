@@ -106,7 +106,7 @@ def _with_trained_parameters(model: PreTrainedModel, run: TrainingRun) -> torch.
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
     run, config = training.run, training.config or training.new_config
-    summed = training.trainer_class.sums_losses and run.spec.loss != "dft"
+    summed = training.trainer_class.sums_losses and run.spec.loss != "dft" and not training.rows.weighted
     computed = {"dropout": training.trainer_class.drops_out, "summed": summed}
     return check_machine(run.spec, run.operation, run.compute, config, training.rows, **computed)
 
@@ -202,6 +202,7 @@ def describe_training(trainer: BaseTrainer, check: MachineCheck) -> str:
         "compiled" if trainer.compiled else "not compiled",
         f"micro-batch {args.per_device_train_batch_size} x {args.gradient_accumulation_steps}{each}",
         "activations recomputed" if args.gradient_checkpointing else "",
+        "activations offloaded" if trainer.run.offloads else "",
         check.expected,
     ]
     return ", ".join(filter(None, facts))

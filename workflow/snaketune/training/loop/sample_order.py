@@ -1,4 +1,4 @@
-"""Sample order: a function of seed and epoch alone, independent of the number of GPUs and of resumes."""
+"""Sample order: a function of seed and epoch alone, or that of the rows; independent of the number of GPUs and of resumes."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from snaketune.packing.epoch_order import epoch_order
 
 
 class EpochPermutation(torch.utils.data.Sampler[int]):
-    """A sampler that yields every item once per epoch, in an order that depends on seed and epoch alone.
+    """A sampler that yields every item once per epoch, in an order that depends on seed and epoch alone, or as they lie.
 
     The end of an epoch is filled with the index `items`, a blank item, so that all processes take equally many batches and no
     row is repeated because of the number of GPUs.
@@ -19,14 +19,24 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
     [2, 4, 3, 0, 1, 5, 5, 5]
     """
 
-    def __init__(self, items: int, seed: int, multiple: int = 1, *, weights: np.ndarray | None = None, batch: int = 1):
+    def __init__(
+        self,
+        items: int,
+        seed: int,
+        multiple: int = 1,
+        *,
+        shuffled: bool = True,
+        weights: np.ndarray | None = None,
+        batch: int = 1,
+    ):
         """
         Args:
             multiple: the length of an epoch, blank items included, is a multiple of this.
+            shuffled: whether the order is random; else every epoch begins with item 0.
             weights, batch: weights of the items, and items per step, to balance the weight of steps: see `epoch_order`.
         """
         self.items, self.seed, self.epoch = items, seed, 0
-        self.weights, self.batch = weights, batch
+        self.shuffled, self.weights, self.batch = shuffled, weights, batch
         self.blanks = -items % multiple
 
     def __len__(self) -> int:
@@ -36,7 +46,9 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        order = epoch_order(self.items, self.seed, self.epoch, weights=self.weights, batch=self.batch)
+        order = np.arange(self.items)
+        if self.shuffled:
+            order = epoch_order(self.items, self.seed, self.epoch, weights=self.weights, batch=self.batch)
         return iter(order.tolist() + [self.items] * self.blanks)
 
 
@@ -58,6 +70,7 @@ class SampleOrderMixin:
             self.items_per_epoch(),
             args.seed,
             per_micro_step if processes > 1 else 1,
+            shuffled=self.rows.order == "shuffled",
             weights=self.item_weights(),
             batch=per_micro_step * args.gradient_accumulation_steps,
         )

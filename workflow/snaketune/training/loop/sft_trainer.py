@@ -1,7 +1,7 @@
 """The trainer of the `sft` stage, for packed or raw rows.
 
 Packed rows (format 3.0) train on transformers' Trainer with attention over segments; raw rows (format 2.0) on TRL's
-SFTTrainer. The loss is the mean over all supervised tokens of an optimizer step.
+SFTTrainer. The loss is the mean over all supervised tokens of an optimizer step, weighted by the weights of their turns.
 """
 
 import numpy as np
@@ -21,17 +21,20 @@ class SftTrainer(PackedTrainer):
     """A Trainer on packed rows with cross-entropy over supervised tokens."""
 
     def items(self, batch):
-        return (len(batch["targets"]),)
+        return (batch.get("weight", len(batch["targets"])),)
 
     def batch_loss(self, model, batch, totals):
-        if self.run.spec.loss == "dft":
+        dft = self.run.spec.loss == "dft"
+        if dft or "weights" in batch:
             losses_N = token_losses(model, batch)
-            # Weighted by the tokens' probabilities (Wu et al., 2025).
-            total = (losses_N * torch.exp(-losses_N.detach())).sum()
+            if dft:
+                # Weighted by the tokens' probabilities (Wu et al., 2025).
+                losses_N = losses_N * torch.exp(-losses_N.detach())
+            total = (losses_N * batch.get("weights", 1.0)).sum()
         else:
             total = summed_losses(model, batch)
         # A step may have no supervised token at all; its loss is then 0.
-        return total / totals[0].clamp(min=1)
+        return total / torch.where(totals[0] > 0, totals[0], 1)
 
     @staticmethod
     def collate(rows, kernel, longest=None):

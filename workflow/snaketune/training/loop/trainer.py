@@ -14,8 +14,9 @@ from typing import Any, Self
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Quantization
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.devices import Compute, resolve_compute
@@ -37,6 +38,7 @@ from snaketune.training.loop.sample_order import SampleOrderMixin
 from snaketune.training.loop.throughput import ThroughputMeter, log_line, time_left
 from snaketune.training.parallel.fsdp import ShardedModelMixin, world_size
 
+OFFLOADING_DEVICES = ("cuda", "xpu")
 # A training that is silent for longer looks like one that hangs.
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -69,6 +71,11 @@ class TrainingRun:
         """Return the run with the kernel for the model and its rows; see `models.packing_support.choose_kernel`."""
         longest, prefixes = rows.longest[0], rows.has_prefixes
         return replace(self, compute=choose_kernel(self.compute, config, longest, prefixes=prefixes, dropout=dropout))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether activations are moved to host memory: from devices with memory of their own, if the config asks for it."""
+        return self.operation.activation_offloading and self.compute.device.type in OFFLOADING_DEVICES
 
     @property
     def in_shards(self) -> bool:

@@ -26,11 +26,15 @@ from snaketune.training.loop.trainer_arguments import training_arguments
 class RawRows:
     """The training rows of a v2.0 artifact, and the tokenizer whose chat template TRL applies."""
 
+    # Rows with weights were refused when the rows were written.
+    weighted = False
+
     def __init__(self, pack: Artifact, tokenizer_folder: Path):
         """Raise SnaketuneError if the format is unknown, or if rows have tool calls that TRL would render differently."""
         version = pack.manifest.get("format_version")
         if version != RAW_FORMAT_VERSION:
             raise SnaketuneError(f"{pack.manifest_path}: format_version {version!r}; expected '2.0' or '3.0'")
+        self.order: str = pack.manifest.get("order", "shuffled")
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
         rows = [
             {"messages": [{key: turn[key] for key in ("role", "content")} for turn in row["messages"]]}
@@ -62,6 +66,7 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         # Conversations that are too long were dropped and counted when the rows were written, so nothing is truncated here.
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
         arguments |= {"loss_type": run.spec.loss, "neftune_noise_alpha": run.spec.training.neftune_noise_alpha}
+        arguments["activation_offloading"] = run.offloads
         super().__init__(
             run=run,
             rows=rows,

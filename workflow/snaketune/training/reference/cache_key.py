@@ -45,15 +45,7 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
 
         about = resolve_compute(spec.precision).about()
         dtype, kernel = about["dtype"], about["kernel"]
-    # A local base is an input with a content digest of its own.
-    named = spec.base is not None and not Path(spec.base.path).is_dir()
-    own = {
-        "dtype": dtype,
-        "weights_dtype": dtype if spec.frozen_weights else "float32",
-        "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
-        "base": identity(spec.base, named=named),
-        "apart": spec.apart,
-    }
+    own = computation(spec, dtype)
     computed = [(kernel_family(kernel), device)]
     if operation.share_kernels:
         computed += [(family, kind) for family in sorted({*KERNEL_FAMILIES.values()}) for kind in ("cuda", "cpu")]
@@ -74,6 +66,19 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
         for with_tokens in dict.fromkeys((spec.token_logps, True))
         for name, part, digest in candidates
     )
+
+
+def computation(spec: RefLogpsSpec, dtype: str) -> dict[str, Any]:
+    """Return what the spec says of the computation, with the data type of its matmuls."""
+    # A local base is an input with a content digest of its own.
+    named = spec.base is not None and not Path(spec.base.path).is_dir()
+    return {
+        "dtype": dtype,
+        "weights_dtype": dtype if spec.frozen_weights else "float32",
+        "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
+        "base": identity(spec.base, named=named),
+        "apart": spec.apart,
+    }
 
 
 def kernel_family(kernel: str | None) -> str | None:

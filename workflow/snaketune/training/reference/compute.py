@@ -10,6 +10,7 @@ stays unmerged for both splits.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,34 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.training_runs import Pretrained
+from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import own_tokenizer
-from snaketune.models.logprobs import completion_logprobs, losses_of_rows
+from snaketune.models.logprobs import losses_of_rows
 from snaketune.models.machine import inspect_machine
 from snaketune.models.packing_support import choose_kernel
 from snaketune.models.selftest import SelfTest, self_test
+from snaketune.packing.pair_units import find_units
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
-from snaketune.stages.cache.work_folders import WorkFolder, sync
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
+from snaketune.stages.cache.libraries import installed_version
+from snaketune.stages.cache.row_store import RowStore
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.progress import progress
+from snaketune.stages.plan.context import local_files
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
-from snaketune.tables import read_table, write_table
+from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.machine_check import library_findings
+from snaketune.training.reference.cache_key import computation
+from snaketune.training.reference.kept_units import UnitLogps
 from snaketune.training.reference.logps_table import FILE, check_finite, schema, sort_rows
-
-SECONDS_BETWEEN_CHUNKS = 20.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,24 @@ class ReferenceModel:
             loaded = load_adapter(loaded, self.results[0].folder / ADAPTER)
         return loaded, tested
 
+    def key_of_units(self, tested: SelfTest, work: WorkFolder, *, merged: bool) -> dict[str, Any]:
+        """What affects the log-probabilities of a unit of pairs besides its tokens. Args: merged: as for `load`."""
+        spec, device = self.spec, tested.compute.device
+        files = map(Path, local_files(spec.base and spec.base.path))
+        own_spec = computation(spec, tested.compute.about()["dtype"]) | {
+            "token_logps": spec.token_logps,
+            "merged": merged,
+        }
+        machine = [torch.cuda.get_device_name(device)] if device.type == "cuda" else [torch.get_num_threads()]
+        return own_spec | {
+            "computation": tested.about(),
+            "device": [device.type, *machine],
+            "weights": [one.content for one in self.results],
+            "files": fingerprint_entries("base", files, lambda path: cached_digest(path, work.root)),
+            "code": code_digest(__name__),
+            "versions": [installed_version(name) for name in ("torch", "transformers", "peft", "bitsandbytes")],
+        }
+
 
 def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -> Outcome:
     """Write `logps.arrow` of the pairs, or of the part of them that the spec names, to `work.payload`.
@@ -102,45 +125,42 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
     packs = list(rows_by_split.values())
     if reference.tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(reference.tokenizer[0].folder), packs)
-    chunks, started = Chunks(work, schema(spec.token_logps)), time.monotonic()
+    started = time.monotonic()
     model, tested = reference.load(compute, packs)
-    stored, computed, tokens = chunks.pairs(), 0, 0
-    counts: dict[str, int] = {}
-    if stored:
-        print(f"resuming after {len(stored)} pairs that an earlier attempt computed", flush=True)
+    parts_of_table, counts, passed = [schema(spec.token_logps).empty_table()], {}, []
     for split, rows in rows_by_split.items():
-        # The ids of the pairs in each row.
-        ids: list[list[str]] = [[] for _ in range(len(rows))]
-        for document in documents(pack, split):
-            ids[document["row"]].append(document["id"])
         own = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
-        counts[split] = len({pair for row in own for pair in ids[row]})
-        rest = [row for row in own if any((split, pair) not in stored for pair in ids[row])]
-        if rest and split == "held_out" and spec.apart and not spec.quantization:
+        units = find_units(rows, own, documents(pack, split))
+        counts[split] = len({pair for unit in units for pair in unit.pairs})
+        merged = split == "held_out" and spec.apart and not spec.quantization
+        store = RowStore(work.root, reference.key_of_units(tested, work, merged=merged))
+        passed.append(UnitLogps(work=work, store=store, token_logps=spec.token_logps, units=units))
+        if passed[-1].missing and merged:
             # Free the first model before the second is loaded.
             model = None
             model, _ = reference.load(compute, packs, merged=True)
-        what, total = f"reference, {split}", sum(len(ids[row]) for row in rest)
-        passes = losses_of_rows(model, rows, rest, tested.compute, what)
-        for numbers, batch, losses_N in progress(
-            passes, what, "pairs", total, lambda done, ids=ids: sum(len(ids[row]) for row in done[0])
-        ):
-            pairs = [pair for row in numbers for pair in ids[row]]
-            chunks.add(_columns(pairs, split, batch, losses_N, spec.token_logps))
-            computed += len(pairs)
-            tokens += batch["segments"].layout.document_tokens
-    table = sort_rows(chunks.table())
+        what = f"reference, {split}"
+        passes = partial(losses_of_rows, model, compute=tested.compute, what=what)
+        passed[-1].compute_missing(rows, passes, compute.dtype, what)
+        parts_of_table.append(passed[-1].table(split, parts_of_table[0].schema))
+    table = sort_rows(pa.concat_tables(parts_of_table))
     check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")
     write_table(work.payload / FILE, table)
     seconds = time.monotonic() - started
+    tokens, computed = (sum(getattr(one, name) for one in passed) for name in ("tokens", "computed"))
     weights = compute.weights_dtype(frozen=spec.frozen_weights)
+    rows_kept = sorted({one.store.key for one in passed})
     return Outcome(
         counts={"pairs": counts},
-        about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch.")},
+        about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch."), "rows": rows_kept},
         run={
             "tokens_per_second": round(tokens / seconds, 1),
             "pairs_per_second": round(computed / seconds, 2),
             "pairs_computed": computed,
+            "tokens_computed": tokens,
+            "tokens": sum(unit.tokens for one in passed for unit in one.units),
+            # Nats per token, of some pairs that were reused and computed again; 0.0: the same bits.
+            "reused_difference": max((one.difference for one in passed if one.difference is not None), default=None),
             "device": str(compute.device),
             "self_test_share": tested.share,
         },
@@ -173,77 +193,3 @@ def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterabl
             f"{first}, which is {chat.id_to_token(first)!r} here and {own.id_to_token(first)!r} there; a reference needs the "
             "same vocabulary as the SFT run"
         )
-
-
-def _columns(
-    ids: list[str], split: str, batch: dict[str, Any], losses_N: torch.Tensor, token_logps: bool
-) -> dict[str, Any]:
-    """Columns of `logps.arrow` for a batch with these pairs, in the order of its completions."""
-    sums_C, counts_C = completion_logprobs(losses_N, batch)
-    counts = counts_C.cpu().numpy()
-    columns = {
-        "id": pa.array(np.repeat(np.array(ids, dtype=object), 2), pa.string()),
-        "split": pa.array([split] * len(counts), pa.string()),
-        "completion": pa.array(np.tile(np.array([0, 1], np.int8), len(ids))),
-        "logp": pa.array(sums_C.double().cpu().numpy()),
-        "tokens": pa.array(counts.astype(np.int32)),
-    }
-    if token_logps:
-        # The tokens of a completion are contiguous and in order.
-        values = -losses_N.index_select(0, batch["members"]).float().cpu().numpy()
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        columns["token_logps"] = pa.ListArray.from_arrays(offsets, values)
-    return columns
-
-
-class Chunks:
-    """Computed rows, stored per pair in files from which a later attempt resumes, even if pairs are in other rows by then.
-
-    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; complete once the file has this name
-    """
-
-    def __init__(self, work: WorkFolder, columns: pa.Schema):
-        self.work, self.folder, self.schema = work, work.state / "chunks", columns
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._waiting: list[pa.Table] = []
-        self._last = time.monotonic()
-
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.arrow"))
-
-    def pairs(self) -> set[tuple[str, str]]:
-        """Split and id of every stored pair. Damaged files are removed, so that their pairs are computed again."""
-        pairs: set[tuple[str, str]] = set()
-        for path in self._files():
-            if path.name == self._name(path.name[:6], path):
-                table = read_table(path)
-                pairs.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-            else:
-                print(
-                    f"{path} is damaged: its content doesn't match the digest in its name; its pairs are computed again",
-                    flush=True,
-                )
-                path.unlink()
-        return pairs
-
-    def add(self, columns: dict[str, Any]) -> None:
-        """Add rows; every SECONDS_BETWEEN_CHUNKS, write the added ones to a file."""
-        self._waiting.append(pa.table(columns, schema=self.schema))
-        if time.monotonic() - self._last < SECONDS_BETWEEN_CHUNKS:
-            return
-        self.work.check_held()
-        last = max((int(path.name[:6]) for path in self._files()), default=-1)
-        partial = self.folder / f"{last + 1:06d}.partial"
-        write_table(partial, pa.concat_tables(self._waiting))
-        # Synced before the rename, so that a file with its final name is complete even after a power failure.
-        sync(partial)
-        partial.rename(self.folder / self._name(partial.stem, partial))
-        self._waiting, self._last = [], time.monotonic()
-
-    @staticmethod
-    def _name(number: str, file: Path) -> str:
-        return f"{number}-{digest_file(file).partition(':')[2]}.arrow"
-
-    def table(self) -> pa.Table:
-        """All rows, in the order in which they were added."""
-        return pa.concat_tables([self.schema.empty_table(), *map(read_table, self._files()), *self._waiting])

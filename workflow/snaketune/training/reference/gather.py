@@ -75,4 +75,5 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
     write_table(work.payload / logps.FILE, table)
     counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
     about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
+    about["rows"] = sorted({key for part in parts for key in part.manifest["rows"]})
     return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
