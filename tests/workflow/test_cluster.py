@@ -188,6 +188,39 @@ def test_a_sweep_is_few_jobs_also_when_its_variants_depend_on_nothing_that_runs(
     assert {made.threads(job) for job in made.jobs if job.stage in ("sft", "dpo", "eval")} == {8}
 
 
+def test_a_large_sweep_is_several_groups_of_an_hour(cluster):
+    cluster.project.config["dpo"]["run"]["grid"] = {"beta": [round(0.01 * step, 2) for step in range(1, 61)]}
+    # A profile of someone else, which says nothing of groups.
+    planned = cluster.plan()
+    groups = groups_of(planned)
+    assert {"models", "models2", "models3"} < groups and len(groups) < 8
+    assert f"As {len(groups) + 1} SLURM jobs: data, models, " in planned
+    minutes = minutes_of_groups(planned)
+    assert all(15 < minutes[name] <= 60 for name in groups - {"data"}), minutes
+    # A variant and its evaluation are in one group, unless an hour ends between them.
+    for body in planned.split("Group job models")[2:]:
+        variants = {*re.findall(r"output: results/dpo/run-(\S+)/manifest", body)}
+        evaluated = {*re.findall(r"output: results/eval/both/dpo-run-(\S+)/manifest", body)}
+        assert variants and len(variants ^ evaluated) <= 2
+
+
+def test_a_part_of_a_group_has_the_time_that_it_needs(cluster):
+    """A target, and --until, run a part of the stale jobs."""
+    whole = minutes_of_groups(cluster.plan())["models"]
+    alone = minutes_of_groups(cluster.plan("results/eval/both/sft-run/manifest.json"))["models"]
+    until = minutes_of_groups(cluster.plan("--until", "sft"))["models"]
+    assert whole > alone > until >= 5
+
+
+def minutes_of_groups(planned):
+    """The minutes that Snakemake requests for each group whose jobs run one after the other; jobs of groups are indented."""
+    parts = re.split(r"Group job (\w+)", planned)
+    return {
+        name: sum(map(int, re.findall(r"^ {8}resources: .*?runtime=(\d+)", body, re.MULTILINE)))
+        for name, body in zip(parts[1::2], parts[2::2])
+    }
+
+
 def test_no_group_waits_for_a_job_that_waits_for_the_group(cluster, requests):
     """A long training between short ones divides their group."""
     config = cluster.project.config
@@ -279,9 +312,10 @@ def groups_of(planned):
 
 def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     assert groups_of(cluster.plan()) == {"data", "models"}
-    # Jobs that together take longer than the partition allows aren't grouped.
+    # Jobs that together take longer than the partition allows are sent as several.
     short = {**SITE["partitions"]["gpu"], "max_runtime": 8}
-    assert groups_of(cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})) == {"data"}
+    planned = cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})
+    assert groups_of(planned) == {"data", "models", "models2", "models3"}
     cluster.project.config["corpora"]["chat"]["sources"][0]["files"] = ["data/big.jsonl"]
     big = cluster.project.folder / "data/big.jsonl"
     with big.open("wb") as file:

@@ -8,6 +8,8 @@ rule calibrate:
         run="results/calibrate/{name}/run.json",
     log:
         "results/logs/calibrate/{name}.log",
+    group:
+        group_of("calibrate")
     conda:
         "../../envs/train.yaml"
     threads: threads_of("calibrate")

@@ -8,6 +8,8 @@ rule convert:
         run="results/convert/{name}/run.json",
     log:
         "results/logs/convert/{name}.log",
+    group:
+        group_of("convert")
     conda:
         "../../envs/train.yaml"
     threads: 1

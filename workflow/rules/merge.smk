@@ -8,6 +8,8 @@ rule merge:
         run="results/merge/{name}/run.json",
     log:
         "results/logs/merge/{name}.log",
+    group:
+        group_of("merge")
     conda:
         "../../envs/train.yaml"
     threads: 1

@@ -47,8 +47,7 @@ def check_before_run(job):
     if job.manifest in checked:
         return
     checked.add(job.manifest)
-    requests.request(job)
-    check_submission(job)
+    requests.alone(job)
     for line in describe_launch(job):
         logger.info(line)
     # False if the graph is only drawn.

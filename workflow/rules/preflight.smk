@@ -8,6 +8,8 @@ rule preflight:
         run="results/preflight/{name}/run.json",
     log:
         "results/logs/preflight/{name}.log",
+    group:
+        group_of("preflight")
     # What it finds doesn't change from attempt to attempt.
     retries: 0
     conda:

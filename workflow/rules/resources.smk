@@ -12,7 +12,7 @@ from snakemake.exceptions import WorkflowError
 
 from snaketune.cluster.job_endings import unfinished
 from snaketune.cluster.pending_jobs import watch
-from snaketune.cluster.resources import ResourceRequests
+from snaketune.cluster.resources import MAX_JOBS, TURN, ResourceRequests
 from snaketune.cluster.site import read_site, site_file
 from snaketune.cluster.submission_check import (
     pings,
@@ -28,10 +28,17 @@ with plain_errors():
         graph.jobs.values(),
         read_site(site_file()) if site_file() else None,
         # Processes that run single jobs don't know what else runs.
-        runs=lambda job: not PLANS or not planner.results.of(job).current,
+        runs=lambda job: not PLANS or job.manifest in outputs_of_this_run(),
     )
-submissions = set()
+# The stages whose jobs are sent.
+SENT = set()
 ON_SLURM = bool(PLANS and requests.site and shutil.which("sbatch"))
+
+
+@cache
+def outputs_of_this_run():
+    """Return the files that will be made. Snakemake knows them when its graph is complete, before it looks up groups."""
+    return {str(path) for job in workflow.dag.needrun_jobs() for path in job.output}
 
 
 @cache
@@ -67,15 +74,25 @@ def check_options(options, sent):
         )
 
 
-def check_submission(job):
-    """Raise an error if SLURM would refuse a job, or its group; nothing is checked where SLURM isn't installed."""
-    # workflow.is_local() is true of every rule in a dry run.
-    if not requests.site or getattr(rules, job.stage).rule.name in workflow._localrules:
-        return
-    name = requests.group(job) or job.stage
-    submissions.add(name if requests.group(job) or STAGES[job.stage].array else job.key)
-    if not ON_SLURM:
-        return
+@cache
+def submissions():
+    """Return one job of each that this run sends to the cluster, by name: of a group, an array, or the job itself."""
+    found = {}
+    for job in graph.jobs.values():
+        if requests.site and job.stage in SENT and requests.runs(job):
+            found[requests.group(job) or (job.stage if STAGES[job.stage].array else job.key)] = job
+    return found
+
+
+@cache
+def check_submissions():
+    """Raise an error if SLURM would refuse anything that this run sends."""
+    for name, job in submissions().items() if ON_SLURM else ():
+        check_submission(name, job)
+
+
+def check_submission(name, job):
+    """Raise an error if SLURM would refuse a job, or its group."""
     from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
 
     if requests.site.account:
@@ -115,11 +132,24 @@ def resources_of(stage):
 
 
 def group_of(stage):
-    """Return a function for the group whose jobs are sent to a cluster as one job."""
-    return lambda wildcards: requests.group(job_of(stage, wildcards))
+    """Return a function for the group whose jobs are sent to a cluster as one job. Every rule whose jobs are sent has one."""
+    SENT.add(stage)
+
+    def group(wildcards):
+        with plain_errors():
+            check_submissions()
+            # By default, Snakemake sends only jobs as one that depend on each other.
+            components = workflow.group_settings.group_components
+            workflow.group_settings.group_components = {**components, **dict.fromkeys(requests.groups, MAX_JOBS)}
+            return requests.group(job_of(stage, wildcards))
+
+    return group
 
 
-# One for each group's job, not for all jobs together.
+# In a group's job, trainings and evaluations run one after the other. Each group's job has one turn.
+workflow.register_resource(TURN, 1)
+
+
 resource_scopes:
     turn="local",
 
@@ -127,8 +157,8 @@ resource_scopes:
 @atexit.register
 def print_submissions():
     """Print how many SLURM jobs a dry run would submit. Snakemake has no hook for the end of one."""
-    if submissions and workflow.dryrun:
-        print(f"As {len(submissions)} SLURM jobs: {', '.join(sorted(submissions))}.", file=sys.stderr)
+    if workflow.dryrun and requests.site and workflow.dag and submissions():
+        print(f"As {len(submissions())} SLURM jobs: {', '.join(sorted(submissions()))}.", file=sys.stderr)
 
 
 onerror:

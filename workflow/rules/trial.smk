@@ -8,6 +8,8 @@ rule trial:
         run="results/trial/{name}/{variant}/{repeat}/run.json",
     log:
         "results/logs/trial/{name}/{variant}/{repeat}.log",
+    group:
+        group_of("trial")
     conda:
         "../../envs/train.yaml"
     threads: threads_of("trial")

@@ -5,10 +5,11 @@ others in the order of their dependencies. It requests the sum of the resources 
 such level, and the time of all levels in sequence.
 
     data      corpora, tokenizers, tokens, plans and rows, those of one level in parallel; `pack` jobs run where Snakemake runs
-    models    trainings, reference passes and evaluations, one after the other on one GPU
+    models    trainings, reference passes and evaluations, one after the other on one GPU; several groups of an hour each if
+              they take longer
 
-A group must not wait for a job that waits for the group. So jobs below a job that is sent on its own are in another group,
-`models2` for example.
+A group must not wait for a job that waits for the group. So jobs below a job that is sent on its own, or in another group, are in
+a further group, `models2` for example.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +29,7 @@ from snaketune.stages.table import STAGES
 SHORT_MINUTES, MAX_JOBS = 60, 100
 # The part of a short job's estimate that jobs which run one after the other in a group don't need each.
 SPARE_MINUTES = 4
-# The resource of which jobs that run one after the other take one, and a group's job has one (profiles/slurm).
+# The resource of which jobs that run one after the other take one, and a group's job has one.
 TURN = "turn"
 
 
@@ -57,7 +58,7 @@ class ResourceRequests:
 
     def __init__(self, jobs: Iterable[Job], site: Site | None = None, runs: Callable[[Job], bool] = lambda job: True):
         """Args: site: the cluster that they are sent to; None if unknown or if they run here. runs: whether a job will run;
-        others aren't part of a group."""
+        others aren't part of a group. It is first called when a group is looked up."""
         self.jobs, self.site, self.runs = tuple(jobs), site, runs
         self.estimates = Estimates(self.jobs)
         self._requests: dict[tuple[str, int], ResourceRequest] = {}
@@ -67,7 +68,7 @@ class ResourceRequests:
         known = job.manifest, attempt
         if known not in self._requests:
             group = self.groups.get(self.group(job) or "")
-            group = group or JobGroup({job.manifest: self._alone(job)}, {job.manifest: 0})
+            group = group or JobGroup({job.manifest: self.alone(job)}, {job.manifest: 0})
             requests = self._raised(group, job.key) if self.site else group.requests
             self._requests |= {(manifest, attempt): request for manifest, request in requests.items()}
         return self._requests[known]
@@ -87,23 +88,61 @@ class ResourceRequests:
         fitting = fit_to_partitions(together, self.site, key)
         return {manifest: scaled(request, together, fitting) for manifest, request in requests.items()}
 
-    def _alone(self, job: Job) -> ResourceRequest:
+    def alone(self, job: Job) -> ResourceRequest:
+        """Return what the job would request if it were sent on its own; SnaketuneError if it could never start."""
         request = self.estimates.of(job)
         return fit_to_partitions(request, self.site, job.key) if self.site else request
 
     def threads(self, job: Job) -> int:
         """Return the CPUs that the job uses on each node, alone or in a group: results on a CPU depend on them."""
-        return self._alone(job).threads
+        return self.alone(job).threads
 
     @cached_property
     def groups(self) -> dict[str, JobGroup]:
         """The groups that are sent as one job, by name; empty if jobs aren't sent."""
-        groups = {}
-        for name in ("data", "models") if self.site else ():
-            for number, jobs in enumerate(self._parts(name), 1):
-                if group := self._group(jobs, in_turn=name == "models"):
-                    groups[name if number == 1 else f"{name}{number}"] = group
-        return groups
+        found: dict[str, list[JobGroup]] = {"data": [], "models": []}
+        if self.site:
+            for jobs in self._parts("data"):
+                found["data"] += self._group(jobs, in_turn=False)
+            for jobs in self._parts("models"):
+                found["models"] += self._hours(jobs)
+        return {
+            name if number == 1 else f"{name}{number}": group
+            for name, groups in found.items()
+            for number, group in enumerate(groups, 1)
+        }
+
+    def _hours(self, jobs: list[Job]) -> list[JobGroup]:
+        """Return groups of at most an hour, each with only its own and earlier groups' jobs above its own jobs."""
+        groups: list[JobGroup] = []
+        taken: list[Job] = []
+        for job in self._depth_first(jobs):
+            if taken and not self._group([*taken, job], in_turn=True):
+                groups += self._group(taken, in_turn=True)
+                taken = []
+            taken.append(job)
+        return groups + self._group(taken, in_turn=True)
+
+    def _depth_first(self, jobs: list[Job]) -> list[Job]:
+        """Return the jobs in an order in which each follows the jobs that it is made from, and is soon followed by those that
+        are made from it: a variant by its evaluation."""
+        remaining = {job.manifest: job for job in jobs}
+        above = {job.manifest: remaining.keys() & _above(job) for job in jobs}
+        below: dict[str, list[Job]] = {}
+        for job in jobs:
+            for name in sorted(above[job.manifest]):
+                below.setdefault(name, []).append(job)
+        ordered: list[Job] = []
+
+        def visit(job: Job) -> None:
+            if job.manifest in remaining and not above[job.manifest] & remaining.keys():
+                ordered.append(remaining.pop(job.manifest))
+                for one in below.get(job.manifest, ()):
+                    visit(one)
+
+        for job in jobs:
+            visit(job)
+        return ordered
 
     def _parts(self, name: str) -> list[list[Job]]:
         """Return the jobs that may be sent as the group, in parts: no job of a part waits for another one by way of a job that
@@ -113,8 +152,7 @@ class ResourceRequests:
         def part_of(job: Job) -> int:
             """Return the part of a job of the group; of another job, the part of a job that waits for it."""
             if job.manifest not in parts:
-                above = [one for made in job.artifacts.values() for one in made] + [*job.after]
-                above = [one for one in above if self.runs(one)]
+                above = [one for one in _above(job).values() if self.runs(one)]
                 leaves = not self._may_join(job, name)
                 parts[job.manifest] = max(
                     (part_of(one) + (leaves and self._may_join(one, name)) for one in above), default=0
@@ -135,22 +173,26 @@ class ResourceRequests:
         # A job that can never start is reported when its resources are requested.
         return (job.operation.gpus, job.operation.nodes) == (1, 1) and self.estimates.of(job).runtime <= SHORT_MINUTES
 
-    def _group(self, jobs: list[Job], in_turn: bool) -> JobGroup | None:
-        """Return a group; None if it isn't short or doesn't fit in one partition. Args: in_turn: whether its jobs run one after
-        the other."""
+    def _group(self, jobs: list[Job], in_turn: bool) -> list[JobGroup]:
+        """Return a group; nothing if it isn't short or doesn't fit in one partition. Args: in_turn: whether its jobs run one
+        after the other."""
         if len(jobs) > MAX_JOBS:
-            return None
+            return []
         try:
-            requests = {job.manifest: self._alone(job) for job in jobs}
+            requests = {job.manifest: self.alone(job) for job in jobs}
             group = _in_turn(requests) if in_turn else JobGroup(requests, _levels(jobs))
             fits = fit_to_partitions(group.total(), self.site, "") == group.total()
         except SnaketuneError:
-            return None
-        return group if fits and group.total().runtime <= SHORT_MINUTES else None
+            return []
+        return [group] if fits and group.total().runtime <= SHORT_MINUTES else []
+
+    @cached_property
+    def _group_names(self) -> dict[str, str]:
+        return {manifest: name for name, group in self.groups.items() for manifest in group.requests}
 
     def group(self, job: Job) -> str | None:
         """Return the name of the group that the job is sent in; None if it is sent on its own."""
-        return next((name for name, group in self.groups.items() if job.manifest in group.requests), None)
+        return self._group_names.get(job.manifest)
 
     def names(self, stage: str) -> tuple[str, ...]:
         """Return the names of all resources that a job of the stage may request."""
@@ -199,6 +241,11 @@ class ResourceRequests:
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
                 resources |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{gpus}"}
         return {name: value for name, value in resources.items() if value is not None}
+
+
+def _above(job: Job) -> dict[str, Job]:
+    """Return the jobs that a job waits for, by manifest."""
+    return {one.manifest: one for one in [*(made for some in job.artifacts.values() for made in some), *job.after]}
 
 
 def _levels(jobs: list[Job]) -> dict[str, int]:
