@@ -8,8 +8,8 @@ such level, and the time of all levels in sequence.
     models    trainings, reference passes and evaluations, one after the other on one GPU; several groups of an hour each if
               they take longer
 
-A group must not wait for a job that waits for the group. So jobs below a job that is sent on its own, or in another group, are in
-a further group, `models2` for example.
+A group must not wait for a job that waits for the group. So jobs below a job that is sent on its own, or in another group, are
+in a further group, `models2` for example.
 """
 
 from collections.abc import Callable, Iterable

@@ -31,6 +31,7 @@ from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
 M = TypeVar("M", bound=Model)
+SECONDS_UNTIL_REMADE = 60
 
 
 def run(job: JobFile) -> None:
@@ -112,6 +113,8 @@ def _inputs(stage: Stage, given: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
     """Return the artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
     if unexpected := sorted(given.keys() - {*stage.inputs, *stage.files}):
         raise SnaketuneError(f"inputs: stage {stage.name} has no input {', '.join(unexpected)}; see `snakemake -n`")
+    for path in chain.from_iterable(given.get(role, ()) for role in stage.inputs):
+        wait_for_remade(Path(path))
     artifacts = {role: [result_at(Path(path)) for path in given.get(role, ())] for role in stage.inputs}
     for role in stage.one:
         if (count := len(artifacts[role])) != 1:
@@ -124,6 +127,28 @@ def _inputs(stage: Stage, given: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
                     f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(taken)}"
                 )
     return artifacts, {role: [Path(path) for path in given.get(role, ())] for role in stage.files}
+
+
+def wait_for_remade(manifest: Path) -> None:
+    """Wait for a result that was removed within the last minute.
+
+    Before Snakemake runs a job, it removes the job's outputs, also if another Snakemake (`--nolock`) has just made them.
+    """
+    logged = False
+    while not manifest.exists():
+        try:
+            since = time.time() - manifest.parent.stat().st_mtime
+        except OSError:
+            return
+        if since > SECONDS_UNTIL_REMADE:
+            return
+        if not logged:
+            print(
+                f"waiting for {manifest}, which was removed {since:.0f} s ago; another Snakemake may be making it again",
+                flush=True,
+            )
+            logged = True
+        time.sleep(0.2)
 
 
 def reset_future_times(read: Iterable[Artifact], operation: Execution) -> None:
