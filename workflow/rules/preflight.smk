@@ -8,10 +8,10 @@ rule preflight:
         run="results/preflight/{name}/run.json",
     log:
         "results/logs/preflight/{name}.log",
-    group:
-        group_of("preflight")
     # What it finds doesn't change from attempt to attempt.
     retries: 0
+    group:
+        group_of("preflight")
     conda:
         "../../envs/train.yaml"
     threads: 1
