@@ -103,6 +103,7 @@ def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
         2 * meter.flops.batch(*DOCUMENTS) / 4 / 3 / meter.peak.flops_per_second, abs=1e-5
     )
     assert " on each of 2 GPUs (" in str(meter)
+    assert meter.about([rates])["peak_memory_gb_of_processes"][1] == 5.0
 
 
 def test_medians_leave_out_the_first_line_of_every_process(meter):

@@ -147,7 +147,8 @@ def group_of(stage):
 
 
 # In a group's job, trainings and evaluations run one after the other. Each group's job has one turn.
-workflow.register_resource(TURN, 1)
+if requests.site:
+    workflow.register_resource(TURN, 1)
 
 
 resource_scopes:

@@ -34,6 +34,8 @@ class ThroughputMeter:
         self.sums: dict[str, Any] = {}
         self.seconds = self.waited = 0.0
         self.lines = self.steps = 0
+        # Peak bytes of each process, by rank.
+        self.memory: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         """The definition of MFU in this training, for the log."""
@@ -94,7 +96,7 @@ class ThroughputMeter:
         rows = [own]
         if gather is not None:
             rows = gather(torch.tensor(rows, dtype=torch.float64, device=self.device)).tolist()
-        *columns, seconds, memory, peaks = zip(*rows)
+        *columns, seconds, self.memory, peaks = zip(*rows)
         sums, slowest, self.total_peak = dict(zip(names, map(sum, columns))), max(seconds), sum(peaks)
         self.sums, self.seconds, self.lines = {}, 0.0, self.lines + 1
         tokens, items = sums.pop("tokens", 0), sums.pop("items", 0)
@@ -105,7 +107,7 @@ class ThroughputMeter:
             "mfu": round(sums.pop("flops", 0) / slowest / self.total_peak, 7),
             "mfu_computed": round(sums.pop("computed", 0) / slowest / self.total_peak, 7),
             **{name: round(total / items, 6) for name, total in sums.items() if items},
-            "memory_gb": round(max(memory) / GB, 3),
+            "memory_gb": round(max(self.memory) / GB, 3),
             **({"warming_up": True} if self.lines == 1 else {}),
         }
 
@@ -130,6 +132,7 @@ class ThroughputMeter:
             "peak_flops_per_second": self.peak.flops_per_second,
             "peak_flops_source": self.peak.source,
             "peak_memory_gb": max(entry["memory_gb"] for entry in timed),
+            **({"peak_memory_gb_of_processes": [round(one / GB, 3) for one in self.memory]} if self.processes > 1 else {}),
             "peak_memory_is": "allocated on the GPU" if on_cuda else "resident in the process",
             **({"peak_memory_reserved_gb": round(reserved / GB, 3)} if on_cuda else {}),
             "steps_of_this_process": self.steps,
