@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.slurm_commands import SlurmCommands
 from tests.forked import python
 
 from .command_line import snakemake
@@ -177,6 +178,16 @@ def project(finished, tmp_path) -> Project:
 def fresh(tmp_path) -> Project:
     """The micro project before any run."""
     return Project(tmp_path / "project").write_data()
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """SLURM's commands, which accept every job."""
+    slurm = SlurmCommands(tmp_path, monkeypatch)
+    for program in ("sbatch", "scontrol", "sinfo"):
+        slurm.answer(program, "exit 0")
+    slurm.answer("sacctmgr", 'case "$*" in *account%256*) echo me;; *) echo "me|fast";; esac')
+    return slurm
 
 
 @pytest.fixture

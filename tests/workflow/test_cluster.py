@@ -13,7 +13,6 @@ from snaketune.cluster.site import Site
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
-from tests.cluster.slurm_commands import SlurmCommands
 
 from .command_line import snakemake
 from .conftest import ROOT, rules_in
@@ -67,16 +66,6 @@ def several_gpus(cluster, **operation):
     run = cluster.project.config["sft"]["run"]
     run["operation"] = operation
     run["training"] |= {"batch_rows": 24, "micro_batch_rows": 1}
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """One that accepts every job."""
-    slurm = SlurmCommands(tmp_path, monkeypatch)
-    for program in ("sbatch", "scontrol", "sinfo"):
-        slurm.answer(program, "exit 0")
-    slurm.answer("sacctmgr", 'case "$*" in *account%256*) echo me;; *) echo "me|fast";; esac')
-    return slurm
 
 
 @pytest.fixture

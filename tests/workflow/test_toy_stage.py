@@ -102,8 +102,8 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert json.loads(with_toy.read(MANIFEST))["counts"] == {"files_measured": 1}
 
 
-def test_it_requests_from_a_cluster_what_it_declares(with_toy, monkeypatch):
-    requested = Cluster(with_toy, monkeypatch).requested(MANIFEST)
+def test_it_requests_from_a_cluster_what_it_declares(with_toy, slurm, monkeypatch):
+    requested = Cluster(with_toy, slurm, monkeypatch).requested(MANIFEST)
     assert requested.keys() == {"lengths"}
     # With what Snakemake itself takes around a job.
     assert {key: requested["lengths"][key] for key in ("threads", "mem_mb", "runtime")} == {

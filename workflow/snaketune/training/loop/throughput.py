@@ -132,7 +132,11 @@ class ThroughputMeter:
             "peak_flops_per_second": self.peak.flops_per_second,
             "peak_flops_source": self.peak.source,
             "peak_memory_gb": max(entry["memory_gb"] for entry in timed),
-            **({"peak_memory_gb_of_processes": [round(one / GB, 3) for one in self.memory]} if self.processes > 1 else {}),
+            **(
+                {"peak_memory_gb_of_processes": [round(one / GB, 3) for one in self.memory]}
+                if self.processes > 1
+                else {}
+            ),
             "peak_memory_is": "allocated on the GPU" if on_cuda else "resident in the process",
             **({"peak_memory_reserved_gb": round(reserved / GB, 3)} if on_cuda else {}),
             "steps_of_this_process": self.steps,
