@@ -1,4 +1,4 @@
-"""Commands of SLURM that print what a test says."""
+"""Programs in the place of SLURM's."""
 
 import os
 from pathlib import Path
@@ -19,3 +19,12 @@ class SlurmCommands:
         path = self.folder / program
         path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
+
+    def say(self, program: str, text: str) -> None:
+        """Let the program print a text, whatever its options."""
+        (self.folder / f"{program}.txt").write_text(text, encoding="utf-8")
+        self.answer(program, f"cat {self.folder}/{program}.txt")
+
+    def fail(self, *programs: str) -> None:
+        for program in programs:
+            self.answer(program, "exit 1")

@@ -1,6 +1,5 @@
 """The ending of a failed attempt, the request of the next one, reasons of pending jobs, and the time limit of a job."""
 
-import os
 from datetime import datetime
 from pathlib import Path
 
@@ -17,22 +16,20 @@ FOLDER = Path("results/sft/run")
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """In a folder of its own, a job of SLURM, whose programs say what a test writes into `scontrol.txt` or `sacct.txt`."""
+def slurm(slurm, tmp_path, monkeypatch):
+    """SLURM's commands, for a job of it in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    (tmp_path / "bin").mkdir()
-    for name in ("scontrol", "sacct", "squeue"):
-        program = tmp_path / "bin" / name
-        program.write_text(f"#!/bin/sh\ncat {tmp_path}/{name}.txt\n", encoding="utf-8")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    return tmp_path
+    return slurm
 
 
 def fail():
     with pytest.raises(RuntimeError), note_job_number(FOLDER):
         raise RuntimeError
+
+
+def last_ending():
+    return ending_of(last_numbers(FOLDER)[-1])
 
 
 @pytest.mark.parametrize(
@@ -48,30 +45,28 @@ def fail():
 )
 def test_only_the_resource_that_ran_out_is_raised(slurm, state, changed):
     fail()
-    (slurm / "scontrol.txt").write_text(
-        JOB.format(state=state, limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
-    )
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ResourceRequest(**(vars(ASK) | changed))
+    slurm.say("scontrol", JOB.format(state=state, limit="01:30:00", memory="4G", rest=""))
+    assert raise_after(ASK, last_ending()) == ResourceRequest(**(vars(ASK) | changed))
 
 
 def test_a_memory_limit_enforced_by_slurm_is_read_from_the_log(slurm):
     fail()
-    log = slurm / "17.log"
+    log = slurm.folder / "17.log"
     log.write_text(
         "slurmstepd-cpu1: error: StepId=17.0 exceeded memory limit (2996 > 2097), being killed\n", encoding="utf-8"
     )
     job = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
-    (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])).mem_mb == 8192
+    slurm.say("scontrol", job)
+    assert raise_after(ASK, last_ending()).mem_mb == 8192
     log.write_text("a corpus about memory limits\n", encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ASK
+    assert raise_after(ASK, last_ending()) == ASK
 
 
 def test_accounting_is_queried_for_a_job_that_slurm_has_forgotten(slurm):
     fail()
-    (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    (slurm / "sacct.txt").write_text("17|OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])).mem_mb == 4000
+    slurm.fail("scontrol")
+    slurm.say("sacct", "17|OUT_OF_MEMORY|2000M|00:20:00\n")
+    assert raise_after(ASK, last_ending()).mem_mb == 4000
 
 
 def test_a_task_of_an_array_has_its_own_ending(slurm):
@@ -79,19 +74,19 @@ def test_a_task_of_an_array_has_its_own_ending(slurm):
     fail()
     other = JOB.replace("JobId=17", "JobId=18").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
     own = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest="")
-    (slurm / "scontrol.txt").write_text(own + other, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ASK
-    (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    slurm.say("scontrol", own + other)
+    assert raise_after(ASK, last_ending()) == ASK
+    slurm.fail("scontrol")
     lines = "18|OUT_OF_MEMORY|2000M|00:20:00\n17|TIMEOUT|2000M|00:20:00\n"
-    (slurm / "sacct.txt").write_text(lines, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ResourceRequest(threads=1, mem_mb=1500, runtime=40)
+    slurm.say("sacct", lines)
+    assert raise_after(ASK, last_ending()) == ResourceRequest(threads=1, mem_mb=1500, runtime=40)
 
 
 def test_of_several_nodes_each_had_its_share(slurm):
     fail()
     job = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
-    (slurm / "scontrol.txt").write_text(job, encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])).mem_mb == 4096
+    slurm.say("scontrol", job)
+    assert raise_after(ASK, last_ending()).mem_mb == 4096
 
 
 def test_a_finished_or_unknown_job_raises_nothing(slurm):
@@ -99,16 +94,13 @@ def test_a_finished_or_unknown_job_raises_nothing(slurm):
         pass
     assert last_numbers(FOLDER) == []
     fail()
-    for name in ("scontrol", "sacct"):
-        (slurm / "bin" / name).write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    assert raise_after(ASK, ending_of(last_numbers(FOLDER)[-1])) == ASK
+    slurm.fail("scontrol", "sacct")
+    assert raise_after(ASK, last_ending()) == ASK
 
 
 def test_what_did_not_finish_is_listed_with_the_end_of_its_job_and_its_log(slurm):
     fail()
-    (slurm / "scontrol.txt").write_text(
-        JOB.format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
-    )
+    slurm.say("scontrol", JOB.format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest=""))
     with note_job_number(FOLDER.with_name("finished")):
         pass
     assert list(unfinished([FOLDER, FOLDER.with_name("finished"), FOLDER.with_name("never")])) == [
@@ -141,15 +133,15 @@ def test_those_that_wait_for_more_than_a_minute_say_why_and_what_to_edit():
 
 
 def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):
-    (slurm / "squeue.txt").write_text("2026-11-22T10:05:00\n", encoding="utf-8")
+    slurm.say("squeue", "2026-11-22T10:05:00\n")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     assert job_end_time() == datetime(2026, 11, 22, 10, 5).timestamp()
-    (slurm / "squeue.txt").write_text("N/A\n", encoding="utf-8")
+    slurm.say("squeue", "N/A\n")
     assert job_end_time() is None
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
     assert job_end_time() == 1.7e9
     # It has been given more time since it began.
-    (slurm / "squeue.txt").write_text("2026-11-22T10:05:00\n", encoding="utf-8")
+    slurm.say("squeue", "2026-11-22T10:05:00\n")
     assert job_end_time() == datetime(2026, 11, 22, 10, 5).timestamp()
     monkeypatch.delenv("SLURM_JOB_ID")
     assert job_end_time() is None
@@ -157,12 +149,12 @@ def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):
 
 def test_only_a_job_that_was_sent_by_the_profile_is_queued_again(slurm, monkeypatch):
     """In one of the user's own Snakemake runs, and would find its lock when it begins again."""
-    (slurm / "scontrol.txt").write_text("", encoding="utf-8")
+    slurm.say("scontrol", "")
     monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
     assert not requeue_job()
     monkeypatch.setenv("SNAKEMAKE_SLURM_PARTITIONS", "profiles/slurm/cluster.yaml")
     assert requeue_job()
-    (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    slurm.fail("scontrol")
     assert not requeue_job()
 
 

@@ -1,6 +1,5 @@
 """A cluster's file from what SLURM says, recorded from SLURM 22.05 and put in the place of its programs."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -23,28 +22,19 @@ CONFIG = "AccountingStorageType   = {storage}\nSelectType              = select/
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """Programs on PATH that say what a test wants."""
+def slurm(slurm, tmp_path):
+    """A function that lets SLURM's commands describe a cluster, and returns the path for the file about it."""
 
     def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me", age=300):
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        texts = {
-            "partitions": PARTITIONS,
-            "nodes": NODES,
-            "config": CONFIG.format(storage=storage, select=select, age=age),
-        }
+        texts = {"partition": PARTITIONS, "config": CONFIG.format(storage=storage, select=select, age=age)}
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        programs = {
-            "scontrol": f'case "$*" in *partition*) cat {folder}/partitions;; *config*) cat {folder}/config;; esac',
-            "sinfo": f"cat {folder}/nodes",
-            "sacctmgr": f'case "$*" in *assoc*) echo "me|normal,long"; echo "us|normal";; *) echo {account};; esac',
-        }
-        for name, body in programs.items():
-            (folder / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-            (folder / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+            (slurm.folder / name).write_text(text, encoding="utf-8")
+        shown = " ".join(f"*{name}*) cat {slurm.folder}/{name};;" for name in texts)
+        slurm.answer("scontrol", f'case "$*" in {shown} esac')
+        slurm.say("sinfo", NODES)
+        slurm.answer(
+            "sacctmgr", f'case "$*" in *assoc*) echo "me|normal,long"; echo "us|normal";; *) echo {account};; esac'
+        )
         return tmp_path / "cluster.yaml"
 
     return say

@@ -6,16 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from snaketune.cluster import submission_check
-from snaketune.cluster.submission_check import refusal, sbatch_options, valid_names, wait_for_controller
-
-from .slurm_commands import SlurmCommands
+from snaketune.cluster.slurm import valid_names
+from snaketune.cluster.submission_check import refusal, sbatch_options, wait_for_controller
 
 OPTIONS = sbatch_options(4, {"mem_mb": 3700, "runtime": 90, "qos": "fast"}, "cpu")
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    return SlurmCommands(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

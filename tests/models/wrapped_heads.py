@@ -2,8 +2,9 @@
 
 import multiprocessing
 import os
-import socket
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -43,8 +44,9 @@ def expected_gradients(family: str) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def work(rank: int, port: int, wrapper: str, family: str) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def work(rank: int, store: Path, wrapper: str, family: str) -> None:
+    # A file, since another process may take a port that was free a moment ago.
+    dist.init_process_group("gloo", init_method=store.as_uri(), rank=rank, world_size=2)
     model = ready(family)
     if wrapper == "ddp":
         wrapped = DistributedDataParallel(model)
@@ -79,14 +81,13 @@ def main() -> None:
     forked = multiprocessing.get_context("fork")
     for wrapper in ("ddp", "fsdp"):
         for family in HEADS:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            ranks = [forked.Process(target=work, args=(rank, port, wrapper, family)) for rank in range(2)]
-            for rank in ranks:
-                rank.start()
-            for rank in ranks:
-                rank.join()
+            with TemporaryDirectory() as folder:
+                store = Path(folder) / "store"
+                ranks = [forked.Process(target=work, args=(rank, store, wrapper, family)) for rank in range(2)]
+                for rank in ranks:
+                    rank.start()
+                for rank in ranks:
+                    rank.join()
             if any(rank.exitcode for rank in ranks):
                 sys.exit(f"{wrapper}, {family}: failed")
 

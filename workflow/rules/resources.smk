@@ -2,25 +2,15 @@
 process whose forks run jobs on this machine."""
 
 import atexit
-import logging
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-
-from snakemake.exceptions import WorkflowError
 
 from snaketune.cluster.job_endings import unfinished
 from snaketune.cluster.pending_jobs import watch
 from snaketune.cluster.resources import MAX_JOBS, TURN, ResourceRequests
 from snaketune.cluster.site import read_site, site_file
-from snaketune.cluster.submission_check import (
-    pings,
-    refusal,
-    sbatch_options,
-    valid_names,
-    wait_for_controller,
-)
+from snaketune.cluster.submission_check import check, wait_for_controller
 from snaketune.stages.host.forks import fork_jobs
 
 with plain_errors():
@@ -42,66 +32,14 @@ def outputs_of_this_run():
 
 
 @cache
-def controller_answers():
-    """Return False, and log it, if SLURM's controller doesn't answer a dry run; a run that submits jobs waits for it."""
-    # Also true in a dry run.
-    if not workflow.local_exec:
-        wait_for_controller(logger.warning)
-    elif not pings():
-        logger.warning("SLURM's controller doesn't answer (scontrol ping), so what jobs request wasn't checked")
-        return False
-    return True
-
-
-@cache
-def check_account(account):
-    """Raise an error if the executor would refuse the account: while it submits a group, that makes it wait forever."""
-    from snakemake_executor_plugin_slurm.accounts import validate_account
-
-    try:
-        validate_account(account, logger)
-    except WorkflowError as error:
-        raise SnaketuneError(f"{' '.join(str(error).split())}; correct `account` in {site_file()}") from None
-
-
-@cache
-def check_options(options, sent):
-    """Raise an error if SLURM would refuse what is sent with these options of sbatch: a group, or each job of a stage."""
-    if controller_answers() and (words := refusal(options)):
-        raise SnaketuneError(
-            f"SLURM would refuse {sent} (sbatch {' '.join(options)}): {words}; correct {site_file()}: this user has "
-            f"{valid_names()}"
-        )
-
-
-@cache
-def submissions():
-    """Return one job of each that this run sends to the cluster, by name: of a group, an array, or the job itself."""
-    found = {}
-    for job in graph.jobs.values():
-        if requests.site and job.stage in SENT and requests.runs(job):
-            found[requests.group(job) or (job.stage if STAGES[job.stage].array else job.key)] = job
-    return found
-
-
-@cache
 def check_submissions():
-    """Raise an error if SLURM would refuse anything that this run sends."""
-    for name, job in submissions().items() if ON_SLURM else ():
-        check_submission(name, job)
-
-
-def check_submission(name, job):
-    """Raise an error if SLURM would refuse a job, or its group."""
-    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
-
-    if requests.site.account:
-        check_account(requests.site.account)
-    threads, resources = requests.submitted(job)
-    # The executor chooses by the sums of the group's jobs.
-    sent = SimpleNamespace(name=name, threads=threads, resources=resources)
-    partition = get_best_partition(read_partition_file(site_file()), sent, logging.Logger("unused"))
-    check_options(sbatch_options(threads, resources, partition), name)
+    """Raise an error if SLURM would refuse anything that this run sends; tell Snakemake to send groups whole."""
+    # By default, Snakemake sends only jobs as one that depend on each other.
+    components = workflow.group_settings.group_components
+    workflow.group_settings.group_components = {**components, **dict.fromkeys(requests.groups, MAX_JOBS)}
+    if ON_SLURM:
+        # `local_exec` is also true of a dry run.
+        check(requests, requests.submissions(SENT), logger, waits=not workflow.local_exec)
 
 
 def threads_of(stage):
@@ -138,9 +76,6 @@ def group_of(stage):
     def group(wildcards):
         with plain_errors():
             check_submissions()
-            # By default, Snakemake sends only jobs as one that depend on each other.
-            components = workflow.group_settings.group_components
-            workflow.group_settings.group_components = {**components, **dict.fromkeys(requests.groups, MAX_JOBS)}
             return requests.group(job_of(stage, wildcards))
 
     return group
@@ -158,8 +93,8 @@ resource_scopes:
 @atexit.register
 def print_submissions():
     """Print how many SLURM jobs a dry run would submit. Snakemake has no hook for the end of one."""
-    if workflow.dryrun and requests.site and workflow.dag and submissions():
-        print(f"As {len(submissions())} SLURM jobs: {', '.join(sorted(submissions()))}.", file=sys.stderr)
+    if workflow.dryrun and workflow.dag and (names := sorted(requests.submissions(SENT))):
+        print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)
 
 
 onerror:

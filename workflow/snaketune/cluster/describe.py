@@ -8,8 +8,7 @@ from typing import Any
 import yaml
 
 from snaketune.cluster.site import minutes
-from snaketune.cluster.slurm import fields, megabytes, run_slurm
-from snaketune.cluster.submission_check import valid_names
+from snaketune.cluster.slurm import fields, megabytes, run_slurm, valid_names
 from snaketune.errors import SnaketuneError
 
 GPUS = re.compile(r"gpu(?::(?P<model>[^:,()]+))?:(?P<count>\d+)")

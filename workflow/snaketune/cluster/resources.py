@@ -12,7 +12,8 @@ A group must not wait for a job that waits for the group. So jobs below a job th
 in a further group, `models2` for example.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -194,6 +195,12 @@ class ResourceRequests:
         """Return the name of the group that the job is sent in; None if it is sent on its own."""
         return self._group_names.get(job.manifest)
 
+    def submissions(self, stages: Collection[str]) -> dict[str, Job]:
+        """Return one job of each that is sent, by name: of a group, of an array, or the job itself; empty if jobs aren't sent.
+        Args: stages: those whose jobs are sent."""
+        sent = (job for job in self.jobs if self.site and job.stage in stages and self.runs(job))
+        return {self.group(job) or (job.stage if STAGES[job.stage].array else job.key): job for job in sent}
+
     def names(self, stage: str) -> tuple[str, ...]:
         """Return the names of all resources that a job of the stage may request."""
         names = ("mem_mb", "runtime", "gpu")
@@ -209,10 +216,10 @@ class ResourceRequests:
         """Return the request by the names that executors use, without resources that the job doesn't need."""
         return self._by_name(job, self.request(job, attempt))
 
-    def submitted(self, job: Job, attempt: int = 1) -> tuple[int, dict[str, int | str]]:
-        """Return the CPUs and resources with which the job is submitted: those of its whole group if it has one."""
+    def submitted(self, job: Job) -> tuple[int, dict[str, int | str]]:
+        """Return the CPUs and resources with which the job is first submitted: those of its whole group if it has one."""
         name = self.group(job)
-        request = self.groups[name].total() if name else self.request(job, attempt)
+        request = self.groups[name].total() if name else self.request(job)
         return request.threads, self._by_name(job, request)
 
     def _by_name(self, job: Job, request: ResourceRequest) -> dict[str, int | str]:
@@ -268,13 +275,22 @@ def _in_turn(requests: dict[str, ResourceRequest]) -> JobGroup:
 def scaled(request: ResourceRequest, total: ResourceRequest, changed: ResourceRequest) -> ResourceRequest:
     """Return a job's share of its group's total, after that was changed.
 
+    Shares of a larger total are rounded up, since it is needed, and those of a smaller one down, since it is a limit.
+
     >>> job = ResourceRequest(threads=1, mem_mb=1000, runtime=5)
     >>> total = ResourceRequest(threads=4, mem_mb=4000, runtime=20)
-    >>> scaled(job, total, ResourceRequest(threads=4, mem_mb=8000, runtime=20))
-    ResourceRequest(threads=1, mem_mb=2000, runtime=5, gpus=0, nodes=1)
+    >>> scaled(job, total, ResourceRequest(threads=4, mem_mb=8000, runtime=19))
+    ResourceRequest(threads=1, mem_mb=2000, runtime=4, gpus=0, nodes=1)
+    >>> scaled(job, total, ResourceRequest(threads=4, mem_mb=8000, runtime=21)).runtime
+    6
     """
-    mem_mb, runtime = (
-        request.mem_mb * changed.mem_mb // total.mem_mb,
-        request.runtime * changed.runtime // total.runtime,
+
+    def share(own: int, all_jobs: int, changed_all: int) -> int:
+        exact = own * changed_all / all_jobs
+        return math.ceil(exact) if changed_all > all_jobs else max(1, math.floor(exact))
+
+    return replace(
+        request,
+        mem_mb=share(request.mem_mb, total.mem_mb, changed.mem_mb),
+        runtime=share(request.runtime, total.runtime, changed.runtime),
     )
-    return replace(request, mem_mb=mem_mb, runtime=runtime)

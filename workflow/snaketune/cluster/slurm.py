@@ -1,5 +1,6 @@
 """The output of SLURM's commands, as text; None if they don't exist, fail, or don't answer in time."""
 
+import getpass
 import os
 import shutil
 import subprocess
@@ -19,6 +20,18 @@ def run_slurm(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def valid_names() -> str:
+    """Return the accounts and QOS of this user and the partitions, for an error message."""
+    show = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}", "format=Account,QOS")
+    rows = [line.split("|") for line in (run_slurm(*show) or "").splitlines() if "|" in line]
+    names = {
+        "accounts": {account for account, _ in rows if account},
+        "QOS": {one for _, qos in rows for one in qos.split(",") if one},
+        "partitions": {*(run_slurm("sinfo", "--noheader", "--format=%R") or "").split()},
+    }
+    return "; ".join(f"{name}: {', '.join(sorted(some))}" for name, some in names.items() if some)
 
 
 def fields(line: str) -> dict[str, str]:

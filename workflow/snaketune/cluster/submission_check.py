@@ -3,14 +3,18 @@
 The executor can't report why a group was refused: SLURM's message is lost, and a wrong account makes it wait forever.
 """
 
-import getpass
+import logging
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from snaketune.cluster.site import minutes
-from snaketune.cluster.slurm import run_slurm
+from snaketune.cluster.resources import ResourceRequests
+from snaketune.cluster.site import minutes, site_file
+from snaketune.cluster.slurm import run_slurm, valid_names
+from snaketune.errors import SnaketuneError
+from snaketune.stages.job import Job
 
 SECONDS_BETWEEN_PINGS = 5
 AWAY = "Unable to contact slurm controller"
@@ -22,6 +26,49 @@ NODES = (
 )
 UP = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 _answered_at = float("-inf")
+
+
+def check(requests: ResourceRequests, sent: Mapping[str, Job], log: logging.Logger, *, waits: bool) -> None:
+    """Raise SnaketuneError if SLURM would refuse a job, or a group.
+
+    Args:
+        sent: one job of each that is sent, by name (`ResourceRequests.submissions`).
+        waits: whether to wait for a controller that is away; otherwise nothing is checked then, and that is logged.
+    """
+    from snakemake_executor_plugin_slurm.partitions import get_best_partition, read_partition_file
+
+    account, file = requests.site.account, site_file()
+    if sent and account:
+        _check_account(account, log)
+    partitions, checked = read_partition_file(file), dict[tuple[str, ...], str]()
+    for name, job in sent.items():
+        threads, resources = requests.submitted(job)
+        # The executor chooses by the sums of the group's jobs.
+        summed = SimpleNamespace(name=name, threads=threads, resources=resources)
+        partition = get_best_partition(partitions, summed, logging.Logger("unused"))
+        checked.setdefault(sbatch_options(threads, resources, partition), name)
+    if waits:
+        wait_for_controller(log.warning)
+    elif checked and not pings():
+        log.warning("SLURM's controller doesn't answer (scontrol ping), so what jobs request wasn't checked")
+        return
+    for options, name in checked.items():
+        if words := refusal(options):
+            sent_as = f"{name} (sbatch {' '.join(options)})"
+            raise SnaketuneError(
+                f"SLURM would refuse {sent_as}: {words}; correct {file}: this user has {valid_names()}"
+            )
+
+
+def _check_account(account: str, log: logging.Logger) -> None:
+    """Raise SnaketuneError if the executor would refuse the account: while it submits a group, that makes it wait forever."""
+    from snakemake.exceptions import WorkflowError
+    from snakemake_executor_plugin_slurm.accounts import validate_account
+
+    try:
+        validate_account(account, log)
+    except WorkflowError as error:
+        raise SnaketuneError(f"{' '.join(str(error).split())}; correct `account` in {site_file()}") from None
 
 
 def wait_for_controller(log: Callable[[str], None]) -> None:
@@ -90,15 +137,3 @@ def refusal(options: tuple[str, ...]) -> str:
         if not {*states.split()} <= UP:
             return ""
     return words
-
-
-def valid_names() -> str:
-    """Return the accounts and QOS of this user and the partitions, for an error message."""
-    show = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}", "format=Account,QOS")
-    rows = [line.split("|") for line in (run_slurm(*show) or "").splitlines() if "|" in line]
-    names = {
-        "accounts": {account for account, _ in rows if account},
-        "QOS": {one for _, qos in rows for one in qos.split(",") if one},
-        "partitions": {*(run_slurm("sinfo", "--noheader", "--format=%R") or "").split()},
-    }
-    return "; ".join(f"{name}: {', '.join(sorted(some))}" for name, some in names.items() if some)
