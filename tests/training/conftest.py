@@ -1,4 +1,4 @@
-"""Fixtures: a small tokenizer, trained once; deepspeed, even if it isn't installed."""
+"""Fixtures: a small tokenizer, trained once; reference passes in small steps; deepspeed, even if it isn't installed."""
 
 import importlib.util
 import os
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.models import logprobs
 from snaketune.models.device_speed import probe
 from snaketune.training.loop import pipeline
+from snaketune.training.reference import kept_units
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import tokenizer_artifact
 from tests.workflow.conftest import made_once
@@ -60,3 +62,10 @@ def with_deepspeed(tmp_path_factory) -> dict[str, str]:
 
     folder = made_once(tmp_path_factory, "deepspeed", install)
     return os.environ | {"PYTHONPATH": os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(folder)))}
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """Reference passes of one row per batch, stored immediately."""
+    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 1)
+    monkeypatch.setattr(kept_units, "SECONDS_BETWEEN_FILES", 0.0)
