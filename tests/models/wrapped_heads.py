@@ -68,8 +68,8 @@ def work(rank: int, store: Path, wrapper: str, family: str) -> None:
             torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=f"{case}, {name}")
         if rank == 0:
             print(f"{case}: equal", flush=True)
-    # The group isn't destroyed: gloo's thread may need the GIL to free the last reduction, and the reducer, which would hold the
-    # last reference to the group, would wait for that thread with the GIL.
+    # The group isn't destroyed: gloo's thread may need the GIL to free the last reduction. The reducer would then hold the last
+    # reference to the group, and wait for that thread with the GIL.
 
 
 def main() -> None:
