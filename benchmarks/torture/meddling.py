@@ -4,6 +4,7 @@ Events are logged to `events.jsonl`; faults are ordered in `orders.json`, read w
 
     kill_before: [event, pattern, count]    kill the whole chain before the count-th such event of a path that matches
     slow: [event, pattern, seconds]         delay every such event of a path that matches
+    fill: [event, pattern, MB]              allocate memory at the first such event, until the process ends
     no_flock: errno, no_links: errno        error with which these calls fail below `results`
     clock: seconds                          shift of the clock once the file `clock-is-wrong` exists
 
@@ -64,6 +65,8 @@ class Meddler:
     def __init__(self, orders: dict):
         self.event, self.pattern, self.left = orders.get("kill_before") or ("", "", 0)
         self.slow_event, self.slow_pattern, self.seconds = orders.get("slow") or ("", "", 0)
+        self.fill_event, self.fill_pattern, self.megabytes = orders.get("fill") or ("", "", 0)
+        self.filled = b""
         self.events = os.open(f"{CHAIN}/events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.busy = False
 
@@ -84,6 +87,10 @@ class Meddler:
                         kill_all(target)
                 if event == self.slow_event and re.search(self.slow_pattern, target):
                     time.sleep(self.seconds)
+                if event == self.fill_event and re.search(self.fill_pattern, target) and not self.filled:
+                    self.filled = b"x" * (self.megabytes << 20)
+                    # SLURM looks once a second.
+                    time.sleep(3)
         finally:
             self.busy = False
 

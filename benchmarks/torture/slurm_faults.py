@@ -19,12 +19,17 @@ from benchmarks.torture.processes import wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 from snaketune.cluster.pending_jobs import JOBS_LOST
+from snaketune.cluster.slurm import fields, megabytes
 
 CRASH, LOSE, AWAY = (
     shlex.split(os.environ.get(f"TORTURE_{name}", "")) for name in ("CRASH_NODE", "LOSE_NODE", "CONTROLLER_AWAY")
 )
 # Further options of Snakemake, such as --slurm-status-command squeue on a cluster without accounting.
 ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
+# Written by each checkpoint.
+CHECKPOINT = r"/checkpoints/checkpoint-\d+/trainer_state\.json$"
+# More than the SFT job of the chain requests, and less than twice that.
+FILLED_MB = 5000
 # A requeued job waits two minutes, a training with time limits may take four jobs, and a lost job is reported after five
 # minutes.
 REQUEUED_SECONDS = 3 * SECONDS
@@ -62,7 +67,7 @@ def on_cluster(
             raise Failed("there is no SLURM here")
         chain = trial.before("sft")
         if slow:
-            chain.order(slow=["open", r"/checkpoints/checkpoint-\d+/trainer_state\.json$", slow])
+            chain.order(slow=["open", CHECKPOINT, slow])
         running = chain.start("--profile", "profiles/slurm", *ARGUMENTS, *more, *trial.targets)
         if not wait_for(lambda: jobs_of(trial), SECONDS):
             raise Failed("SLURM never ran the SFT job")
@@ -110,6 +115,20 @@ def away_at_submission(trial: Trial) -> None:
     trial.recover(unlock=False)
 
 
+def memory_in_a_part(trial: Trial) -> None:
+    """Let the SFT run, sent without the rest of its group, need more memory than it requests: the next attempt requests twice
+    as much, and is enough."""
+    chain = trial.before("sft")
+    chain.order(fill=["open", CHECKPOINT, FILLED_MB])
+    said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), REQUEUED_SECONDS)
+    jobs = re.findall(r"submitted with SLURM jobid (\d+)", said.text)
+    memory = [megabytes(fields(slurm("scontrol", "--oneliner", "show", "job", job))["MinMemoryNode"]) for job in jobs]
+    if said.status or len(memory) != 2 or memory[1] != 2 * memory[0] or not memory[0] < FILLED_MB < memory[1]:
+        raise Failed(f"ended with {said.status}; jobs requested {memory} MB: {said.text[-1000:]}")
+    trial.hit(True)
+    trial.recover(unlock=False)
+
+
 def was_struck(job: str) -> bool:
     """Return whether a finished job was interrupted at least once."""
     known = slurm("scontrol", "--oneliner", "show", "job", job)
@@ -124,6 +143,7 @@ WAYS = {
     # SLURM's shortest limit, for a training that takes longer than that.
     "time limit": on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12),
     "wrong account": wrong_account,
+    "memory raised in a partial group": memory_in_a_part,
     **({"controller away at submission": away_at_submission} if AWAY else {}),
     **({"node crash": on_cluster(lambda job: slurm(*CRASH, about(job, "%N")))} if CRASH else {}),
     **({"node away": on_cluster(lambda job: slurm(*LOSE, about(job, "%N")), ends=False)} if LOSE else {}),

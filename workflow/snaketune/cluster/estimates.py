@@ -5,6 +5,8 @@
                     second of the run's last training, else from 6 FLOPs per parameter and token; memory from the parameters
     earlier runs    run.json of a job of the same name: 1.5 times its peak memory replaces the estimate of a computing stage
                     if the spec is the same and it runs on one node; otherwise 1.5 times memory and time raise the estimates
+    similar runs    without a run of that name: the tokens per second of other trainings of the stage with the same base, such
+                    as variants of a grid, and the time and memory of jobs with the same spec, such as their evaluations
 
 Estimates err on the high side, and are cut to the limits of a partition (`cluster.site`). If one was too small, the next
 attempt requests twice what the last one had of the resource that ran out (`cluster.job_endings`).
@@ -42,6 +44,8 @@ ACTIVATION_BYTES = 6.5
 # The data jobs of a config count as short up to this many bytes of text.
 SMALL = 200 * MB
 COMPUTING_THREADS = 8
+# Added to a time that was measured or computed from tokens, for a busy node or a slow disk.
+MARGIN_MINUTES = 4.5
 # The size in a model's name, such as Qwen2.5-7B.
 BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-zA-Z])")
 
@@ -53,6 +57,7 @@ class Estimates:
         self.jobs = tuple(jobs)
         self._requests: dict[str, ResourceRequest] = {}
         self._corpora: dict[str, dict[str, float]] = {}
+        self._measured: dict[str, list[tuple[Job, str, dict[str, Any]]]] = {}
 
     def of(self, job: Job) -> ResourceRequest:
         """Return the resources that the job needs."""
@@ -94,7 +99,7 @@ class Estimates:
     def _alone(self, job: Job) -> ResourceRequest:
         computes, cost = STAGES[job.stage].gpu, STAGES[job.stage].cost
         cost = cost(job.spec) if callable(cost) else cost
-        measured = _read(job.run)
+        measured = _read(job.run) or (self._measured_alike(job) if computes else {})
         if isinstance(cost, ModelCost):
             threads, mem_mb, minutes = self._computing(job, cost, measured.get("tokens_per_second_median"))
         else:
@@ -107,10 +112,29 @@ class Estimates:
             alike = alike and _read(job.manifest).get("spec") == json.loads(canonical(job.spec))
             mem_mb = peak if alike else max(peak, mem_mb)
         if (seconds := measured.get("seconds")) and "tokens_per_second_median" not in measured:
-            minutes = max(5 + 1.5 * seconds / 60, minutes)
+            minutes = max(MARGIN_MINUTES + 1.5 * seconds / 60, minutes)
         return ResourceRequest(
             threads=threads, mem_mb=100 * math.ceil((mem_mb + AROUND_MB) / 100), runtime=math.ceil(minutes)
         )
+
+    def _measured_alike(self, job: Job) -> dict[str, float]:
+        """Return what other jobs of the stage measured, as in run.json: the lowest rate, and the most seconds and memory."""
+        if job.stage not in self._measured:
+            runs = ((one, _read(one.run)) for one in self.jobs if one.stage == job.stage)
+            self._measured[job.stage] = [(one, canonical(one.spec), run) for one, run in runs if run]
+        base, operation, spec = _base(job), job.operation, canonical(job.spec)
+        alike = [
+            (of_spec == spec, run)
+            for one, of_spec, run in self._measured[job.stage]
+            if (one.operation.gpus, one.operation.processes) == (operation.gpus, operation.processes) and _base(one) == base
+        ]
+        found = {}
+        if rates := [rate for _, run in alike if (rate := run.get("tokens_per_second_median"))]:
+            found["tokens_per_second_median"] = min(rates)
+        for name in ("seconds", "peak_memory_mb"):
+            if values := [run[name] for same_spec, run in alike if same_spec and name in run]:
+                found[name] = max(values)
+        return found
 
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
         """Return the threads, the memory in MB and the minutes of a job that reads files."""
@@ -137,7 +161,7 @@ class Estimates:
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
         mem_mb += processes * _activations(job) / MB
         # Time to read and write the weights.
-        return COMPUTING_THREADS * processes, mem_mb, 5 + 3 * parameters / 1e9 + 1.5 * seconds / 60
+        return COMPUTING_THREADS * processes, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:

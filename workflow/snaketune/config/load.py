@@ -81,14 +81,15 @@ def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
             continue
         expanded: dict[str, Any] = {}
         for name in runs:
-            made = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
+            made = _vary(f"{section}.{name}", str(name), _with_rungs(_inherit(section, name, runs)))
             if taken := next((variant for variant in made if variant in expanded), None):
                 raise SnaketuneError(
                     f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
                 )
             variants[section][str(name)] = tuple(made)
-            # Snapshots first, since the run resumes from them.
-            expanded |= {called: run for one in made for called, run in _snapshots(one, made[one])} | made
+            # Snapshots first, since the run resumes from them; by share, since a race compares those of all variants.
+            snapshots = [snapshot for one in made for snapshot in _snapshots(one, made[one])]
+            expanded |= {called: run for _, called, run in sorted(snapshots, key=lambda one: one[0])} | made
         config[section] = expanded
     return config, variants
 
@@ -107,7 +108,7 @@ def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str,
         raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
     grid = run.get("grid")
     given = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
-    inherited = {k: v for k, v in inherited.items() if k != "grid" and ALTERNATIVES.get(k) not in given}
+    inherited = {k: v for k, v in inherited.items() if k not in ("grid", "race") and ALTERNATIVES.get(k) not in given}
     return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
@@ -142,8 +143,22 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
     return made
 
 
-def _snapshots(name: str, run: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names of a run's snapshots, and the runs that end there. Wrong values are reported with the run's own keys."""
+def _with_rungs(run: Any) -> Any:
+    """Return a run with the rungs of its race among its snapshots. Wrong values are reported with the run's own keys."""
+    race, training = (run.get("race"), run.get("training")) if isinstance(run, dict) else (None, None)
+    rungs = race.get("rungs") if isinstance(race, dict) else None
+    if not isinstance(training, dict) or not isinstance(rungs, list):
+        return run
+    snapshots = training.get("snapshots", [])
+    if not isinstance(snapshots, list):
+        return run
+    added = [rung for rung in rungs if isinstance(rung, float) and 0 < rung < 1 and rung not in snapshots]
+    return run | {"training": training | {"snapshots": [*snapshots, *added]}}
+
+
+def _snapshots(name: str, run: Any) -> Iterator[tuple[float, str, Any]]:
+    """Yield the share and the name of a run's snapshots, and the runs that end there. Wrong values are reported with the run's
+    own keys."""
     training = run.get("training") if isinstance(run, dict) else None
     shares = training.get("snapshots") if isinstance(training, dict) else None
     known = (
@@ -151,7 +166,8 @@ def _snapshots(name: str, run: Any) -> Iterator[tuple[str, Any]]:
     )
     for share in sorted(set(known)):
         others = {key: value for key, value in training.items() if key != "snapshots"}
-        yield snapshot_name(name, share), deepcopy(run) | {"training": others | {"until": share}}
+        snapshot = deepcopy({key: value for key, value in run.items() if key != "race"})
+        yield share, snapshot_name(name, share), snapshot | {"training": others | {"until": share}}
 
 
 def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:

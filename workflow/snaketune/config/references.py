@@ -1,6 +1,7 @@
 """Checks of the references between the sections of a config."""
 
 from collections.abc import Iterable
+from typing import get_args
 
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.diagnose import Diagnosis
@@ -9,6 +10,7 @@ from snaketune.config.merging import Merge
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.publishing import Gguf, Push
+from snaketune.config.races import NEEDS_REFERENCE, OF_SFT, RaceMetric
 from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Dpo, Sft, Training
 from snaketune.config.workflow import Variants, Workflow
@@ -25,6 +27,9 @@ def check_references(config: Workflow, variants: Variants) -> None:
         _check_sft(f"sft.{name}", name, run, config)
     for name, run in config.dpo.items():
         _check_dpo(f"dpo.{name}", run, config)
+    for section, runs in (("sft", config.sft), ("dpo", config.dpo)):
+        for name, made in variants[section].items():
+            _check_race(f"{section}.{name}.race", [runs[one] for one in made], config)
     for name, merge in config.merge.items():
         _check_merge(f"merge.{name}.models", merge, config)
     for name, diagnosis in config.diagnose.items():
@@ -266,6 +271,38 @@ def _check_selection(key: str, run: Sft | Dpo, config: Workflow) -> None:
     has = ("loss",) if isinstance(run, Sft) else ("loss", "margin") if run.unpaired else ("loss", "accuracy", "margin")
     if training.metric not in has:
         raise SnaketuneError(f"{key}.metric: found {training.metric}, but this run has only {', '.join(has)}; use loss")
+
+
+def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None:
+    """Raise SnaketuneError if the variants of a grid can't be compared on the same held-out rows. Args: runs: the variants."""
+    race = runs[0].race
+    if race is None and not any(run.race for run in runs):
+        return
+    if race is None or any(run.race != race for run in runs):
+        raise SnaketuneError(f"{key}: the grid varies it, but it compares all variants; remove it from `grid`")
+    if len(runs) <= race.keep:
+        many = f"the grid has {len(runs)} variants" if len(runs) > 1 else "there is no grid whose variants it compares"
+        raise SnaketuneError(f"{key}.keep: found {race.keep}, but {many}; expected fewer than there are variants")
+    is_sft = isinstance(runs[0], Sft)
+    if (race.metric in OF_SFT) != is_sft:
+        expected = OF_SFT if is_sft else [name for name in get_args(RaceMetric) if name not in OF_SFT]
+        raise SnaketuneError(f"{key}.metric: found {race.metric}; expected {', '.join(expected)}")
+    for run in runs:
+        if isinstance(run, Dpo) and run.unpaired:
+            raise SnaketuneError(f"{key}: loss {run.loss} trains on single completions, and a race compares pairs; remove it")
+        if race.metric in NEEDS_REFERENCE and (not run.needs_reference or run.quantization):
+            raise SnaketuneError(
+                f"{key}.metric: {race.metric} needs the reference's log-probabilities, which a variant doesn't have (its loss "
+                "has no reference, or its weights are in 4 bits); choose logp_accuracy or logp_margin_nats"
+            )
+        tokenizer = (run if isinstance(run, Sft) else config.sft[run.from_]).tokenizer
+        first = (runs[0] if isinstance(runs[0], Sft) else config.sft[runs[0].from_]).tokenizer
+        if (run.corpus, run.packing, tokenizer) != (runs[0].corpus, runs[0].packing, first):
+            raise SnaketuneError(f"{key}: variants have different held-out rows; vary neither corpus, packing nor tokenizer")
+    if config.corpora[runs[0].corpus].held_out == 0:
+        raise SnaketuneError(f"{key}: corpora.{runs[0].corpus}.held_out is 0, so there are no rows to compare on; raise it")
+    if runs[0].packing.strategy == "none":
+        raise SnaketuneError(f"{key}: unpacked rows (packing.strategy: none) can't be evaluated; choose another strategy")
 
 
 def _check_train_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:

@@ -20,6 +20,7 @@ from snaketune.config.optimizers import (
     checked_options,
 )
 from snaketune.config.packing import Packing
+from snaketune.config.races import Race
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -118,7 +119,8 @@ class Training(Learning):
     def _whole_steps(self) -> Self:
         if self.snapshots and self.keep == "best":
             raise ValueError(
-                "snapshots are weights on the way, and keep: best replaces those at the end; choose one of them"
+                "snapshots, and the rungs of a race, are weights on the way, and keep: best replaces those at the end; choose one "
+                "of them"
             )
         rows, micro = self.batch_rows, self.micro_batch_rows
         if micro != "auto" and rows % micro:
@@ -139,6 +141,7 @@ class Sft(Model):
     """Tokenizer of the run. For a pretrained model, it must be one that adopts the model's own."""
     packing: Packing = Packing()
     training: Training
+    race: Race | None = None
     loss: Annotated[SftLoss, Field(exclude_if=lambda loss: loss == "nll")] = "nll"
     """Loss of a supervised token: its negative log-probability (`nll`), or that times its probability, without a gradient
     through the latter (`dft`, Dynamic Fine-Tuning, Wu et al., 2025)."""
@@ -198,6 +201,7 @@ class Dpo(PreferenceLoss):
     """Corpus to train on, of kind `preferences`; for `kto` and `apo_zero_unpaired`, of kind `unpaired`."""
     packing: Packing = Packing()
     training: Training
+    race: Race | None = None
     lora: LoraOrContinued | None = None
     """Adapter settings, or `continued` to train the adapter of the SFT run further, without dropout; its `lora.merge` then also
     applies to this run's result."""

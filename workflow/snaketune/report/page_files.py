@@ -14,6 +14,7 @@ from typing import Any
 from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
+from snaketune.report.charts.race_chart import paused_runs, race_chart, races_of
 from snaketune.report.charts.style import model_styles, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
@@ -83,7 +84,8 @@ class Pages:
 
     def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns):
         self.results, self.earlier = results, earlier
-        self.variants = variants.compare_variants(results, spec.sort_by)
+        self.races = races_of(results)
+        self.variants = variants.compare_variants(results, spec.sort_by, paused_runs(self.races))
         self.changes = preference_changes(results)
         styles = model_styles([*results.models, *earlier.labels])
         self.charts = data_charts(results)
@@ -92,6 +94,8 @@ class Pages:
         if results.of("dpo"):
             self.charts["dpo"] = dpo_chart(results, styles)
             self.charts["variants"] = variants_chart(self.variants, self.changes, styles)
+        if self.races:
+            self.charts["race"] = race_chart(self.races, styles)
         if results.of("eval"):
             self.charts["evaluation"] = evaluation_chart(results, styles)
         if {"dpo", "eval"} <= results.stages:
@@ -143,6 +147,7 @@ class Pages:
                 name: {"models": [scored.model for scored in models], "measures": measures.measures(models)}
                 for name, models in results.evaluations.items()
             },
+            "races": self.races,
             "samples": self._samples(SAMPLES_ON_THE_OVERVIEW),
             "preference_changes": self._changes([best] if best else self.variants.labels[:1], FLIPS_ON_THE_OVERVIEW),
             "jobs": job_rows(results),

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from snaketune.report.compare.side_by_side import side_by_side_files
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.job import Job
 
 # Stages that must have results, and for each file of the report its category in Snakemake's report and its caption.
 PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
@@ -22,6 +23,7 @@ PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
     ({"sft"}, {"sft.svg": ("Training", "sft")}),
     ({"dpo"}, {"dpo.svg": ("Training", "dpo")}),
     ({"dpo"}, {f"variants.{suffix}": ("Variants", "variants") for suffix in ("svg", "csv")}),
+    ({"race"}, {"race.svg": ("Variants", "race")}),
     ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg", "json")}),
     ({"eval"}, {"samples.html": ("Evaluation", "samples")}),
     (
@@ -38,13 +40,18 @@ def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
     Returns:
         For each file name below `results/report/pages`, the category in Snakemake's report and the name of the caption file.
     """
-    return pages_for({stage for stage, _ in graph.jobs}, compared=bool(graph.config.report.compare))
+    return pages_for({job.stage for job in _reported(graph)}, compared=bool(graph.config.report.compare))
 
 
 def judging_files(graph: JobGraph) -> list[str]:
     """The CSV files of all responses below `results/report/pages`, which are too large for Snakemake's report."""
-    corpora = {job.name.partition("/")[0]: job.spec.conversations for job in graph.stage("eval")}
+    evaluations = (job for job in _reported(graph) if job.stage == "eval")
+    corpora = {job.name.partition("/")[0]: job.spec.conversations for job in evaluations}
     return [name for names in side_by_side_files(corpora).values() for name in names]
+
+
+def _reported(graph: JobGraph) -> tuple[Job, ...]:
+    return graph.job("report", "").artifacts["results"]
 
 
 def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tuple[str, str]]:

@@ -23,6 +23,7 @@ DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 TRAINING = (
     *(*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", "preflight"),
     *("micro_batch_rows", "gradient_checkpointing", "activation_offloading", "calibration", "evaluate", "snapshots"),
+    "race",
 )
 # Keys of `Execution` that a forward pass over reference log-probabilities takes.
 PASS = ("gpus", "allow_cpu", "share_kernels")

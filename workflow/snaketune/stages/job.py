@@ -48,6 +48,11 @@ class Job:
                 raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property
+    def race(self) -> "Job | None":
+        """The race that decides whether this training goes on."""
+        return next((one for one in self.after if one.stage == "race"), None)
+
+    @cached_property
     def plain_spec(self) -> dict[str, Any]:
         """The spec as plain JSON, all defaults included."""
         return self.spec.model_dump(mode="json")

@@ -126,5 +126,6 @@ class Planner:
             return None
         if status.content is None and not status.why:
             return ("missing",)
-        above = tuple(f"{made.key} isn't current" for made in made_from(job) if not self.results.of(made).current)
+        decides = [*made_from(job), *([job.race] if job.race else [])]
+        above = tuple(f"{one.key} isn't current" for one in decides if not self.results.of(one).current)
         return status.why or above or ("forced",)

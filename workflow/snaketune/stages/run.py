@@ -27,6 +27,7 @@ from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile
 from snaketune.stages.links import link_payload
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.races import FILE, ending_at, paused_at
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
@@ -42,6 +43,8 @@ def run(job: JobFile) -> None:
     code = job.code or code_digest(stage.module)
     spec, operation = _validated(stage.spec, job.spec, "spec"), _validated(Execution, job.operation, "operation")
     artifacts, files = _inputs(stage, job.inputs)
+    if operation.race:
+        spec = _decided(spec, operation, f"{job.stage}/{out.name}")
 
     def build(work: WorkFolder) -> Outcome:
         # A launched process imports and checks the code itself.
@@ -98,7 +101,17 @@ def _snapshot_specs(spec: Model, operation: Execution) -> tuple[dict[str, Any], 
     return tuple(
         json.loads(canonical(spec.model_copy(update={"training": spec.training.model_copy(update={"until": share})})))
         for share in reversed(operation.snapshots)
+        if share < (spec.training.until or 1.0)
     )
+
+
+def _decided(spec: Model, operation: Execution, run: str) -> Model:
+    """Return the spec of a run of a race: its own, or one that ends where the race has paused it."""
+    race = result_at(Path(operation.race))
+    race.files()
+    if share := paused_at(race.manifest_path, run):
+        print(f"paused after {share:.0%} of the steps: other variants are better; see {race.folder / FILE}", flush=True)
+    return ending_at(spec, share)
 
 
 def _validated(model: type[M], content: dict[str, Any], key: str) -> M:

@@ -18,6 +18,7 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import ActivationOffloading, GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainingOrder, TrainOn
+from snaketune.config.races import RaceMetric
 from snaketune.config.training_runs import Learning, Precision, SftLoss
 
 CorpusSpec = CorpusContent
@@ -228,6 +229,18 @@ class EvalSpec(Model):
     tasks: TaskSettings | None
     """Tasks from the job's task files; without files, tasks that lm-evaluation-harness ships."""
     samples: int
+
+
+class RaceSpec(Model):
+    """The comparison of the variants of a grid at one rung."""
+
+    metric: RaceMetric
+    keep: int
+    looks: int
+    """The number of rungs of the race."""
+    rung: float
+    runs: tuple[str, ...]
+    """The variants as `stage/name`, in the order of their evaluations."""
 
 
 class ReportedJob(Model):

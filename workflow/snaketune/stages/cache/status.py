@@ -19,6 +19,7 @@ from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import Job
+from snaketune.stages.races import paused_at, plain_ending_at
 from snaketune.stages.table import STAGES
 
 MAX_NAMES = 4
@@ -91,12 +92,14 @@ class Results:
             return Status(why=("its manifest.json can't be read",))
         if versions and self.reruns_on.get(job.stage) == "versions":
             why += (f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})",)
-        current = not why and all(status.current for status in above) and not self.is_forced(job)
+        decided = job.race is None or self.of(job.race).current
+        current = not why and decided and all(status.current for status in above) and not self.is_forced(job)
         return Status(content=content, pairs=manifest.get("pairs"), why=why, current=current, other_versions=versions)
 
     def _reasons(self, job: Job, manifest: dict[str, Any], above: list[Status]) -> Iterator[str]:
         """Yield why a result itself is stale. Args: above: the status of each result that the job reads."""
-        if keys := differing(manifest["spec"], job.plain_spec):
+        paused = paused_at(Path(job.race.manifest), job.key) if job.race else None
+        if keys := differing(manifest["spec"], plain_ending_at(job.plain_spec, paused)):
             yield f"spec differs ({_some(keys)})"
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):

@@ -24,7 +24,7 @@ def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
     for job in sorted((job for job in jobs if job.stage == "eval"), key=lambda job: job.name):
         evaluations.setdefault(job.name.partition("/")[2], []).append(job)
     for job in jobs:
-        if job.stage in ("sft", "dpo"):
+        if job.stage in ("sft", "dpo") and not is_rung(config, job):
             name = f"{job.stage}-{job.name}"
             yield _card_job(config, job, name, evaluations.get(name, []))
 
@@ -60,3 +60,12 @@ def reported(job: Job, made_from: dict[str, tuple[Job, ...]], grid: str = "") ->
     """Return a job as the report and the cards show it, with its inputs by role and the grid that it belongs to."""
     keys = {role: tuple(made.key for made in some) for role, some in made_from.items() if some}
     return ReportedJob(stage=job.stage, name=job.name, made_from=keys, config_key=grid)
+
+
+def is_rung(config: Workflow, job: Job) -> bool:
+    """Whether a job is a training's snapshot at a rung of its race."""
+    if job.stage not in ("sft", "dpo"):
+        return False
+    variant, _, share = job.name.partition("@")
+    run = getattr(config, job.stage).get(variant)
+    return bool(share and run and run.race and job.spec.training.until in run.race.rungs)

@@ -50,6 +50,9 @@ def sft_job(context: Context, name: str) -> Job:
 def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dpo, **artifacts: tuple[Job, ...]) -> Job:
     """Return a job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
     Args: artifacts: by role, its inputs besides weights and rows."""
+    # A race plans trainings, those before it.
+    from snaketune.stages.plan.race_jobs import race_before
+
     config, training, sft = context.config, run.training, sft_below(of, run)
     start, pack = start_of(context, run), pack_of(context, run)
     is_dpo = isinstance(run, Dpo)
@@ -68,6 +71,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo") else {}
     # Snapshots of DPO runs are planned before their run, as the config lists them.
     before = [sft_job(context, one) if stage == "sft" else context.jobs[stage, one] for one in snapshots][-1:]
+    race = race_before(context, stage, name) if stage in ("sft", "dpo") else None
     return Job(
         stage=stage,
         name=name,
@@ -82,8 +86,9 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
             preflight=preflight.manifest,
             calibration=calibration.manifest,
             snapshots=tuple(snapshots.values()),
+            race=race.manifest if race else "",
         ),
-        after=(preflight, *([calibration] if training.micro_batch_rows == "auto" else []), *before),
+        after=(preflight, *([calibration] if training.micro_batch_rows == "auto" else []), *before, *([race] if race else [])),
     )
 
 

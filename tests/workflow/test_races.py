@@ -1,0 +1,67 @@
+"""A race pauses variants that are clearly worse, as results that end at a rung; a changed rule resumes them to the same bytes."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.workflow
+
+# One variant that learns, one a little slower, one that doesn't learn.
+RATES = (0.003, 0.002, 1e-8)
+NAMES = [f"sweep-learning_rate{rate}" for rate in RATES]
+RACE = {"metric": "reward_margin_nats", "rungs": [0.25, 0.5]}
+
+
+def manifest_of(project, stage, name):
+    return json.loads(project.read(f"results/{stage}/{name}/manifest.json"))
+
+
+def test_a_race_pauses_variants_and_resumes_them_to_the_same_weights(finished, tmp_path):
+    plain, project = (finished.copy_to(tmp_path / name) for name in ("plain", "project"))
+    for one in (plain, project):
+        one.cores = 2
+        # As many held-out pairs as a comparison needs.
+        one.config["corpora"]["pairs"]["held_out"] = 0.5
+        sweep = {"extends": "run", "training": {"epochs": 4}, "grid": {"training.learning_rate": list(RATES)}}
+        one.config["dpo"]["sweep"] = sweep
+        one.config["eval"]["both"]["models"] = ["dpo:sweep"]
+    plain.snakemake(*(f"results/dpo/{name}/manifest.json" for name in NAMES))
+    whole = {name: manifest_of(plain, "dpo", name) for name in NAMES}
+
+    project.config["dpo"]["sweep"]["race"] = RACE
+    project.snakemake()
+    decisions = json.loads(project.read("results/race/dpo-sweep@0.25/decisions/race.json"))
+    paused = decisions["paused"]
+    assert f"dpo/{NAMES[2]}" in paused and f"dpo/{NAMES[0]}" not in paused
+    assert decisions["rows"] >= 20 and decisions["table"][-1]["run"] == f"dpo/{NAMES[2]}"
+    last = json.loads(project.read("results/race/dpo-sweep@0.5/decisions/race.json"))["paused"]
+    for name in NAMES:
+        made = manifest_of(project, "dpo", name)
+        if share := last.get(f"dpo/{name}"):
+            # It is its snapshot at that rung.
+            assert made["payload"] == manifest_of(project, "dpo", f"{name}@{share}")["payload"]
+            assert made["spec"]["training"]["until"] == share
+            assert made["counts"]["steps"] < whole[name]["counts"]["steps"]
+        else:
+            assert (made["payload"], made["spec"]) == (whole[name]["payload"], whole[name]["spec"])
+    assert f"paused after {paused[f'dpo/{NAMES[2]}']:.0%}" in project.read(f"results/logs/dpo/{NAMES[2]}.log")
+    page = project.read("results/report/pages/index.html")
+    assert "paused after 25%" in page and 'id="races"' in page
+    assert "paused by its race after 25% of the steps" in page
+    # The evaluations of rungs are not evaluations of the report.
+    assert "race-dpo-sweep" not in page and f"{NAMES[0]}@" not in page
+    assert not project.stale()
+
+    # Raised, all go on, each from its own snapshot.
+    project.config["dpo"]["sweep"]["race"] = RACE | {"keep": 2}
+    project.snakemake()
+    resumed = json.loads(project.read("results/race/dpo-sweep@0.5/decisions/race.json"))["paused"]
+    assert len(resumed) <= 1
+    for name in NAMES:
+        if f"dpo/{name}" not in resumed:
+            assert manifest_of(project, "dpo", name)["payload"] == whole[name]["payload"]
+    del project.config["dpo"]["sweep"]["race"]
+    project.snakemake()
+    for name in NAMES:
+        assert manifest_of(project, "dpo", name) == whole[name]
+    assert not project.stale()

@@ -1,0 +1,152 @@
+"""The `race` stage: compares the variants of a grid at one rung, and pauses those that are clearly worse than others.
+
+race.json has for every variant its mean score and, if it still runs, the interval of its difference to the best one; and
+`paused`, the share of the run at which each paused variant ended.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.declaration import Stage, any_number
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.races import FILE, PAYLOAD, paused_at
+from snaketune.stages.specs import RaceSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STAGE = Stage(
+    module=__name__,
+    spec=RaceSpec,
+    payload=PAYLOAD,
+    inputs={"evaluated": any_number("eval"), "before": any_number("race")},
+    group="models",
+    in_report=True,
+)
+# The probability that chance alone pauses one of the best variants, over all rungs.
+ERROR = 0.05
+# With fewer rows, Student's t doesn't hold for their scores, and nothing is paused.
+MIN_ROWS = 20
+
+
+def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], before: Sequence[Artifact]) -> Outcome:
+    """Write race.json to `work.payload`.
+
+    Args:
+        evaluated: the evaluation of each of `spec.runs` at this rung.
+        before: the race at the rung before; empty at the first one.
+    Raises:
+        SnaketuneError: an evaluation lacks the score, or has other rows than the others.
+    """
+    for race in before:
+        race.files()
+    earlier = {run: share for run in spec.runs for race in before if (share := paused_at(race.manifest_path, run))}
+    values = {
+        run: row_scores(evaluation, spec.metric)
+        for run, evaluation in zip(spec.runs, evaluated, strict=True)
+        if run not in earlier
+    }
+    rows = check_same_rows(values)
+    scores = {run: of_rows for run, (_, of_rows) in values.items()}
+    # Of a loss, row_scores are the negative.
+    sign = -1 if spec.metric == "held_out_loss" else 1
+    comparisons = spec.looks * spec.keep * (len(spec.runs) - spec.keep)
+    better = outperforming(scores, ERROR / comparisons) if rows >= MIN_ROWS else {run: [] for run in scores}
+    paused = earlier | {run: spec.rung for run, others in better.items() if len(others) >= spec.keep}
+    best = max(scores, key=lambda run: scores[run].mean())
+    table = []
+    for run in sorted(scores, key=lambda run: -scores[run].mean()):
+        bounds = difference_bounds(scores[run] - scores[best], ERROR / comparisons)
+        table.append(
+            {
+                "run": run,
+                "mean": round(sign * float(scores[run].mean()), 6) + 0.0,
+                "difference": [round(bound, 6) + 0.0 for bound in sorted(sign * bound for bound in bounds)],
+                "outperformed_by": len(better[run]),
+                "paused": run in paused,
+            }
+        )
+    write_json(work.payload / FILE, {"rows": rows, "best": best, "table": table, "paused": paused})
+    if rows < MIN_ROWS:
+        print(f"{rows} held-out rows are too few to compare on ({MIN_ROWS}), so nothing is paused", flush=True)
+    for line in table:
+        low, high = line["difference"]
+        against = "" if line["run"] == best else f", {low:+.4g} to {high:+.4g} against the best"
+        print(f"{line['run']}: {spec.metric} {line['mean']:.4g}{against}{'; paused' * line['paused']}", flush=True)
+    return Outcome(counts={"runs": len(spec.runs), "running": len(spec.runs) - len(paused)})
+
+
+def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.ndarray]":
+    """Return the held-out rows of an evaluation, and the score of each, float64[rows], the larger the better; their mean is the
+    score, or, of a loss, its negative."""
+    import numpy as np
+
+    from snaketune.errors import SnaketuneError
+    from snaketune.tables import read_table
+
+    if metric == "held_out_loss":
+        losses = read_table(evaluation.file("losses.arrow"))
+        tokens_D = losses["tokens"].to_numpy()
+        per_token_D = -losses["loss_nats"].to_numpy() / tokens_D.mean() if len(tokens_D) else np.zeros(0)
+        return list(zip(losses["document"].to_pylist(), tokens_D.tolist())), per_token_D
+    pairs = read_table(evaluation.file("pairs.arrow"))
+    sides = [pairs[f"{side}_logp"].to_numpy() for side in ("chosen", "rejected")]
+    if metric.startswith("reward_"):
+        for number, side in enumerate(("chosen", "rejected")):
+            reference = pairs[f"reference_{side}_logp"]
+            if reference.null_count:
+                raise SnaketuneError(
+                    f"{evaluation.manifest_path}: {reference.null_count} of {len(reference)} held-out pairs have no "
+                    f"log-probabilities of the reference that can be compared, so there is no {metric}; choose "
+                    "logp_accuracy or logp_margin_nats"
+                )
+            sides[number] = sides[number] - reference.to_numpy()
+    elif metric == "logp_accuracy_per_token":
+        counts = (pairs[f"{side}_tokens"].to_numpy().clip(min=1) for side in ("chosen", "rejected"))
+        sides = [sums / count for sums, count in zip(sides, counts)]
+    margin_P = sides[0] - sides[1]
+    return pairs["id"].to_pylist(), margin_P if metric.endswith("_nats") else (1 + np.sign(margin_P)) / 2
+
+
+def check_same_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
+    """Return the number of rows; SnaketuneError if they aren't the same for all runs."""
+    from snaketune.errors import SnaketuneError
+
+    (first, (rows, _)), *others = values.items()
+    for run, (of_run, _) in others:
+        if of_run != rows:
+            raise SnaketuneError(f"{first} and {run} were evaluated on different held-out rows, so they can't be compared")
+    return len(rows)
+
+
+def outperforming(scores: "Mapping[str, np.ndarray]", error: float) -> dict[str, list[str]]:
+    """Return for each run those that are better on the same rows, by a one-sided paired t-test each.
+
+    Args:
+        scores: by run, float64[rows].
+        error: the probability of each test to find a run better that isn't.
+
+    >>> import numpy as np
+    >>> noise = np.random.default_rng(0).normal(size=100)
+    >>> outperforming({"a": noise, "b": noise + 1 + noise[::-1] / 9, "c": noise + noise[::-1] / 9}, 0.01)
+    {'a': ['b'], 'b': [], 'c': ['b']}
+    """
+    return {
+        run: [other for other in scores if difference_bounds(scores[other] - scores[run], error)[0] > 0] for run in scores
+    }
+
+
+def difference_bounds(difference_R: "np.ndarray", error: float) -> tuple[float, float]:
+    """Return bounds of the mean of float64[R], R > 1, each of which is wrong with this probability."""
+    import math
+    from statistics import NormalDist
+
+    from snaketune.evaluation.score_intervals import student
+
+    mean, size = float(difference_R.mean()), len(difference_R)
+    if size < 2:
+        return -math.inf, math.inf
+    half = student(size - 1, NormalDist().inv_cdf(1 - error)) * float(difference_R.std(ddof=1)) / math.sqrt(size)
+    return mean - half, mean + half
