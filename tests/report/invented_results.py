@@ -188,6 +188,21 @@ class Results(DataResults):
         inputs = {"packs": list(packs)}
         return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
 
+    def race(self, grid: str, rung: float, scores: dict[str, float], paused: dict[str, float]) -> str:
+        """Write one rung of a race of DPO runs. Args: scores: of those that still run, the best first; paused: as in race.json."""
+        best, name = next(iter(scores)), f"dpo-{grid}@{rung}"
+        table = [
+            {
+                "run": f"dpo/{run}", "mean": score, "difference": [0.0, 0.0] if run == best else [-0.4, -0.1],
+                "outperformed_by": 0, "paused": run in paused,
+            }
+            for run, score in scores.items()
+        ]  # fmt: skip
+        decisions = {"rows": 40, "best": f"dpo/{best}", "table": table}
+        decisions["paused"] = {f"dpo/{run}": share for run, share in paused.items()}
+        write_json(self.payload("race", name, "race.json"), decisions)
+        return self.add("race", name, spec={"metric": "reward_margin_nats", "rung": rung})
+
     def everything(self) -> None:
         """Write a sweep: three corpora, packed and raw, rows of one and two lengths; three SFT and two DPO runs; two evals."""
         chat = self.corpus(
@@ -231,6 +246,8 @@ class Results(DataResults):
             self.pairs(f"main/{model}", moved, reference=before if "dpo" in model else None)
             self.evaluate(f"main/{model}", right=right, reference=model.startswith("dpo"), tasks=tasks)
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
+        self.race("sweep", 0.1, {"soft": 0.5, "hard": 0.4}, paused={})
+        self.race("sweep", 0.5, {"soft": 1.5, "hard": 0.6}, paused={"hard": 0.5})
 
     def named(self, backwards: bool = False) -> tuple[ReportedJob, ...]:
         """The jobs that have results."""

@@ -231,3 +231,15 @@ def test_responses_show_the_changes_from_the_initial_model(results):
     page = (pages / "samples.html").read_text("utf-8")
     assert "<del>Sure! </del>The\nanswer is &lt;b&gt;7&lt;/b&gt;<del>.</del><ins>!</ins>" in page
     assert page.count("changes from sft:a") == page.count("<del>Sure! ") == 3
+
+
+def test_a_run_that_a_race_paused_is_never_the_best_of_those_that_went_on(results):
+    model, pack = sft_and_pairs(results)
+    for name, right in (("a", 0.9), ("b", 0.5)):
+        results.dpo(name, model, pack)
+        results.evaluate(f"main/dpo-{name}", right=right)
+    results.race("s", 0.5, {"b": 1.5, "a": 0.5}, paused={"a": 0.5})
+    compared = compare_variants(result_set(results), "preferences.pairs.logp_accuracy")
+    assert (compared.labels, compared.best) == (["dpo:a", "dpo:b"], "dpo:b")
+    assert compared.stopped["dpo:a"].reason == "paused by its race after 50% of the steps"
+    assert "paused after 50%" in (results.report()[1] / "index.html").read_text(encoding="utf-8")

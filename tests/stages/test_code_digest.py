@@ -87,6 +87,8 @@ CALLED = {
     "config.optimizers": {"missing_package"},
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
+    # Of an input.
+    "stages.races": {"paused_at"},
     "stages.plan.context": {"local_files"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},

@@ -1,4 +1,4 @@
-"""A race pauses variants that are clearly worse, as results that end at a rung; a changed rule resumes them to the same bytes."""
+"""A race pauses variants that are clearly worse; a changed rule resumes them to the same bytes."""
 
 import json
 

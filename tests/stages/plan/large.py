@@ -81,7 +81,11 @@ CONFIG: dict[str, Any] = {
         },
         "again": {"extends": "apart", "base": None, "use_base": "sft:apart", "packing": {"train_on": "last"}},
         "unmerged": {"extends": "merged", "lora": {"rank": 4, "dropout": 0.1, "merge": False}},
-        "rates": {"extends": "merged", "grid": {"training.learning_rate": [1e-5, 2e-5]}},
+        "rates": {
+            "extends": "merged",
+            "grid": {"training.learning_rate": [1e-5, 2e-5]},
+            "race": {"metric": "held_out_loss", "rungs": [0.2, 0.5]},
+        },
     },
     "dpo": {
         "plain": {"from": "chatty", "corpus": "pairs", "training": SLOW, "stop_if": {"margin_below": 0.0}},

@@ -144,7 +144,8 @@ def test_files_from_outside(jobs):
 
 
 def test_cards_are_of_every_model_and_inherit_the_license(jobs, planned):
-    trained = {f"{job.stage}-{job.name}" for job in planned if job.stage in ("sft", "dpo")}
+    # But the rungs of a race.
+    trained = {f"{job.stage}-{job.name}" for job in planned if job.stage in ("sft", "dpo") and "@" not in job.name}
     assert {job.name for job in of_stage(planned, "card")} == trained
     licenses = {name: jobs[f"card/{name}"].spec.license for name in ("sft-scratch", "sft-chatty", "dpo-plain")}
     assert licenses == {"sft-scratch": None, "sft-chatty": "apache-2.0", "dpo-plain": "apache-2.0"}
@@ -169,6 +170,24 @@ def test_the_report_is_on_results_and_names_their_grids(planned):
     grids = {job.name: job.config_key for job in report.spec.jobs if job.stage == "dpo"}
     assert {grid for name, grid in grids.items() if name.startswith("losses")} == {"dpo.losses"}
     assert grids["plain"] == ""
+
+
+def test_a_race_decides_whether_the_variants_of_a_grid_go_on(planned, jobs):
+    names = [f"rates-learning_rate{rate}" for rate in ("1e-05", "2e-05")]
+    first, second = (jobs[f"race/sft-rates@{rung}"] for rung in (0.2, 0.5))
+    assert made_from(first) == {"evaluated": [f"eval/race-sft-rates/sft-{name}@0.2" for name in names]}
+    assert made_from(second) == {
+        "evaluated": [f"eval/race-sft-rates/sft-{name}@0.5" for name in names],
+        "before": [first.key],
+    }
+    assert second.spec.runs == tuple(f"sft/{name}" for name in names)
+    for name in names:
+        assert [jobs[f"sft/{name}{at}"].race for at in ("@0.2", "@0.5", "")] == [None, first, second]
+        assert jobs[f"sft/{name}"].operation.race == second.manifest
+    # The report shows races, and neither rungs nor what is compared at them.
+    shown = {job.key for job in planned[-1].artifacts["results"]}
+    assert {first.key, second.key} <= shown
+    assert not {name for name in shown if "@" in name} - {first.key, second.key}
 
 
 def test_the_order_of_the_config_changes_no_job(planned, tmp_path, monkeypatch):

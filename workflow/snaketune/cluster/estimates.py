@@ -126,7 +126,8 @@ class Estimates:
         alike = [
             (of_spec == spec, run)
             for one, of_spec, run in self._measured[job.stage]
-            if (one.operation.gpus, one.operation.processes) == (operation.gpus, operation.processes) and _base(one) == base
+            if (one.operation.gpus, one.operation.processes) == (operation.gpus, operation.processes)
+            and _base(one) == base
         ]
         found = {}
         if rates := [rate for _, run in alike if (rate := run.get("tokens_per_second_median"))]:

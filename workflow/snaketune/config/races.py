@@ -8,7 +8,12 @@ from snaketune.config.base import Model, PositiveInt
 from snaketune.config.held_out import Share
 
 RaceMetric = Literal[
-    "held_out_loss", "reward_accuracy", "reward_margin_nats", "logp_accuracy", "logp_accuracy_per_token", "logp_margin_nats"
+    "held_out_loss",
+    "reward_accuracy",
+    "reward_margin_nats",
+    "logp_accuracy",
+    "logp_accuracy_per_token",
+    "logp_margin_nats",
 ]
 # Scores of conversations and documents; the others are of pairs.
 OF_SFT = ("held_out_loss",)

@@ -289,7 +289,9 @@ def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None
         raise SnaketuneError(f"{key}.metric: found {race.metric}; expected {', '.join(expected)}")
     for run in runs:
         if isinstance(run, Dpo) and run.unpaired:
-            raise SnaketuneError(f"{key}: loss {run.loss} trains on single completions, and a race compares pairs; remove it")
+            raise SnaketuneError(
+                f"{key}: loss {run.loss} trains on single completions, and a race compares pairs; remove it"
+            )
         if race.metric in NEEDS_REFERENCE and (not run.needs_reference or run.quantization):
             raise SnaketuneError(
                 f"{key}.metric: {race.metric} needs the reference's log-probabilities, which a variant doesn't have (its loss "
@@ -298,11 +300,17 @@ def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None
         tokenizer = (run if isinstance(run, Sft) else config.sft[run.from_]).tokenizer
         first = (runs[0] if isinstance(runs[0], Sft) else config.sft[runs[0].from_]).tokenizer
         if (run.corpus, run.packing, tokenizer) != (runs[0].corpus, runs[0].packing, first):
-            raise SnaketuneError(f"{key}: variants have different held-out rows; vary neither corpus, packing nor tokenizer")
+            raise SnaketuneError(
+                f"{key}: variants have different held-out rows; vary neither corpus, packing nor tokenizer"
+            )
     if config.corpora[runs[0].corpus].held_out == 0:
-        raise SnaketuneError(f"{key}: corpora.{runs[0].corpus}.held_out is 0, so there are no rows to compare on; raise it")
+        raise SnaketuneError(
+            f"{key}: corpora.{runs[0].corpus}.held_out is 0, so there are no rows to compare on; raise it"
+        )
     if runs[0].packing.strategy == "none":
-        raise SnaketuneError(f"{key}: unpacked rows (packing.strategy: none) can't be evaluated; choose another strategy")
+        raise SnaketuneError(
+            f"{key}: unpacked rows (packing.strategy: none) can't be evaluated; choose another strategy"
+        )
 
 
 def _check_train_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:

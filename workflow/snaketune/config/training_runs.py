@@ -119,8 +119,8 @@ class Training(Learning):
     def _whole_steps(self) -> Self:
         if self.snapshots and self.keep == "best":
             raise ValueError(
-                "snapshots, and the rungs of a race, are weights on the way, and keep: best replaces those at the end; choose one "
-                "of them"
+                "snapshots, and the rungs of a race, are weights on the way, and keep: best replaces those at the end; choose "
+                "one of them"
             )
         rows, micro = self.batch_rows, self.micro_batch_rows
         if micro != "auto" and rows % micro:

@@ -117,7 +117,9 @@ def check_same_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") ->
     (first, (rows, _)), *others = values.items()
     for run, (of_run, _) in others:
         if of_run != rows:
-            raise SnaketuneError(f"{first} and {run} were evaluated on different held-out rows, so they can't be compared")
+            raise SnaketuneError(
+                f"{first} and {run} were evaluated on different held-out rows, so they can't be compared"
+            )
     return len(rows)
 
 
@@ -134,7 +136,8 @@ def outperforming(scores: "Mapping[str, np.ndarray]", error: float) -> dict[str,
     {'a': ['b'], 'b': [], 'c': ['b']}
     """
     return {
-        run: [other for other in scores if difference_bounds(scores[other] - scores[run], error)[0] > 0] for run in scores
+        run: [other for other in scores if difference_bounds(scores[other] - scores[run], error)[0] > 0]
+        for run in scores
     }
 
 

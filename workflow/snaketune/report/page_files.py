@@ -14,7 +14,7 @@ from typing import Any
 from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
-from snaketune.report.charts.race_chart import paused_runs, race_chart, races_of
+from snaketune.report.charts.race_chart import race_chart
 from snaketune.report.charts.style import model_styles, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
@@ -27,6 +27,7 @@ from snaketune.report.data.held_out_points import answers_while_training
 from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
+from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, choose
 from snaketune.report.data.tokenized import tokenized_rows
@@ -85,7 +86,7 @@ class Pages:
     def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns):
         self.results, self.earlier = results, earlier
         self.races = races_of(results)
-        self.variants = variants.compare_variants(results, spec.sort_by, paused_runs(self.races))
+        self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
         styles = model_styles([*results.models, *earlier.labels])
         self.charts = data_charts(results)

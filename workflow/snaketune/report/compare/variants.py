@@ -14,6 +14,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.publishing.results import Result, at_path
 from snaketune.report.compare.differing_keys import differing, run_name
 from snaketune.report.compare.measures import Measure, measures
+from snaketune.report.data.races import paused_runs
 from snaketune.report.data.results import ResultSet, is_number, natural
 from snaketune.report.text import clean, words
 from snaketune.stages.table import STAGES
@@ -74,12 +75,11 @@ class Variants:
         return bool(self.sort_by and higher_is_better(self.sort_by))
 
 
-def compare_variants(results: ResultSet, sort_by: str | None, paused: dict[str, float]) -> Variants:
+def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
     """Compare all DPO runs.
 
     Args:
         sort_by: A dotted path in scores.json.
-        paused: By label of a run, the share of its steps at which a race paused it.
     Raises:
         SnaketuneError: If no run has a number there; the message lists the known paths.
     """
@@ -87,10 +87,10 @@ def compare_variants(results: ResultSet, sort_by: str | None, paused: dict[str, 
     labels = [run.label for run in runs]
     columns = [*_measured(results, labels, sort_by), *_trained(runs)]
     stopped = {run.label: stop for run in runs if (stop := stopped_early(run))}
-    for run in runs:
-        if share := paused.get(run.label):
-            reason = f"paused by its race after {share:.0%} of the steps"
-            stopped[run.label] = EarlyStop(step=run.counts["steps"], reason=reason)
+    paused = paused_runs(results)
+    for run in (run for run in runs if run.label in paused):
+        reason = f"paused by its race after {paused[run.label]:.0%} of the steps"
+        stopped[run.label] = EarlyStop(step=run.counts["steps"], reason=reason)
     best, tied = None, []
     sorted_by = _sort_measure(results, labels, columns, sort_by) if sort_by and runs else None
     if sorted_by:

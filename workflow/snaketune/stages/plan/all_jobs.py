@@ -43,7 +43,9 @@ def _report_job(context: Context) -> Job:
     """Plan the job of the report, which reads all results that it shows."""
     # Sorted, so that the order of the config doesn't matter.
     stages = list(STAGES)
-    compared = {one for job in context.jobs.values() if job.stage == "race" for one in map(id, job.artifacts["evaluated"])}
+    compared = {
+        one for job in context.jobs.values() if job.stage == "race" for one in map(id, job.artifacts["evaluated"])
+    }
     chosen = (
         job
         for job in context.jobs.values()

@@ -88,7 +88,12 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
             snapshots=tuple(snapshots.values()),
             race=race.manifest if race else "",
         ),
-        after=(preflight, *([calibration] if training.micro_batch_rows == "auto" else []), *before, *([race] if race else [])),
+        after=(
+            preflight,
+            *([calibration] if training.micro_batch_rows == "auto" else []),
+            *before,
+            *([race] if race else []),
+        ),
     )
 
 

@@ -1,0 +1,73 @@
+"""Races: the scores of a grid's variants at each rung, and where variants were paused."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from snaketune.publishing.results import Result, read_json
+from snaketune.report.data.results import ResultSet, natural
+from snaketune.report.text import words
+from snaketune.stages.races import FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race:
+    """One race.
+
+    Attributes:
+        name: of the grid, `dpo.sweep`.
+        metric: as the report writes it.
+        rows: the number of held-out rows.
+        rungs: ascending.
+        scores: by label of the variant, its mean score by rung, as long as it ran.
+        differences: by label and rung, the bounds of its difference to the best.
+        paused: by label, the rung at which it was paused.
+    """
+
+    name: str
+    metric: str
+    rows: int
+    rungs: list[float]
+    scores: dict[str, dict[float, float]]
+    differences: dict[str, dict[float, tuple[float, float]]]
+    paused: dict[str, float]
+
+
+def races_of(results: ResultSet) -> list[Race]:
+    """The races of the results, by name; variants that ran longest and scored best first."""
+    rungs: dict[str, list[tuple[float, Result, dict[str, Any]]]] = {}
+    for result in results.of("race"):
+        decisions = read_json(result.artifact.file(FILE))
+        rungs.setdefault(result.name.rpartition("@")[0], []).append((result.spec["rung"], result, decisions))
+    return [_race(name, sorted(some, key=lambda one: one[0])) for name, some in sorted(rungs.items())]
+
+
+def _race(name: str, rungs: list[tuple[float, Result, dict[str, Any]]]) -> Race:
+    _, last, decisions = rungs[-1]
+    scores: dict[str, dict[float, float]] = {}
+    differences: dict[str, dict[float, tuple[float, float]]] = {}
+    # The last rung first, whose table has the best variant first.
+    for rung, _, found in reversed(rungs):
+        for line in found["table"]:
+            label = _label(line["run"])
+            scores.setdefault(label, {})[rung] = line["mean"]
+            differences.setdefault(label, {})[rung] = tuple(line["difference"])
+    return Race(
+        name=name.replace("-", ".", 1),
+        metric=words(last.spec["metric"].removesuffix("_nats")),
+        rows=decisions["rows"],
+        rungs=[rung for rung, *_ in rungs],
+        scores=scores,
+        differences=differences,
+        paused={
+            _label(run): share for run, share in sorted(decisions["paused"].items(), key=lambda one: natural(one[0]))
+        },
+    )
+
+
+def paused_runs(results: ResultSet) -> dict[str, float]:
+    """By label, the share of its steps at which each paused run ended."""
+    return {label: share for race in races_of(results) for label, share in race.paused.items()}
+
+
+def _label(run: str) -> str:
+    return run.replace("/", ":", 1)
