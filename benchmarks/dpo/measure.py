@@ -24,6 +24,9 @@ DEFAULT_AT_ONCE = (8, 8)
 # The variants of a sweep, and the data set that its pairs are of.
 BETAS, LOSSES = (0.05, 0.1, 0.2, 0.5), ("sigmoid", "ipo")
 SWEPT = "pandalm"
+# Of the race's pairs, this share is held out, so that as many are trained on as in the sweep without a race.
+HELD_OUT, RACE = 1 / 7, {"metric": "reward_margin_nats", "rungs": [0.12, 0.32]}
+VARIANTS = [f"run-beta{beta}-loss{loss}" for beta in BETAS for loss in LOSSES]
 CORES = ("--cores", "1")
 
 
@@ -140,7 +143,7 @@ def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
     }
 
 
-def sweep(material: Material, name: str) -> dict[str, Any]:
+def sweep(material: Material, name: str, raced: str) -> dict[str, Any]:
     """Time eight variants, four betas by two losses, an epoch each: from an SFT model and pairs to the metrics of all eight.
 
     Ours by the workflow, `snakemake --cores 1`, from raw pairs to eight models with their run.json: preparation, one reference
@@ -148,10 +151,14 @@ def sweep(material: Material, name: str) -> dict[str, Any]:
     each variant, which prepares the data and computes the reference as it does by itself, or takes it from the cache of a
     trainer before it. Variants of one loss differ in a factor alone, so TRL trains the first variant, and then one of each
     loss, which is counted for the others. Both sides once; minutes need no median.
+
+    With a race, ours trains and evaluates on other pairs, the run `raced`. How good its winner is follows from a sweep without
+    a race on the same pairs.
     """
     make_reference(material, name)
     with pinned():
         ours = run_ours(material, name, material.folder / "sweep")
+        race = run_ours(material, raced, material.folder / "race", RACE)
         trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
         started = time.perf_counter()
         theirs = run_side("trl, sweep", material, name, AT_ONCE[SWEPT], variants=trained)
@@ -159,33 +166,76 @@ def sweep(material: Material, name: str) -> dict[str, Any]:
     later = [run["seconds"] for run in theirs["runs"][1:]]
     # Its start and the first variant once; the others are as long as a later one of their loss.
     whole = seconds - sum(later) + len(BETAS) * sum(later) - later[0]
+    steps = {
+        side: sum(run["steps"] for run in found["runs"].values()) for side, found in (("all", ours), ("race", race))
+    }
     return {
         "sweep8_speedup_vs_trl": whole / ours["seconds"],
+        "sweep8_race_speedup_vs_trl": whole / race["seconds"],
+        "race_share_of_steps": steps["race"] / steps["all"],
+        "race_winner": rank_of_winner(material, raced, material.folder / "race"),
         "data": SWEPT,
-        "seconds": {"snaketune": ours["seconds"], "trl": whole, "trl, measured": seconds},
+        "seconds": {
+            "snaketune": ours["seconds"],
+            "in its steps": ours["step_seconds"],
+            "with a race": race["seconds"],
+            "trl": whole,
+            "trl, measured": seconds,
+        },
         "snaketune": ours,
+        "race": race,
         "trl": theirs,
     }
 
 
-def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
+def run_ours(material: Material, name: str, project: Path, race: dict[str, Any] | None = None) -> dict[str, Any]:
     """Time the workflow in a project that has only the SFT model and its tokenizer."""
     project.mkdir()
-    config = yaml.safe_load((material.folder / "config.yaml").read_text(encoding="utf-8"))
-    run = config["dpo"][name]
     for file in (f"{name}.jsonl", "chats.jsonl"):
         shutil.copy(material.folder / file, project)
-    config["corpora"] = {corpus: config["corpora"][corpus] for corpus in (run["corpus"], "chats")}
-    config["dpo"] = {"run": run | {"grid": {"beta": list(BETAS), "loss": list(LOSSES)}}}
-    (project / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    write_config(material, name, project, race)
     snakemake(project, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
     started = time.perf_counter()
-    snakemake(project, "--until", "dpo")
+    snakemake(project, "--", *(f"results/dpo/{variant}/manifest.json" for variant in VARIANTS))
     seconds = time.perf_counter() - started
-    runs = {path.parent.name: json.loads(path.read_text()) for path in project.glob("results/dpo/*/run.json")}
-    if len(runs) != len(BETAS) * len(LOSSES):
-        raise SystemExit(f"{len(runs)} variants were trained, expected {len(BETAS) * len(LOSSES)}")
-    return {"seconds": seconds, "last": {variant: run["history"][-1] for variant, run in runs.items()}}
+    found = {}
+    for variant in VARIANTS:
+        folder = project / "results/dpo" / variant
+        manifest, run = (json.loads((folder / f"{file}.json").read_text()) for file in ("manifest", "run"))
+        of_steps = manifest["counts"]["tokens_per_epoch"] / run["tokens_per_second_median"]
+        found[variant] = {"steps": manifest["counts"]["steps"], "epoch_s": of_steps, "last": run["history"][-1]}
+    return {"seconds": seconds, "step_seconds": sum(one["epoch_s"] for one in found.values()), "runs": found}
+
+
+def write_config(
+    material: Material, name: str, project: Path, race: dict[str, Any] | None, evaluated: bool = False
+) -> None:
+    """Write the sweep's config. Args: race: with held-out rows for it; evaluated: evaluate the variants on these rows."""
+    config = yaml.safe_load((material.folder / "config.yaml").read_text(encoding="utf-8"))
+    run = config["dpo"][name]
+    config["corpora"] = {corpus: config["corpora"][corpus] for corpus in (run["corpus"], "chats")}
+    if race or evaluated:
+        config["corpora"][run["corpus"]]["held_out"] = HELD_OUT
+    grid = {"grid": {"beta": list(BETAS), "loss": list(LOSSES)}} | ({"race": race} if race else {})
+    config["dpo"] = {"run": run | grid}
+    if evaluated:
+        rows = {"preferences": [run["corpus"]], "packing": run["packing"]}
+        config["eval"] = {"all": {"models": ["dpo:run"]} | rows}
+    (project / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+def rank_of_winner(material: Material, name: str, project: Path) -> dict[str, Any]:
+    """Train all variants of a race to their ends, and return the rank and the score of its winner among them."""
+    decisions = json.loads((project / f"results/race/dpo-run@{RACE['rungs'][-1]}/decisions/race.json").read_text())
+    write_config(material, name, project, None, evaluated=True)
+    snakemake(project)
+    scores = {}
+    for variant in VARIANTS:
+        found = json.loads((project / f"results/eval/all/dpo-{variant}/scores/scores.json").read_text())
+        (scores[variant],) = (corpus[RACE["metric"]] for corpus in found["preferences"].values())
+    ranking = sorted(scores, key=lambda variant: -scores[variant])
+    winner = next(variant for variant in ranking if f"dpo/{variant}" not in decisions["paused"])
+    return {"rank": 1 + ranking.index(winner), "winner": scores[winner], "best": scores[ranking[0]], "scores": scores}
 
 
 def snakemake(project: Path, *arguments: str) -> None:

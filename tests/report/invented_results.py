@@ -189,7 +189,7 @@ class Results(DataResults):
         return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
 
     def race(self, grid: str, rung: float, scores: dict[str, float], paused: dict[str, float]) -> str:
-        """Write one rung of a race of DPO runs. Args: scores: of those that still run, the best first; paused: as in race.json."""
+        """Write one rung of a race of DPO runs. Args: scores: of those that still run, the best first."""
         best, name = next(iter(scores)), f"dpo-{grid}@{rung}"
         table = [
             {

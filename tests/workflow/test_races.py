@@ -65,3 +65,11 @@ def test_a_race_pauses_variants_and_resumes_them_to_the_same_weights(finished, t
     for name in NAMES:
         assert manifest_of(project, "dpo", name) == whole[name]
     assert not project.stale()
+
+
+def test_until_a_rule_whose_runs_have_snapshots_is_refused(fresh):
+    fresh.config["dpo"]["sweep"] = {"extends": "run", "grid": {"beta": [0.1, 0.2]}, "race": RACE}
+    said = fresh.snakemake("--dry-run", "--until", "dpo", check=False)
+    assert "--until dpo would end at the first snapshot" in said
+    assert "snakemake results/dpo/sweep-beta0.2/manifest.json" in said
+    assert "sft" in fresh.stale("--until", "sft")

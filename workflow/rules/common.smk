@@ -65,12 +65,25 @@ def log_triggers():
         )
 
 
+@cache
+def check_until():
+    """Raise an error for `--until` a rule with snapshots: Snakemake runs nothing that follows a job of it, the run included."""
+    for stage in STAGES:
+        resuming = [job for job in graph.stage(stage) if any(one.stage == stage for one in job.after)]
+        if resuming and getattr(rules, stage).rule.name in workflow.dag_settings.until:
+            raise Error(
+                f"--until {stage} would end at the first snapshot of a run, from which the run resumes; name results instead: "
+                f"snakemake {resuming[-1].manifest}"
+            )
+
+
 def is_current(job):
     """Return True if a result is current; otherwise log why it is stale, and raise an error if its job could never run."""
     if not PLANS:
         return True
     with plain_errors():
         log_triggers()
+        check_until()
         # Without an executor, the graph is only drawn.
         planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
         for line in planner.results.log_lines(job):
