@@ -11,14 +11,14 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import LOSSES
 from snaketune.evaluation.preference_accuracy import PAIRS
-from snaketune.evaluation.race import ERROR, build, outperforming, row_scores
+from snaketune.evaluation.race import ERROR, build, replacements, row_scores
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.races import FILE, PAYLOAD, paused_at
 from snaketune.stages.specs import RaceSpec
 from snaketune.tables import write_table
 
 
-def simulate(draws, rows, keep, gap, accuracy):
+def simulate(draws, rows, keep, gap, accuracy, tolerance=0.0):
     """Whether a race of eight variants at two rungs pauses one of the best `keep`, and the share of the others it pauses."""
     random = np.random.default_rng(draws)
     means = gap * np.sort(random.normal(size=8))
@@ -30,9 +30,11 @@ def simulate(draws, rows, keep, gap, accuracy):
         margins = row + noise + means[:, None]
         values = (margins > 0).astype(float) if accuracy else margins
         running = {str(one): values[one] for one in range(8) if str(one) not in paused}
-        better = outperforming(running, ERROR / (2 * keep * (8 - keep)))
-        paused |= {run for run, others in better.items() if len(others) >= keep}
-        wrong |= any(str(one) in paused for one in range(8 - keep, 8))
+        replacing = replacements(running, keep, ERROR / (2 * keep * (8 - keep)), tolerance)
+        paused |= {run for run, others in replacing.items() if others >= keep}
+        # Pausing one of the best is wrong if it is better than all that go on, by more than the tolerance.
+        going_on = [means[one] for one in range(8) if str(one) not in paused]
+        wrong |= any(str(one) in paused and means[one] > sorted(going_on)[-keep] + tolerance for one in range(8))
     return wrong, len(paused) / (8 - keep)
 
 
@@ -73,7 +75,9 @@ def evaluated(tmp_path):
 
 
 def spec_of(*runs, **changes):
-    return RaceSpec(**{"metric": "logp_margin_nats", "keep": 1, "looks": 2, "rung": 0.1, "runs": runs} | changes)
+    return RaceSpec(
+        **{"metric": "logp_margin_nats", "keep": 1, "tolerance": 0.0, "looks": 2, "rung": 0.1, "runs": runs} | changes
+    )
 
 
 @pytest.fixture
@@ -142,7 +146,7 @@ def test_a_lower_loss_is_better(evaluated, decide):
     )
     assert found["paused"] == {"sft/a": 0.1} and found["best"] == "sft/b"
     assert found["table"][1] == {
-        "run": "sft/a", "mean": 2.5, "difference": [1.0, 1.0], "outperformed_by": 1, "paused": True
+        "run": "sft/a", "mean": 2.5, "difference": [1.0, 1.0], "replaced_by": 1, "paused": True
     }  # fmt: skip
 
 

@@ -194,7 +194,7 @@ class Results(DataResults):
         table = [
             {
                 "run": f"dpo/{run}", "mean": score, "difference": [0.0, 0.0] if run == best else [-0.4, -0.1],
-                "outperformed_by": 0, "paused": run in paused,
+                "replaced_by": 0, "paused": run in paused,
             }
             for run, score in scores.items()
         ]  # fmt: skip

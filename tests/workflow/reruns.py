@@ -275,7 +275,7 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": operation}, set())
 for section, metric in (("sft", "held_out_loss"), ("dpo", "logp_accuracy")):
     sweep = {"extends": "run", "grid": {"training.seed": [1, 2]}, "race": {"metric": metric, "rungs": [0.5]}}
-    for key in ("metric", "keep", "rungs"):
+    for key in ("metric", "keep", "tolerance", "rungs"):
         TABLE[f"{section}.race.{key}"] = ({f"{section}.sweep": sweep}, {section, "eval", "race"} | CARD | REPORT)
 TABLE["sft.training.neftune_noise_alpha"] = ({"sft.run.training.neftune_noise_alpha": 5}, SFT)
 TABLE["dpo.training.metric"] = ({"dpo.run.training.keep": "best", "dpo.run.training.metric": "margin"}, DPO)

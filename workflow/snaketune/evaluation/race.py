@@ -53,18 +53,19 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
     # Of a loss, row_scores are the negative.
     sign = -1 if spec.metric == "held_out_loss" else 1
     comparisons = spec.looks * spec.keep * (len(spec.runs) - spec.keep)
-    better = outperforming(scores, ERROR / comparisons) if rows >= MIN_ROWS else {run: [] for run in scores}
-    paused = earlier | {run: spec.rung for run, others in better.items() if len(others) >= spec.keep}
-    best = max(scores, key=lambda run: scores[run].mean())
-    table = []
-    for run in sorted(scores, key=lambda run: -scores[run].mean()):
-        bounds = difference_bounds(scores[run] - scores[best], ERROR / comparisons)
+    error = ERROR / comparisons
+    replacing = replacements(scores, spec.keep, error, spec.tolerance) if rows >= MIN_ROWS else dict.fromkeys(scores, 0)
+    paused = earlier | {run: spec.rung for run, others in replacing.items() if others >= spec.keep}
+    ranked = by_mean(scores)
+    best, table = ranked[0], []
+    for run in ranked:
+        bounds = difference_bounds(scores[run] - scores[best], error)
         table.append(
             {
                 "run": run,
                 "mean": round(sign * float(scores[run].mean()), 6) + 0.0,
                 "difference": [round(bound, 6) + 0.0 for bound in sorted(sign * bound for bound in bounds)],
-                "outperformed_by": len(better[run]),
+                "replaced_by": replacing[run],
                 "paused": run in paused,
             }
         )
@@ -123,22 +124,31 @@ def check_same_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") ->
     return len(rows)
 
 
-def outperforming(scores: "Mapping[str, np.ndarray]", error: float) -> dict[str, list[str]]:
-    """Return for each run those that are better on the same rows, by a one-sided paired t-test each.
+def replacements(scores: "Mapping[str, np.ndarray]", keep: int, error: float, tolerance: float) -> dict[str, int]:
+    """Return for each run how many better runs that go on can replace it: by a one-sided paired t-test each, they are better,
+    or worse by no more than `tolerance`. A run that at least `keep` can replace doesn't go on.
 
     Args:
         scores: by run, float64[rows].
-        error: the probability of each test to find a run better that isn't.
+        error: the probability of each test to find that of a run that is worse.
 
     >>> import numpy as np
     >>> noise = np.random.default_rng(0).normal(size=100)
-    >>> outperforming({"a": noise, "b": noise + 1 + noise[::-1] / 9, "c": noise + noise[::-1] / 9}, 0.01)
-    {'a': ['b'], 'b': [], 'c': ['b']}
+    >>> scores = {"a": noise, "b": noise + 1 + noise[::-1] / 9, "c": noise + 1 + noise / 9}
+    >>> replacements(scores, 1, 0.01, 0.0), replacements(scores, 1, 0.01, 0.1)
+    ({'c': 0, 'b': 0, 'a': 2}, {'c': 0, 'b': 1, 'a': 1})
     """
-    return {
-        run: [other for other in scores if difference_bounds(scores[other] - scores[run], error)[0] > 0]
-        for run in scores
-    }
+    found: dict[str, int] = {}
+    for run in by_mean(scores):
+        going_on = (other for other in found if found[other] < keep)
+        bounds = (difference_bounds(scores[other] - scores[run], error) for other in going_on)
+        found[run] = sum(low > -tolerance for low, _ in bounds)
+    return found
+
+
+def by_mean(scores: "Mapping[str, np.ndarray]") -> list[str]:
+    """Return the runs, the best first, equal ones in their order."""
+    return sorted(scores, key=lambda run: -scores[run].mean())
 
 
 def difference_bounds(difference_R: "np.ndarray", error: float) -> tuple[float, float]:

@@ -101,7 +101,7 @@ def known_peak(name: str, dtype: str) -> float | None:
 
 @cache
 def measured_peak(
-    device: torch.device, dtype: torch.dtype, dtype_name: str, threads: int, seconds: float = 0.3
+    device: torch.device, dtype: torch.dtype, dtype_name: str, threads: int, seconds: float = 0.1
 ) -> Peak:
     """Measure the fastest of a few square matmuls, once per process. The matrices come from a separate generator, so that
     the training's random numbers don't change."""

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -78,13 +78,44 @@ class SelfTest:
         return self.compute.about() | mixers | {"self_test": within}
 
 
-def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
+class TestRecord(Protocol):
+    """A record of passed self-tests of the same weights, rows, code and versions."""
+
+    def share(self) -> float | None:
+        """Return the largest difference of the test that passed; None if none has."""
+
+    def write(self, share: float) -> None:
+        """Record a passed test."""
+
+
+def self_test(
+    model: PreTrainedModel,
+    packs: Sequence[PackedRows],
+    compute: Compute,
+    *,
+    training: bool,
+    record: "TestRecord | None" = None,
+) -> SelfTest:
     """Check packed forwards of `model`, with the kernel or else with slower ones, the last of them `separate`; and allow them.
     Prints why a kernel isn't used.
 
-    Tests the rows of `packs`, every situation if there are none; before a training also in training mode. Raises Unpackable
-    if separate documents are wrong too: the model isn't a causal decoder.
+    Tests the rows of `packs`, every situation if there are none; before a training also in training mode.
+
+    Args:
+        record: of this test with the kernel of `compute`; if it has passed before, it isn't repeated.
+    Raises:
+        Unpackable: separate documents are wrong too: the model isn't a causal decoder.
     """
+    if record and (share := record.share()) is not None:
+        return _allow(model, compute, any(rows.has_prefixes for rows in packs), share, "as an earlier training found")
+    tested = _first_passing(model, packs, compute, training)
+    # Mixers are set up by the test itself.
+    if record and tested.compute == compute and not tested.mixers:
+        record.write(tested.share)
+    return tested
+
+
+def _first_passing(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, training: bool) -> SelfTest:
     usable = usable_kernels(compute.device, compute.dtype)
     slower = usable[usable.index(compute.kernel) + 1 :] if compute.kernel in usable else []
     packed = [compute.kernel, *slower] if compute.kernel != SEPARATE else []
@@ -143,12 +174,18 @@ def _check_kernel(
         raise Unpackable(f"{model.config.model_type} {wrong}: {error}") from error
     finally:
         model.train(was_training)
-    use_kernel(model, kernel)
-    allow_packed(model, kernel, prefixes)
+    return _allow(model, compute, prefixes, max(shares))
+
+
+def _allow(model: PreTrainedModel, compute: Compute, prefixes: bool, share: float, note: str = "") -> SelfTest:
+    """Set up packed forwards of a model that passes, and return the test."""
+    use_kernel(model, compute.kernel)
+    allow_packed(model, compute.kernel, prefixes)
     _chunk_head(model, compute)
-    tested = SelfTest(compute=compute, share=max(shares), mixers=way_of_mixers(model))
-    how = f"kernel {kernel}, {dtype}{tested.mixers and f', mixers {tested.mixers}'}"
-    print(f"self-test: packed = separate within {tested.share:.1e} of the logits ({how})", flush=True)
+    tested = SelfTest(compute=compute, share=share, mixers=way_of_mixers(model))
+    mixers = tested.mixers and f"mixers {tested.mixers}"
+    how = ", ".join(filter(None, (f"kernel {compute.kernel}", str(compute.dtype), mixers, note)))
+    print(f"self-test: packed = separate within {share:.1e} of the logits ({how})", flush=True)
     return tested
 
 

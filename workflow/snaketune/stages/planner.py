@@ -83,7 +83,7 @@ class Planner:
         implied = () if every else STAGES[job.stage].transitive
         paths = {role: list(some) for role, some in inputs_by_role(job).items() if role not in implied}
         if every:
-            paths["payloads"] = [one.payload for one in made_from(job)]
+            paths["payloads"] = [one.payload for one in _decisive(job)]
         if not self.results.of(job).current:
             self._to_run[job.key] = job
             # These affect how it runs, and are no reason to run it.
@@ -126,6 +126,10 @@ class Planner:
             return None
         if status.content is None and not status.why:
             return ("missing",)
-        decides = [*made_from(job), *([job.race] if job.race else [])]
-        above = tuple(f"{one.key} isn't current" for one in decides if not self.results.of(one).current)
+        above = tuple(f"{one.key} isn't current" for one in _decisive(job) if not self.results.of(one).current)
         return status.why or above or ("forced",)
+
+
+def _decisive(job: Job) -> list[Job]:
+    """Return the jobs whose results decide about that of the job: those that it reads, and the race that may pause it."""
+    return [*made_from(job), *([job.race] if job.race else [])]

@@ -236,6 +236,7 @@ class RaceSpec(Model):
 
     metric: RaceMetric
     keep: int
+    tolerance: float
     looks: int
     """The number of rungs of the race."""
     rung: float

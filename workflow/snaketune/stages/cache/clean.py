@@ -10,6 +10,8 @@ from snaketune.stages.host.locks import holder, is_free
 # Below the work folders: generated responses and values of single rows, by cache key (`evaluation/response_cache.py`,
 # `stages/cache/row_store.py`). A name with a dot is no stage.
 RESPONSES, ROWS = ".responses", ".rows"
+# Records of passed self-tests (`training/loop/passed_tests.py`).
+SELF_TESTS = ".self-tests"
 # Of unfinished work: files that are named by the keys of the rows that it adds.
 ADDED_ROWS = "state/rows/*"
 RESUMES = "resumes when its config runs again; remove the folder yourself if it won't"
@@ -38,6 +40,9 @@ def clean(work_root: Path, *, remove: bool) -> None:
         total += freed
         if remove:
             shutil.rmtree(folder)
+    if remove:
+        # A few bytes each, and made again when they are missed.
+        shutil.rmtree(work_root / SELF_TESTS, ignore_errors=True)
     print(f"{total / 1e6:.1f} MB {'freed' if remove else 'to free; add --remove'}; {len(current)} current results kept")
 
 

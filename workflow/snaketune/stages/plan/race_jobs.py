@@ -48,6 +48,7 @@ def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
         RaceSpec(
             metric=race.metric,
             keep=race.keep,
+            tolerance=race.tolerance,
             looks=len(race.rungs),
             rung=rung,
             runs=tuple(f"{stage}/{variant}" for variant in variants),

@@ -25,6 +25,7 @@ from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
 from snaketune.training.loop.eva import initialize_by_eva
+from snaketune.training.loop.passed_tests import PassedTest
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
@@ -61,9 +62,11 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> tuple[Outcome, Compute]:
+    def check_model(
+        model: PreTrainedModel, rows: PackedRows, compute: Compute, record: PassedTest | None
+    ) -> tuple[Outcome, Compute]:
         """Check that packed logits equal the logits of separate sequences."""
-        tested = self_test(model, [rows], compute, training=True)
+        tested = self_test(model, [rows], compute, training=True, record=record)
         return Outcome(about=tested.about(), run={"self_test_share": tested.share}), tested.compute
 
     def initialize_adapters(self) -> None:

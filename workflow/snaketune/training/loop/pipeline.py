@@ -32,12 +32,16 @@ from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.held_out.selection import BEST, has_its_best
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.launch.worker_endings import record_preemption
+from snaketune.training.loop.passed_tests import record_of_test
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.preflight_record import read_preflight_findings
 from snaketune.training.loop.sample_order import SetEpoch
 from snaketune.training.loop.snapshot import EndOfSnapshot
 from snaketune.training.loop.trainer import BaseTrainer, LogCallback, PreparedTraining, TrainingRun
 from snaketune.training.parallel.fsdp import shard
+
+# Shorter trainings aren't worth the second that a probe of the machine takes.
+PROBED_SECONDS = 60
 
 
 @contextmanager
@@ -67,9 +71,11 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
                 model = _with_trained_parameters(model, run)
                 shard(model, compute, dtype)
-                checked, compute = trainer_class.check_model(inner_model(model), rows, compute)
+                checked, compute = trainer_class.check_model(inner_model(model), rows, compute, None)
             else:
-                checked, compute = trainer_class.check_model(model, rows, compute)
+                checked, compute = trainer_class.check_model(
+                    model, rows, compute, record_of_test(spec, run.work, run.compute)
+                )
                 model = _with_trained_parameters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
             trainer.use_held_out(training.held_out, sample_prompts(training))
@@ -135,7 +141,8 @@ def train(training: PreparedTraining) -> Outcome:
         batch_plan = _batch_plan_facts(run)
         started = time.monotonic()
         history = fit(trainer, lambda: describe_training(trainer, check))
-        concluded, measured = trainer.conclusions(), trainer.about_held_out(time.monotonic() - started)
+        took = time.monotonic() - started
+        concluded, measured = trainer.conclusions(), trainer.about_held_out(took)
         kept = trainer.use_best()
     try:
         dtypes = save_trained(trainer, training)
@@ -167,7 +174,7 @@ def train(training: PreparedTraining) -> Outcome:
             "processor": processor(),
             "threads": torch.get_num_threads(),
             "processes": trainer.args.world_size,
-            "probe": probe(compute.device, run.work.state),
+            **({"probe": probe(compute.device, run.work.state)} if took > PROBED_SECONDS else {}),
             **batch_plan,
             "preflight": read_preflight_findings(run.operation),
             **throughput,

@@ -32,6 +32,7 @@ from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.optimizers import OptimizerMixin
+from snaketune.training.loop.passed_tests import PassedTest
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
@@ -150,10 +151,15 @@ class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMix
         self.meter = ThroughputMeter(self.model, run.compute, self.args.world_size)
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[Outcome, Compute]:
+    def check_model(
+        model: PreTrainedModel, rows: Any, compute: Compute, record: PassedTest | None
+    ) -> tuple[Outcome, Compute]:
         """Check the loaded model, usually before adapters are added; return facts for manifest and run.json, and the kernel.
 
-        Raises SnaketuneError if the model can't be trained on these rows.
+        Args:
+            record: of a passed test, which isn't repeated.
+        Raises:
+            SnaketuneError: the model can't be trained on these rows.
         """
         raise TypeError("a subclass defines this")
 

@@ -19,6 +19,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
+from snaketune.training.loop.passed_tests import PassedTest
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
@@ -79,7 +80,9 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> tuple[Outcome, Compute]:
+    def check_model(
+        model: PreTrainedModel, rows: RawRows, compute: Compute, record: PassedTest | None
+    ) -> tuple[Outcome, Compute]:
         """Check nothing: every row is a single sequence for the model's own attention."""
         return Outcome(about={"trainer": "trl", "dtype": compute.about()["dtype"]}), compute
 

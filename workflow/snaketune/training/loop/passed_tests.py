@@ -1,0 +1,66 @@
+"""Records of passed self-tests, so that a training on the same weights, rows, code and versions needn't repeat them: another
+variant of a sweep, or a resumed run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import torch
+
+from snaketune.artifacts.digests import digest_json
+from snaketune.config.base_models import Pretrained
+from snaketune.models.device_speed import processor
+from snaketune.models.devices import Compute
+from snaketune.stages.cache.attempt import read_attempt
+from snaketune.stages.cache.clean import SELF_TESTS
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.host.launch_command import JOB_FILE
+from snaketune.stages.specs import DpoSpec, SftSpec
+
+
+@dataclass(frozen=True)
+class PassedTest:
+    """A file that exists once the self-test has passed."""
+
+    path: Path
+
+    def share(self) -> float | None:
+        """Return the largest difference from separate logits, relative to their scale; None if no test has passed."""
+        try:
+            return float(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def write(self, share: float) -> None:
+        """Record a passed test; several processes may do so at the same time."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
+            file.write(repr(share))
+        Path(file.name).replace(self.path)
+
+
+def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) -> PassedTest | None:
+    """Return the record of a run's self-test, whether or not it has passed; None if its weights or rows can't be identified."""
+    attempt, job, base = read_attempt(work.state), work.state / JOB_FILE, spec.base
+    # A model of the Hub without a revision may change.
+    unknown = isinstance(base, Pretrained) and not base.revision and not Path(base.path).is_dir()
+    if attempt is None or unknown or not job.is_file():
+        return None
+    inputs = json.loads(job.read_text(encoding="utf-8"))["artifacts"]
+    on_cuda = compute.device.type == "cuda"
+    key = {
+        "inputs": {role: [content for _, content in some] for role, some in inputs.items() if role != "ref_logps"},
+        "files": sorted(attempt.digests.values()),
+        "code": attempt.code,
+        "versions": attempt.versions,
+        "base": base and base.model_dump(mode="json"),
+        "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
+        "adapters": [spec.lora is not None, getattr(spec, "continued", False)],
+        # Of a model from scratch.
+        "seed": spec.training.seed,
+        "compute": compute.about(),
+        "device": torch.cuda.get_device_name(compute.device) if on_cuda else processor(),
+        "threads": torch.get_num_threads(),
+    }
+    return PassedTest(work.root / SELF_TESTS / digest_json(key))
