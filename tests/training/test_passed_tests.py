@@ -1,0 +1,105 @@
+"""A self-test that passed isn't repeated on the same weights and rows; on any others it is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from snaketune.config.base_models import Pretrained
+from snaketune.config.lora import Lora
+from snaketune.config.training_runs import Learning
+from snaketune.models import kernels, selftest
+from snaketune.models.selftest import self_test
+from snaketune.stages.cache.attempt import Attempt
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.specs import SftSpec
+from snaketune.training.loop.passed_tests import PassedTest, record_of_test
+from tests.models.conftest import CPU, tiny_model
+from tests.models.test_attention import packed_rows
+from tests.models.test_selftest import Rows
+
+ROWS = [Rows(packed_rows())]
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Return a function for the record of a run, with changes of its inputs, attempt, spec and device."""
+    base = tmp_path / "base"
+    base.mkdir()
+
+    def of(inputs=None, compute=CPU, spec=None, **attempt):
+        work = WorkFolder(tmp_path / "results/.work/sft/f00")
+        work.state.mkdir(parents=True, exist_ok=True)
+        known = {
+            "stage": "sft",
+            "code": "c",
+            "stamps": {},
+            "digests": {"base/model.safetensors": "w"},
+            "versions": {"torch": "2"},
+        }
+        Attempt(**known | attempt).save(work.state)
+        contents = {"pack": "rows", "tokenizer": "t", "ref_logps": "r"} | (inputs or {})
+        job = {"artifacts": {role: [[f"results/{role}/manifest.json", content]] for role, content in contents.items()}}
+        (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        values = {
+            "base": Pretrained(path=str(base)),
+            "training": Learning(learning_rate=1e-3),
+            "lora": None,
+            "quantization": None,
+        }
+        return record_of_test(SftSpec(**values | (spec or {})), work, compute)
+
+    return of
+
+
+def test_a_record_is_of_what_the_test_depends_on(record):
+    plain = record()
+    for same in (
+        record(inputs={"ref_logps": "others"}),
+        record(spec={"training": Learning(learning_rate=1e-4, epochs=9, until=0.1)}),
+        record(spec={"loss": "dft"}),
+    ):
+        assert same == plain
+    others = [
+        record(inputs={"pack": "other rows"}),
+        record(inputs={"model": "weights"}),
+        record(digests={"base/model.safetensors": "other weights"}),
+        record(code="d"),
+        record(versions={"torch": "3"}),
+        record(spec={"training": Learning(learning_rate=1e-3, seed=1)}),
+        record(spec={"lora": Lora()}),
+        record(spec={"base": Pretrained(path="owner/model", revision="f00")}),
+        record(compute=replace(CPU, kernel="dense")),
+        record(compute=replace(CPU, dtype=torch.bfloat16)),
+    ]
+    assert len({plain.path, *(other.path for other in others)}) == 1 + len(others)
+    # It may be another model tomorrow.
+    assert record(spec={"base": Pretrained(path="owner/model")}) is None
+
+
+def test_a_passed_test_isnt_repeated(tmp_path, monkeypatch, capsys):
+    record = PassedTest(tmp_path / "records/f00")
+    assert record.share() is None
+    first = self_test(tiny_model("llama"), ROWS, CPU, training=True, record=record)
+    assert record.share() == first.share
+    state = torch.get_rng_state()
+    monkeypatch.setattr(selftest, "check_kernel", None)
+    model = tiny_model("llama")
+    second = self_test(model, ROWS, CPU, training=True, record=record)
+    assert second == first and model.allowed_packed == {("sdpa", False), ("sdpa", True)}
+    assert "as an earlier training found" in capsys.readouterr().out
+    assert torch.equal(torch.get_rng_state(), state)
+    # A damaged record is none.
+    record.path.write_text("", encoding="utf-8")
+    assert record.share() is None
+
+
+def test_a_kernel_that_fails_leaves_no_record(tmp_path, monkeypatch):
+    monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, options: F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=options.scaling, enable_gqa=True
+    ).transpose(1, 2))  # fmt: skip
+    record = PassedTest(tmp_path / "records/f00")
+    tested = self_test(tiny_model("llama"), ROWS, CPU, training=True, record=record)
+    assert tested.compute.kernel != "sdpa" and record.share() is None
