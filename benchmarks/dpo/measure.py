@@ -198,6 +198,9 @@ def run_ours(material: Material, name: str, project: Path, race: dict[str, Any] 
     started = time.perf_counter()
     snakemake(project, "--", *(f"results/dpo/{variant}/manifest.json" for variant in VARIANTS))
     seconds = time.perf_counter() - started
+    made = [variant for variant in VARIANTS if (project / "results/dpo" / variant / "manifest.json").is_file()]
+    if made != VARIANTS:
+        raise SystemExit(f"{len(made)} variants were trained, expected {len(VARIANTS)}")
     found = {}
     for variant in VARIANTS:
         folder = project / "results/dpo" / variant
