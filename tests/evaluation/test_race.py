@@ -150,14 +150,10 @@ def test_a_lower_loss_is_better(evaluated, decide):
     }  # fmt: skip
 
 
-def test_few_rows_decide_nothing(evaluated, decide, capsys):
-    found, _ = decide(spec_of("dpo/a", "dpo/b"), [evaluated("a", [0.0] * 19), evaluated("b", [9.0] * 19)])
-    assert found["paused"] == {}
-    assert "19 held-out rows are too few" in capsys.readouterr().out
-
-
 def test_what_cant_be_compared_is_refused(evaluated, decide):
     with pytest.raises(SnaketuneError, match="different held-out rows"):
         decide(spec_of("dpo/a", "dpo/b"), [evaluated("a", [0.0] * 20), evaluated("b", [9.0] * 21)])
+    with pytest.raises(SnaketuneError, match="has 19 held-out rows, and 20 are needed"):
+        decide(spec_of("dpo/a", "dpo/b", rung=0.2), [evaluated("d", [0.0] * 19), evaluated("e", [9.0] * 19)])
     with pytest.raises(SnaketuneError, match="20 of 20 held-out pairs have no log-probabilities of the reference"):
         row_scores(evaluated("c", [0.0] * 20, reference=None), "reward_accuracy")

@@ -27,7 +27,7 @@ STAGE = Stage(
 )
 # The probability that chance alone pauses one of the best variants, over all rungs.
 ERROR = 0.05
-# With fewer rows, Student's t doesn't hold for their scores, and nothing is paused.
+# With fewer rows, Student's t doesn't hold for the means of their scores.
 MIN_ROWS = 20
 
 
@@ -38,7 +38,7 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
         evaluated: the evaluation of each of `spec.runs` at this rung.
         before: the race at the rung before; empty at the first one.
     Raises:
-        SnaketuneError: an evaluation lacks the score, or has other rows than the others.
+        SnaketuneError: an evaluation lacks the score, or has too few rows, or others than the others.
     """
     for race in before:
         race.files()
@@ -48,13 +48,13 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
         for run, evaluation in zip(spec.runs, evaluated, strict=True)
         if run not in earlier
     }
-    rows = check_same_rows(values)
+    rows = check_rows(values)
     scores = {run: of_rows for run, (_, of_rows) in values.items()}
     # Of a loss, row_scores are the negative.
     sign = -1 if spec.metric == "held_out_loss" else 1
     comparisons = spec.looks * spec.keep * (len(spec.runs) - spec.keep)
     error = ERROR / comparisons
-    replacing = replacements(scores, spec.keep, error, spec.tolerance) if rows >= MIN_ROWS else dict.fromkeys(scores, 0)
+    replacing = replacements(scores, spec.keep, error, spec.tolerance)
     paused = earlier | {run: spec.rung for run, others in replacing.items() if others >= spec.keep}
     ranked = by_mean(scores)
     best, table = ranked[0], []
@@ -70,8 +70,6 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
             }
         )
     write_json(work.payload / FILE, {"rows": rows, "best": best, "table": table, "paused": paused})
-    if rows < MIN_ROWS:
-        print(f"{rows} held-out rows are too few to compare on ({MIN_ROWS}), so nothing is paused", flush=True)
     for line in table:
         low, high = line["difference"]
         against = "" if line["run"] == best else f", {low:+.4g} to {high:+.4g} against the best"
@@ -111,8 +109,8 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
     return pairs["id"].to_pylist(), margin_P if metric.endswith("_nats") else (1 + np.sign(margin_P)) / 2
 
 
-def check_same_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
-    """Return the number of rows; SnaketuneError if they aren't the same for all runs."""
+def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
+    """Return the number of rows; SnaketuneError if they aren't the same for all runs, or too few."""
     from snaketune.errors import SnaketuneError
 
     (first, (rows, _)), *others = values.items()
@@ -121,6 +119,11 @@ def check_same_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") ->
             raise SnaketuneError(
                 f"{first} and {run} were evaluated on different held-out rows, so they can't be compared"
             )
+    if len(rows) < MIN_ROWS:
+        raise SnaketuneError(
+            f"race: its corpus has {len(rows)} held-out rows, and {MIN_ROWS} are needed to compare on; raise the corpus' "
+            "held_out, or remove the race"
+        )
     return len(rows)
 
 
@@ -152,14 +155,12 @@ def by_mean(scores: "Mapping[str, np.ndarray]") -> list[str]:
 
 
 def difference_bounds(difference_R: "np.ndarray", error: float) -> tuple[float, float]:
-    """Return bounds of the mean of float64[R], R > 1, each of which is wrong with this probability."""
+    """Return bounds of the mean of float64[R], R ≥ 2, each of which is wrong with this probability."""
     import math
     from statistics import NormalDist
 
     from snaketune.evaluation.score_intervals import student
 
     mean, size = float(difference_R.mean()), len(difference_R)
-    if size < 2:
-        return -math.inf, math.inf
     half = student(size - 1, NormalDist().inv_cdf(1 - error)) * float(difference_R.std(ddof=1)) / math.sqrt(size)
     return mean - half, mean + half
