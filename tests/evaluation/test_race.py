@@ -84,11 +84,15 @@ def spec_of(*runs, **changes):
 def decide(tmp_path):
     """Return a function that runs the stage, and returns race.json and the result."""
 
-    def run(spec, evaluated, before=()):
+    def run(spec, evaluated, before=(), stopped=()):
         folder = tmp_path / f"race@{spec.rung}"
         work = WorkFolder(folder / "work")
         work.start()
-        build(spec, work, evaluated=evaluated, before=before)
+        made = [
+            Artifact(tmp_path / f"{run}/manifest.json", {"stopped": {"step": 7}} if run in stopped else {}, tmp_path)
+            for run in spec.runs
+        ]
+        build(spec, work, snapshots=made, evaluated=evaluated, before=before)
         work.payload.rename(folder / PAYLOAD)
         path = folder / PAYLOAD / FILE
         manifest = {"payload": {FILE: {"digest": digest_file(path), "bytes": path.stat().st_size}}, "records": {}}
@@ -150,10 +154,22 @@ def test_a_lower_loss_is_better(evaluated, decide):
     }  # fmt: skip
 
 
+def test_a_run_that_a_threshold_stopped_neither_goes_on_nor_replaces_others(evaluated, decide):
+    noise = np.linspace(-1, 1, 30)
+    runs = ("dpo/a", "dpo/b", "dpo/c")
+    scores = [evaluated("a", noise + 9), evaluated("b", noise), evaluated("c", noise / 2 - 3)]
+    found, _ = decide(spec_of(*runs), scores, stopped=["dpo/a"])
+    assert (found["best"], found["paused"], found["stopped"]) == ("dpo/b", {"dpo/c": 0.1}, {"dpo/a": 7})
+    found, _ = decide(spec_of(*runs, rung=0.2), scores, stopped=runs)
+    assert (found["best"], found["table"], found["paused"]) == (None, [], {})
+
+
 def test_what_cant_be_compared_is_refused(evaluated, decide):
     with pytest.raises(SnaketuneError, match="different held-out rows"):
         decide(spec_of("dpo/a", "dpo/b"), [evaluated("a", [0.0] * 20), evaluated("b", [9.0] * 21)])
     with pytest.raises(SnaketuneError, match="has 19 held-out rows, and 20 are needed"):
         decide(spec_of("dpo/a", "dpo/b", rung=0.2), [evaluated("d", [0.0] * 19), evaluated("e", [9.0] * 19)])
+    with pytest.raises(SnaketuneError, match="scores of dpo/b aren't finite"):
+        decide(spec_of("dpo/a", "dpo/b", rung=0.3), [evaluated("f", [0.0] * 20), evaluated("g", [float("nan")] * 20)])
     with pytest.raises(SnaketuneError, match="20 of 20 held-out pairs have no log-probabilities of the reference"):
         row_scores(evaluated("c", [0.0] * 20, reference=None), "reward_accuracy")

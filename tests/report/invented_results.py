@@ -188,7 +188,14 @@ class Results(DataResults):
         inputs = {"packs": list(packs)}
         return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
 
-    def race(self, grid: str, rung: float, scores: dict[str, float], paused: dict[str, float]) -> str:
+    def race(
+        self,
+        grid: str,
+        rung: float,
+        scores: dict[str, float],
+        paused: dict[str, float],
+        stopped: dict[str, int] | None = None,
+    ) -> str:
         """Write one rung of a race of DPO runs. Args: scores: of those that still run, the best first."""
         best, name = next(iter(scores)), f"dpo-{grid}@{rung}"
         table = [
@@ -199,6 +206,7 @@ class Results(DataResults):
             for run, score in scores.items()
         ]  # fmt: skip
         decisions = {"rows": 40, "best": f"dpo/{best}", "table": table}
+        decisions["stopped"] = {f"dpo/{run}": step for run, step in (stopped or {}).items()}
         decisions["paused"] = {f"dpo/{run}": share for run, share in paused.items()}
         write_json(self.payload("race", name, "race.json"), decisions)
         return self.add("race", name, spec={"metric": "reward_margin_nats", "rung": rung})

@@ -9,6 +9,7 @@ from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 from snaketune.config.score_names import SCORES
 from snaketune.errors import SnaketuneError
 from snaketune.report.compare.variants import compare_variants
+from snaketune.report.data.races import paused_runs
 from snaketune.report.judge.headline import judged_lineage
 
 SORT_BY = "preferences.pairs.reward_accuracy"
@@ -243,3 +244,26 @@ def test_a_run_that_a_race_paused_is_never_the_best_of_those_that_went_on(result
     assert (compared.labels, compared.best) == (["dpo:a", "dpo:b"], "dpo:b")
     assert compared.stopped["dpo:a"].reason == "paused by its race after 50% of the steps"
     assert "paused after 50%" in (results.report()[1] / "index.html").read_text(encoding="utf-8")
+
+
+def test_snapshots_beyond_its_pause_are_the_paused_run(results):
+    model, pack = sft_and_pairs(results)
+    for name in ("a@0.2", "a@0.9", "a", "b"):
+        results.dpo(name, model, pack)
+        results.evaluate(f"main/dpo-{name}")
+    results.race("s", 0.5, {"b": 1.5, "a": 0.5}, paused={"a": 0.5})
+    assert paused_runs(result_set(results)) == {"dpo:a": 0.5, "dpo:a@0.9": 0.5}
+    compared = compare_variants(result_set(results), "preferences.pairs.logp_accuracy")
+    assert compared.stopped.keys() == {"dpo:a", "dpo:a@0.9"}
+    assert "at 90% of" not in (results.report()[1] / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_stopped_by_itself_isnt_called_paused(results):
+    model, pack = sft_and_pairs(results)
+    results.dpo("a", model, pack, stopped={"step": 3, "reason": "kl above 1"})
+    results.dpo("b", model, pack)
+    results.race("s", 0.5, {"b": 1.5}, paused={}, stopped={"a": 3})
+    compared = compare_variants(result_set(results), None)
+    assert compared.stopped["dpo:a"].reason == "kl above 1"
+    page = (results.report()[1] / "index.html").read_text(encoding="utf-8")
+    assert "stopped early, at step 3" in page and "0 of 2 variants paused" in page

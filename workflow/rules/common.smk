@@ -67,13 +67,12 @@ def log_triggers():
 
 @cache
 def check_until():
-    """Raise an error for `--until` a rule with snapshots: Snakemake runs nothing that follows a job of it, the run included."""
+    """Raise an error if `--until` names jobs that follow each other, since Snakemake would run only the first ones."""
     for stage in STAGES:
-        resuming = [job for job in graph.stage(stage) if any(one.stage == stage for one in job.after)]
-        if resuming and getattr(rules, stage).rule.name in workflow.dag_settings.until:
+        if getattr(rules, stage).rule.name in workflow.dag_settings.until and (job := planner.first_following(stage)):
             raise Error(
-                f"--until {stage} would end at the first snapshot of a run, from which the run resumes; name results instead: "
-                f"snakemake {resuming[-1].manifest}"
+                f"--until {stage} would end before {job.key}, which follows another {stage} job; name results instead: "
+                f"snakemake {job.manifest}"
             )
 
 

@@ -175,8 +175,12 @@ def test_the_report_is_on_results_and_names_their_grids(planned):
 def test_a_race_decides_whether_the_variants_of_a_grid_go_on(planned, jobs):
     names = [f"rates-learning_rate{rate}" for rate in ("1e-05", "2e-05")]
     first, second = (jobs[f"race/sft-rates@{rung}"] for rung in (0.2, 0.5))
-    assert made_from(first) == {"evaluated": [f"eval/race-sft-rates/sft-{name}@0.2" for name in names]}
+    assert made_from(first) == {
+        "snapshots": [f"sft/{name}@0.2" for name in names],
+        "evaluated": [f"eval/race-sft-rates/sft-{name}@0.2" for name in names],
+    }
     assert made_from(second) == {
+        "snapshots": [f"sft/{name}@0.5" for name in names],
         "evaluated": [f"eval/race-sft-rates/sft-{name}@0.5" for name in names],
         "before": [first.key],
     }

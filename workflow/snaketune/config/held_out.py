@@ -9,6 +9,8 @@ from snaketune.config.base import Model, PositiveInt
 
 Metric = Literal["loss", "accuracy", "margin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
+# In names of results; text such as '0.1' isn't one, since loading makes runs of them before they are validated.
+SnapshotShare = Annotated[float, Field(ge=0.001, le=0.999, strict=True)]
 
 
 def snapshot_name(run: str, share: float) -> str:

@@ -27,6 +27,8 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 RUN_SECTIONS = ("sft", "dpo")
 # Alternative keys: a run's own key replaces the inherited alternative.
 ALTERNATIVES = {"base": "use_base", "use_base": "base"}
+# The smallest and the largest share that names a snapshot (`config.held_out.SnapshotShare`).
+_SHARES = (0.001, 0.999)
 # Mappings that a run's own value replaces as a whole, instead of being merged with the inherited one.
 NOT_MERGED = ("loss",)
 
@@ -81,7 +83,8 @@ def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
             continue
         expanded: dict[str, Any] = {}
         for name in runs:
-            made = _vary(f"{section}.{name}", str(name), _with_rungs(_inherit(section, name, runs)))
+            made = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
+            made = {called: _with_rungs(run) for called, run in made.items()}
             if taken := next((variant for variant in made if variant in expanded), None):
                 raise SnaketuneError(
                     f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
@@ -152,7 +155,7 @@ def _with_rungs(run: Any) -> Any:
     snapshots = training.get("snapshots", [])
     if not isinstance(snapshots, list):
         return run
-    added = [rung for rung in rungs if isinstance(rung, float) and 0 < rung < 1 and rung not in snapshots]
+    added = [rung for rung in rungs if isinstance(rung, float) and rung not in snapshots]
     return run | {"training": training | {"snapshots": [*snapshots, *added]}}
 
 
@@ -162,7 +165,9 @@ def _snapshots(name: str, run: Any) -> Iterator[tuple[float, str, Any]]:
     training = run.get("training") if isinstance(run, dict) else None
     shares = training.get("snapshots") if isinstance(training, dict) else None
     known = (
-        [share for share in shares if isinstance(share, float) and 0 < share < 1] if isinstance(shares, list) else []
+        [share for share in shares if isinstance(share, float) and _SHARES[0] <= share <= _SHARES[1]]
+        if isinstance(shares, list)
+        else []
     )
     for share in sorted(set(known)):
         others = {key: value for key, value in training.items() if key != "snapshots"}

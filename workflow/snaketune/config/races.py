@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from snaketune.config.base import Model, PositiveInt
-from snaketune.config.held_out import Share
+from snaketune.config.held_out import SnapshotShare
 
 RaceMetric = Literal[
     "held_out_loss",
@@ -23,7 +23,7 @@ NEEDS_REFERENCE = ("reward_accuracy", "reward_margin_nats")
 class Race(Model):
     """Pauses variants of a grid that are clearly worse than others on the held-out rows of the run's corpus. At each rung, all
     variants that are still running are evaluated, and one is paused if at least `keep` others that go on are better beyond
-    chance: the probability that chance alone pauses one of the best `keep`, at any rung, is 5% at most."""
+    chance: the probability that chance alone pauses one of the best `keep`, at any rung, is 5% at most (see below)."""
 
     metric: RaceMetric
     """Score that is compared, as an evaluation computes it: `held_out_loss` for SFT, the others for DPO."""
@@ -32,7 +32,7 @@ class Race(Model):
     tolerance: Annotated[float, Field(ge=0)] = 0.0
     """A difference of the score that doesn't matter: others also replace a variant if they aren't worse than it by more, beyond
     chance. So of variants that are as good as equal, `keep` go on."""
-    rungs: Annotated[tuple[Share, ...], Field(min_length=1)]
+    rungs: Annotated[tuple[SnapshotShare, ...], Field(min_length=1)]
     """Shares of the run, such as `[0.1, 0.3]`, at which variants are compared. Each is a snapshot of every variant."""
 
     @field_validator("rungs")

@@ -30,6 +30,8 @@ def check_references(config: Workflow, variants: Variants) -> None:
     for section, runs in (("sft", config.sft), ("dpo", config.dpo)):
         for name, made in variants[section].items():
             _check_race(f"{section}.{name}.race", [runs[one] for one in made], config)
+            if runs[made[0]].race and (taken := f"race-{section}-{name}") in config.eval:
+                raise SnaketuneError(f"eval.{taken}: the race of {section}.{name} evaluates under this name; rename it")
     for name, merge in config.merge.items():
         _check_merge(f"merge.{name}.models", merge, config)
     for name, diagnosis in config.diagnose.items():
@@ -283,6 +285,8 @@ def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None
     if len(runs) <= race.keep:
         many = f"the grid has {len(runs)} variants" if len(runs) > 1 else "there is no grid whose variants it compares"
         raise SnaketuneError(f"{key}.keep: found {race.keep}, but {many}; expected fewer than there are variants")
+    if any(run.training.until for run in runs):
+        raise SnaketuneError(f"{key}: variants of a race aren't cut by training.until; remove one of them")
     is_sft = isinstance(runs[0], Sft)
     if (race.metric in OF_SFT) != is_sft:
         expected = OF_SFT if is_sft else [name for name in get_args(RaceMetric) if name not in OF_SFT]

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
 from snaketune.config.corpus_sources import regex
-from snaketune.config.held_out import Selection, Share
+from snaketune.config.held_out import Selection, SnapshotShare, snapshot_name
 from snaketune.config.lora import Lora, LoraOrContinued, ModuleName, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
@@ -111,7 +111,7 @@ class Training(Learning):
     gradient_checkpointing: GradientCheckpointing = "auto"
     """Recomputes activations in the backward pass, which saves memory for about a third more computation. `auto` does if
     `micro_batch_rows: auto` measured that it is faster, or if memory runs out."""
-    snapshots: tuple[Share, ...] = ()
+    snapshots: tuple[SnapshotShare, ...] = ()
     """Shares of the run, such as `[0.25, 0.5]`, whose weights become results of their own, `NAME@0.25`, which all sections can
     name. The run resumes from them, so nothing is trained twice."""
 
@@ -121,6 +121,10 @@ class Training(Learning):
             raise ValueError(
                 "snapshots, and the rungs of a race, are weights on the way, and keep: best replaces those at the end; choose "
                 "one of them"
+            )
+        if len({snapshot_name("", share) for share in self.snapshots}) < len(set(self.snapshots)):
+            raise ValueError(
+                f"two snapshots (or rungs of a race) would have one name, of {list(self.snapshots)}; remove one of them"
             )
         rows, micro = self.batch_rows, self.micro_batch_rows
         if micro != "auto" and rows % micro:

@@ -1,7 +1,8 @@
 """The `race` stage: compares the variants of a grid at one rung, and pauses those that are clearly worse than others.
 
-race.json has for every variant its mean score and, if it still runs, the interval of its difference to the best one; and
-`paused`, the share of the run at which each paused variant ended.
+race.json has for every variant that still runs its mean score and the interval of its difference to the best one; `paused`, the
+share of the run at which each paused variant ended; and `stopped`, the step at which a threshold (`dpo.NAME.stop_if`) ended a
+variant, which then neither goes on nor replaces others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ STAGE = Stage(
     module=__name__,
     spec=RaceSpec,
     payload=PAYLOAD,
-    inputs={"evaluated": any_number("eval"), "before": any_number("race")},
+    inputs={"snapshots": any_number("sft", "dpo"), "evaluated": any_number("eval"), "before": any_number("race")},
     group="models",
     in_report=True,
 )
@@ -31,11 +32,18 @@ ERROR = 0.05
 MIN_ROWS = 20
 
 
-def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], before: Sequence[Artifact]) -> Outcome:
+def build(
+    spec: RaceSpec,
+    work: WorkFolder,
+    *,
+    snapshots: Sequence[Artifact],
+    evaluated: Sequence[Artifact],
+    before: Sequence[Artifact],
+) -> Outcome:
     """Write race.json to `work.payload`.
 
     Args:
-        evaluated: the evaluation of each of `spec.runs` at this rung.
+        snapshots, evaluated: the result of each of `spec.runs` at this rung, and its evaluation.
         before: the race at the rung before; empty at the first one.
     Raises:
         SnaketuneError: an evaluation lacks the score, or has too few rows, or others than the others.
@@ -43,12 +51,15 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
     for race in before:
         race.files()
     earlier = {run: share for run in spec.runs for race in before if (share := paused_at(race.manifest_path, run))}
+    stopped = {
+        run: made.manifest["stopped"]["step"] for run, made in zip(spec.runs, snapshots, strict=True) if failed(made)
+    }
     values = {
         run: row_scores(evaluation, spec.metric)
         for run, evaluation in zip(spec.runs, evaluated, strict=True)
-        if run not in earlier
+        if run not in earlier | stopped
     }
-    rows = check_rows(values)
+    rows = check_rows(values) if values else 0
     scores = {run: of_rows for run, (_, of_rows) in values.items()}
     # Of a loss, row_scores are the negative.
     sign = -1 if spec.metric == "held_out_loss" else 1
@@ -57,7 +68,7 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
     replacing = replacements(scores, spec.keep, error, spec.tolerance)
     paused = earlier | {run: spec.rung for run, others in replacing.items() if others >= spec.keep}
     ranked = by_mean(scores)
-    best, table = ranked[0], []
+    best, table = next(iter(ranked), None), []
     for run in ranked:
         bounds = difference_bounds(scores[run] - scores[best], error)
         table.append(
@@ -69,12 +80,21 @@ def build(spec: RaceSpec, work: WorkFolder, *, evaluated: Sequence[Artifact], be
                 "paused": run in paused,
             }
         )
-    write_json(work.payload / FILE, {"rows": rows, "best": best, "table": table, "paused": paused})
+    decisions = {"rows": rows, "best": best, "table": table, "paused": paused, "stopped": stopped}
+    write_json(work.payload / FILE, decisions)
+    for run, step in stopped.items():
+        print(f"{run}: stopped early, at step {step}", flush=True)
     for line in table:
         low, high = line["difference"]
         against = "" if line["run"] == best else f", {low:+.4g} to {high:+.4g} against the best"
         print(f"{line['run']}: {spec.metric} {line['mean']:.4g}{against}{'; paused' * line['paused']}", flush=True)
-    return Outcome(counts={"runs": len(spec.runs), "running": len(spec.runs) - len(paused)})
+    return Outcome(counts={"runs": len(spec.runs), "paused": len(paused), "stopped": len(stopped)})
+
+
+def failed(snapshot: Artifact) -> bool:
+    """Whether a threshold of `dpo.NAME.stop_if` stopped a run; held-out rows that rise are no failure."""
+    stop = snapshot.manifest.get("stopped")
+    return bool(stop) and not stop.get("held_out")
 
 
 def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.ndarray]":
@@ -111,9 +131,15 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
 
 def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
     """Return the number of rows; SnaketuneError if they aren't the same for all runs, or too few."""
+    import numpy as np
+
     from snaketune.errors import SnaketuneError
 
     (first, (rows, _)), *others = values.items()
+    if infinite := next((run for run, (_, scores) in values.items() if not np.isfinite(scores).all()), None):
+        raise SnaketuneError(
+            f"race: scores of {infinite} aren't finite, so it can't be compared; remove it from the grid"
+        )
     for run, (of_run, _) in others:
         if of_run != rows:
             raise SnaketuneError(
@@ -121,8 +147,8 @@ def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
             )
     if len(rows) < MIN_ROWS:
         raise SnaketuneError(
-            f"race: its corpus has {len(rows)} held-out rows, and {MIN_ROWS} are needed to compare on; raise the corpus' "
-            "held_out, or remove the race"
+            f"race of {first} and others: their corpus has {len(rows)} held-out rows, and {MIN_ROWS} are needed to compare on; "
+            "raise the corpus' held_out, or remove the race"
         )
     return len(rows)
 

@@ -97,6 +97,20 @@ class Planner:
         """Return the path of the job's file."""
         return self._files.get(job.key) or job_file_of(job.stage, job.name)
 
+    def first_following(self, stage: str) -> Job | None:
+        """Return a stale job that waits for another stale one of the stage, as a run for its snapshot; None without one."""
+        waits: dict[str, bool] = {}
+
+        def follows(job: Job) -> bool:
+            """Whether a stale job of the stage is above."""
+            if job.manifest not in waits:
+                above = [one for one in (*made_from(job), *job.after) if not self.results.of(one).current]
+                waits[job.manifest] = any(one.stage == stage or follows(one) for one in above)
+            return waits[job.manifest]
+
+        stale = (job for job in self.graph.stage(stage) if not self.results.of(job).current)
+        return next((job for job in stale if follows(job)), None)
+
     def not_run(self) -> list[str]:
         """Return the stale jobs whose inputs were looked up and whose results are still older than their job files."""
         jobs = self._to_run.items()

@@ -17,15 +17,21 @@ def snapshot_of(label: str) -> tuple[str, float]:
     return run, float(share or 1)
 
 
-def learning_curves(table: list[Measure], models: list[str], styles: dict[str, Style], where: str) -> list[Panel]:
-    """A panel for each measure that has a direction, with a curve per run with snapshots; the initial model is at 0."""
+def learning_curves(
+    table: list[Measure], models: list[str], styles: dict[str, Style], where: str, paused: dict[str, float]
+) -> list[Panel]:
+    """A panel for each measure that has a direction, with a curve per run with snapshots; the initial model is at 0.
+
+    Args:
+        paused: by label, the share of its steps at which a race ended a run, or a snapshot beyond it.
+    """
     runs: dict[str, list[tuple[float, str]]] = {}
     for model in models:
         if "@" in model:
             run, _ = snapshot_of(model)
             initial = f"base:{run.partition(':')[2]}"
             known = [(0.0, initial)] if run.startswith("sft:") and initial in models else []
-            own = [(snapshot_of(one)[1], one) for one in models if snapshot_of(one)[0] == run]
+            own = [(paused.get(one, snapshot_of(one)[1]), one) for one in models if snapshot_of(one)[0] == run]
             runs[run] = sorted(known + own)
     # Perplexity is another scale of the loss.
     shown = [one for one in table if one.better and not one.detail and one.name != "perplexity"] if runs else []

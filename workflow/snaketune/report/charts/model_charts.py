@@ -12,6 +12,7 @@ from snaketune.report.compare.differing_keys import MONITORED
 from snaketune.report.compare.measures import PREFERENCES, Measure, measures
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.preference_shift import PreferenceChange
+from snaketune.report.data.races import paused_runs
 from snaketune.report.data.results import ResultSet, unique
 from snaketune.report.judge.intervals import wins
 from snaketune.report.text import NOTHING, decimal, percent
@@ -39,7 +40,7 @@ def evaluation_chart(results: ResultSet, styles: Styles) -> Chart:
                 panels.append(_dots(f"{on}{where}: exact match, all and by task", exact, labels, styles))
             if preferred := [measure for measure in here if measure.name in ACCURACIES]:
                 panels.append(_dots(f"{on}{where}: preference accuracy", preferred, labels, styles, middle=0.5))
-        panels += learning_curves(table, labels, styles, where)
+        panels += learning_curves(table, labels, styles, where, paused_runs(results))
     return Chart(
         name="evaluation",
         panels=panels or [message("Neither exact match nor preferences were measured.")],

@@ -26,5 +26,4 @@ def _panel(race: Race, styles: dict[str, Style]) -> Panel:
         ax.set(xlabel="share of the run", ylabel=race.metric, xlim=(0, 1))
         percentages(ax, "x")
 
-    goes_on = len(race.scores) - len(race.paused)
-    return Panel(title=f"{race.name}: {goes_on} of {len(race.scores)} variants trained to the end", draw=draw)
+    return Panel(title=f"{race.name}: {len(race.paused)} of {race.variants} variants paused", draw=draw)

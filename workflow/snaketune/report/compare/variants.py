@@ -88,7 +88,7 @@ def compare_variants(results: ResultSet, sort_by: str | None) -> Variants:
     columns = [*_measured(results, labels, sort_by), *_trained(runs)]
     stopped = {run.label: stop for run in runs if (stop := stopped_early(run))}
     paused = paused_runs(results)
-    for run in (run for run in runs if run.label in paused):
+    for run in (run for run in runs if run.label in paused and run.label not in stopped):
         reason = f"paused by its race after {paused[run.label]:.0%} of the steps"
         stopped[run.label] = EarlyStop(step=run.counts["steps"], reason=reason)
     best, tied = None, []

@@ -21,6 +21,7 @@ class Race:
         scores: by label of the variant, its mean score by rung, as long as it ran.
         differences: by label and rung, the bounds of its difference to the best.
         paused: by label, the rung at which it was paused.
+        stopped: by label, the step at which a threshold ended it.
     """
 
     name: str
@@ -30,6 +31,11 @@ class Race:
     scores: dict[str, dict[float, float]]
     differences: dict[str, dict[float, tuple[float, float]]]
     paused: dict[str, float]
+    stopped: dict[str, int]
+
+    @property
+    def variants(self) -> int:
+        return len(self.scores | self.stopped)
 
 
 def races_of(results: ResultSet) -> list[Race]:
@@ -58,6 +64,7 @@ def _race(name: str, rungs: list[tuple[float, Result, dict[str, Any]]]) -> Race:
         rungs=[rung for rung, *_ in rungs],
         scores=scores,
         differences=differences,
+        stopped={_label(run): step for run, step in sorted(decisions.get("stopped", {}).items())},
         paused={
             _label(run): share for run, share in sorted(decisions["paused"].items(), key=lambda one: natural(one[0]))
         },
@@ -65,8 +72,14 @@ def _race(name: str, rungs: list[tuple[float, Result, dict[str, Any]]]) -> Race:
 
 
 def paused_runs(results: ResultSet) -> dict[str, float]:
-    """By label, the share of its steps at which each paused run ended."""
-    return {label: share for race in races_of(results) for label, share in race.paused.items()}
+    """By label, the share of its steps at which each paused run ended, and each of its later snapshots, which are the same."""
+    by_variant = {label: share for race in races_of(results) for label, share in race.paused.items()}
+    shares: dict[str, float] = {}
+    for run in results.of("sft", "dpo"):
+        variant, _, at = run.label.partition("@")
+        if variant in by_variant and float(at or 1) > by_variant[variant]:
+            shares[run.label] = by_variant[variant]
+    return shares
 
 
 def _label(run: str) -> str:

@@ -98,8 +98,7 @@ class Results:
 
     def _reasons(self, job: Job, manifest: dict[str, Any], above: list[Status]) -> Iterator[str]:
         """Yield why a result itself is stale. Args: above: the status of each result that the job reads."""
-        paused = paused_at(Path(job.race.manifest), job.key) if job.race else None
-        if keys := differing(manifest["spec"], plain_ending_at(job.plain_spec, paused)):
+        if keys := differing(manifest["spec"], self._expected_spec(job, manifest["spec"])):
             yield f"spec differs ({_some(keys)})"
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
@@ -113,6 +112,15 @@ class Results:
             yield f"files are missing or of another size ({_some(missing)})"
         elif not Path(job.run).is_file():
             yield "run.json is missing"
+
+    def _expected_spec(self, job: Job, made_by: dict[str, Any]) -> dict[str, Any]:
+        """Return the spec of a job, as its race has decided. Args: made_by: that of the result, which ends where it may."""
+        if not job.race:
+            return job.plain_spec
+        # Without a decision, where the result ends is no reason: the missing race is.
+        undecided = self.of(job.race).content is None
+        share = made_by["training"].get("until") if undecided else paused_at(Path(job.race.manifest), job.key)
+        return plain_ending_at(job.plain_spec, share)
 
     def _inputs(self, job: Job, made_from_digests: dict[str, list[str]]) -> Iterator[str]:
         read = self.inputs_read(job)

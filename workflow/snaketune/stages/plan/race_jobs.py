@@ -41,6 +41,7 @@ def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
         samples=1,
         **rows,
     )
+    evaluated = tuple(eval_job(context, f"race-{name}", evaluation, model) for model in models)
     earlier = [one for one in race.rungs if one < rung][-1:]
     return context.plan(
         "race",
@@ -54,7 +55,8 @@ def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
             runs=tuple(f"{stage}/{variant}" for variant in variants),
         ),
         {
-            "evaluated": tuple(eval_job(context, f"race-{name}", evaluation, model) for model in models),
+            "snapshots": tuple(context.jobs[stage, snapshot_name(variant, rung)] for variant in variants),
+            "evaluated": evaluated,
             "before": tuple(_race_job(context, stage, grid, one) for one in earlier),
         },
     )
