@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained
-from snaketune.config.held_out import snapshot_name
+from snaketune.config.held_out import LEAST, MOST, snapshot_name
 from snaketune.config.paths import check_plain, is_local_path
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
@@ -27,8 +27,6 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 RUN_SECTIONS = ("sft", "dpo")
 # Alternative keys: a run's own key replaces the inherited alternative.
 ALTERNATIVES = {"base": "use_base", "use_base": "base"}
-# The smallest and the largest share that names a snapshot (`config.held_out.SnapshotShare`).
-_SHARES = (0.001, 0.999)
 # Mappings that a run's own value replaces as a whole, instead of being merged with the inherited one.
 NOT_MERGED = ("loss",)
 
@@ -165,7 +163,7 @@ def _snapshots(name: str, run: Any) -> Iterator[tuple[float, str, Any]]:
     training = run.get("training") if isinstance(run, dict) else None
     shares = training.get("snapshots") if isinstance(training, dict) else None
     known = (
-        [share for share in shares if isinstance(share, float) and _SHARES[0] <= share <= _SHARES[1]]
+        [share for share in shares if isinstance(share, float) and LEAST <= share <= MOST]
         if isinstance(shares, list)
         else []
     )
