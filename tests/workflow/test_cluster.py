@@ -329,7 +329,7 @@ def groups_of(planned):
 def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
     assert groups_of(cluster.plan()) == {"data", "models"}
     # Jobs that together take longer than the partition allows are sent as several.
-    short = {**SITE["partitions"]["gpu"], "max_runtime": 8}
+    short = {**SITE["partitions"]["gpu"], "max_runtime": 6}
     planned = cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})
     assert groups_of(planned) == {"data", "models", "models2", "models3"}
     cluster.project.config["corpora"]["chat"]["sources"][0]["files"] = ["data/big.jsonl"]

@@ -162,8 +162,8 @@ def replacements(scores: "Mapping[str, np.ndarray]", keep: int, error: float, to
         error: the probability of each test to find that of a run that is worse.
 
     >>> import numpy as np
-    >>> noise = np.random.default_rng(0).normal(size=100)
-    >>> scores = {"a": noise, "b": noise + 1 + noise[::-1] / 9, "c": noise + 1 + noise / 9}
+    >>> rows = np.linspace(-1, 1, 100)
+    >>> scores = {"a": rows, "b": rows[::-1] / 9 + 1, "c": rows / 9 + 1.01}
     >>> replacements(scores, 1, 0.01, 0.0), replacements(scores, 1, 0.01, 0.1)
     ({'c': 0, 'b': 0, 'a': 2}, {'c': 0, 'b': 1, 'a': 1})
     """
