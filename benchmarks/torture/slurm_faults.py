@@ -93,7 +93,7 @@ def wrong_account(trial: Trial) -> None:
     chain = trial.before("sft")
     site = chain.folder / "profiles/slurm/cluster.yaml"
     valid = site.read_text(encoding="utf-8")
-    site.write_text(re.sub(r"(?m)^account:.*\n", "", valid) + "account: nobody\n", encoding="utf-8")
+    site.write_text(re.sub(r"(?m)^account:.*\n", "", valid) + "account: missing\n", encoding="utf-8")
     said = chain.wait(chain.start("--profile", "profiles/slurm", *ARGUMENTS, *trial.targets), SECONDS)
     if not said.status or "correct `account` in profiles/slurm/cluster.yaml" not in said.text:
         raise Failed(f"ended with {said.status}: {said.text[-1000:]}")

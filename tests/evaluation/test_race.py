@@ -32,9 +32,9 @@ def simulate(draws, rows, keep, gap, accuracy, tolerance=0.0):
         running = {str(one): values[one] for one in range(8) if str(one) not in paused}
         replacing = replacements(running, keep, ERROR / (2 * keep * (8 - keep)), tolerance)
         paused |= {run for run, others in replacing.items() if others >= keep}
-        # Pausing one of the best is wrong if it is better than all that go on, by more than the tolerance.
-        going_on = [means[one] for one in range(8) if str(one) not in paused]
-        wrong |= any(str(one) in paused and means[one] > sorted(going_on)[-keep] + tolerance for one in range(8))
+        # Pausing one of the best is wrong if it is better than all that aren't paused, by more than the tolerance.
+        unpaused = [means[one] for one in range(8) if str(one) not in paused]
+        wrong |= any(str(one) in paused and means[one] > sorted(unpaused)[-keep] + tolerance for one in range(8))
     return wrong, len(paused) / (8 - keep)
 
 
@@ -154,7 +154,7 @@ def test_a_lower_loss_is_better(evaluated, decide):
     }  # fmt: skip
 
 
-def test_a_run_that_a_threshold_stopped_neither_goes_on_nor_replaces_others(evaluated, decide):
+def test_a_run_that_a_threshold_stopped_neither_continues_nor_replaces_others(evaluated, decide):
     noise = np.linspace(-1, 1, 30)
     runs = ("dpo/a", "dpo/b", "dpo/c")
     scores = [evaluated("a", noise + 9), evaluated("b", noise), evaluated("c", noise / 2 - 3)]

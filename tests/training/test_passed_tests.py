@@ -11,11 +11,12 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Learning
 from snaketune.models import kernels, selftest
+from snaketune.models.passed_test import PassedTest
 from snaketune.models.selftest import self_test
 from snaketune.stages.cache.attempt import Attempt
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
-from snaketune.training.loop.passed_tests import PassedTest, record_of_test
+from snaketune.training.loop.passed_tests import record_of_test
 from tests.models.conftest import CPU, tiny_model
 from tests.models.test_attention import packed_rows
 from tests.models.test_selftest import Rows

@@ -53,7 +53,7 @@ def test_a_race_pauses_variants_and_resumes_them_to_the_same_weights(finished, t
     assert "race-dpo-sweep" not in page and f"{NAMES[0]}@" not in page
     assert not project.stale()
 
-    # Raised, all go on, each from its own snapshot.
+    # With a higher `keep`, paused runs resume, each from its own snapshot.
     project.config["dpo"]["sweep"]["race"] = RACE | {"keep": 2}
     project.snakemake()
     resumed = json.loads(project.read("results/race/dpo-sweep@0.5/decisions/race.json"))["paused"]

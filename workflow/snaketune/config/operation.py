@@ -98,7 +98,7 @@ class Execution(Operation):
     snapshots: tuple[float, ...] = ()
     """The shares of the run at which its snapshots end that it may resume from, ascending."""
     race: str = ""
-    """Path of the manifest of the race that decides whether the run goes on; empty if there is none."""
+    """Path of the manifest of the race that may pause the run; empty if there is none."""
     preflight: str = ""
     """Path of the preflight report's manifest; empty if there is none."""
     calibration: str = ""

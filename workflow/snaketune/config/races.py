@@ -22,8 +22,8 @@ NEEDS_REFERENCE = ("reward_accuracy", "reward_margin_nats")
 
 class Race(Model):
     """Pauses variants of a grid that are clearly worse than others on the held-out rows of the run's corpus. At each rung, all
-    variants that are still running are evaluated, and one is paused if at least `keep` others that go on are better beyond
-    chance: the probability that chance alone pauses one of the best `keep`, at any rung, is 5% at most (see below)."""
+    variants that are still running are evaluated, and one is paused if at least `keep` others that aren't paused are better
+    beyond chance: the probability that chance alone pauses one of the best `keep`, at any rung, is 5% at most (see below)."""
 
     metric: RaceMetric
     """Score that is compared, as an evaluation computes it: `held_out_loss` for SFT, the others for DPO."""
@@ -31,7 +31,7 @@ class Race(Model):
     """Number of variants that are trained to the end at least. Raising it resumes paused variants."""
     tolerance: Annotated[float, Field(ge=0)] = 0.0
     """A difference of the score that doesn't matter: others also replace a variant if they aren't worse than it by more, beyond
-    chance. So of variants that are as good as equal, `keep` go on."""
+    chance. So of variants that are as good as equal, `keep` are trained to the end."""
     rungs: Annotated[tuple[SnapshotShare, ...], Field(min_length=1)]
     """Shares of the run, such as `[0.1, 0.3]`, at which variants are compared. Each is a snapshot of every variant."""
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.generation import left_padded, use_plain_generation
 from snaketune.models.devices import Compute
-from snaketune.models.selftest import TOLERANCE, difference_quantile, largest_differences, ordinary_ids, scale_of
+from snaketune.models.selftest import TOLERANCE, difference_quantile, largest_differences, scale_of
+from snaketune.models.selftest_rows import ordinary_ids
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Prompt lengths; the longest exceeds common windows and chunks.

@@ -2,7 +2,7 @@
 
 race.json has for every variant that still runs its mean score and the interval of its difference to the best one; `paused`, the
 share of the run at which each paused variant ended; and `stopped`, the step at which a threshold (`dpo.NAME.stop_if`) ended a
-variant, which then neither goes on nor replaces others.
+variant, which then neither continues nor replaces others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -154,8 +154,8 @@ def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
 
 
 def replacements(scores: "Mapping[str, np.ndarray]", keep: int, error: float, tolerance: float) -> dict[str, int]:
-    """Return for each run how many better runs that go on can replace it: by a one-sided paired t-test each, they are better,
-    or worse by no more than `tolerance`. A run that at least `keep` can replace doesn't go on.
+    """Return for each run how many better runs that aren't paused can replace it: by a one-sided paired t-test each, they are
+    better, or worse by no more than `tolerance`. A run that at least `keep` can replace is paused.
 
     Args:
         scores: by run, float64[rows].
@@ -169,8 +169,8 @@ def replacements(scores: "Mapping[str, np.ndarray]", keep: int, error: float, to
     """
     found: dict[str, int] = {}
     for run in by_mean(scores):
-        going_on = (other for other in found if found[other] < keep)
-        bounds = (difference_bounds(scores[other] - scores[run], error) for other in going_on)
+        unpaused = (other for other in found if found[other] < keep)
+        bounds = (difference_bounds(scores[other] - scores[run], error) for other in unpaused)
         found[run] = sum(low > -tolerance for low, _ in bounds)
     return found
 

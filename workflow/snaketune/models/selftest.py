@@ -16,14 +16,14 @@ tokens share carries no information. In 16 bits, single tokens may differ by as 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from snaketune.errors import first_line
 from snaketune.models.attention import Unpackable, usable_kernels, use_kernel, use_own_attention
@@ -33,11 +33,11 @@ from snaketune.models.devices import NOT_DETERMINISTIC, Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.models.kernels import SEPARATE
 from snaketune.models.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
-from snaketune.models.packing_support import INSTEAD, windows_of
-from snaketune.models.padded_documents import batch_dependent_rope
+from snaketune.models.packing_support import INSTEAD
+from snaketune.models.passed_test import PassedTest
+from snaketune.models.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
-from snaketune.packing.shards import IGNORED
 
 # Largest accepted difference relative to the scale, and the share of the tokens that must be within it.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -46,13 +46,6 @@ REQUIRED_SHARE = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Tokens whose logits are in memory together.
 CHUNK = 2048
-# Segment lengths, prefix lengths, prefix segments and padding of the synthetic rows.
-DOCUMENTS = (([7, 19, 12], [0, 0, 0], [0, 1, 2], 9), ([16, 5, 11, 4], [0, 0, 0, 0], [0, 1, 2, 3], 3))
-# Row 1: a document and a pair. Row 2: a tree of three levels with a segment that continues at its parent's end, and a pair.
-PAIRS = (
-    ([10, 14, 9], [0, 0, 6], [0, 1, 1], 5),
-    ([12, 5, 8, 3, 6, 13, 6], [0, 7, 12, 8, 20, 0, 10], [0, 0, 1, 1, 2, 5, 5], 4),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,23 +71,13 @@ class SelfTest:
         return self.compute.about() | mixers | {"self_test": within}
 
 
-class TestRecord(Protocol):
-    """A record of passed self-tests of the same weights, rows, code and versions."""
-
-    def share(self) -> float | None:
-        """Return the largest difference of the test that passed; None if none has."""
-
-    def write(self, share: float) -> None:
-        """Record a passed test."""
-
-
 def self_test(
     model: PreTrainedModel,
     packs: Sequence[PackedRows],
     compute: Compute,
     *,
     training: bool,
-    record: "TestRecord | None" = None,
+    record: PassedTest | None = None,
 ) -> SelfTest:
     """Check packed forwards of `model`, with the kernel or else with slower ones, the last of them `separate`; and allow them.
     Prints why a kernel isn't used.
@@ -156,7 +139,7 @@ def _check_kernel(
 
     try:
         model.eval()
-        for rows, what in _rows_to_test(model.config, packs, prefixes):
+        for rows, what in rows_to_test(model.config, packs, prefixes):
             share = _difference_from_separate(model, rows, compute)
             check(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones")
         for rows in synthetic_rows(model.config, prefixes):
@@ -205,53 +188,6 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
             "the logits of all supervised tokens are in memory together: this model's head can't run in chunks",
             flush=True,
         )
-
-
-def synthetic_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
-    """Return batches of two synthetic rows in the format of `PackedRows`: documents, and pairs if the run has `prefixes`."""
-    text = config.get_text_config()
-    limits = (*windows_of(text), batch_dependent_rope(config), getattr(text, "max_position_embeddings", None))
-    # A prefix and its completion each get half of the model's shortest limit.
-    half = max(min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=2**20) // 2, 2)
-    allowed = ordinary_ids(config)
-    generator = np.random.default_rng(0)
-
-    def row(lengths: list[int], prefix_lengths: list[int], prefix_segments: list[int], padding: int) -> dict[str, Any]:
-        limited = np.minimum(lengths, half).astype(np.int32)
-        ids = generator.choice(allowed, int(limited.sum()) + padding).astype(np.int32)
-        return {
-            "input_ids": ids,
-            "labels": np.full(len(ids), IGNORED, np.int32),
-            "segment_lengths": limited,
-            "prefix_lengths": np.minimum(prefix_lengths, half).astype(np.int32),
-            "prefix_segments": np.array(prefix_segments, np.int32),
-        }
-
-    return [[row(*shape) for shape in shapes] for shapes in ((DOCUMENTS, PAIRS) if prefixes else (DOCUMENTS,))]
-
-
-def ordinary_ids(config: PretrainedConfig) -> np.ndarray:
-    """Return all token ids without those that have a meaning in the model's code (padding, images)."""
-    special: set[int] = set()
-    pending = [config.to_dict()]
-    while pending:
-        for key, value in pending.pop().items():
-            if isinstance(value, dict):
-                pending.append(value)
-            elif str(key).endswith(("_token_id", "_token_index", "_token_ids")):
-                values = value if isinstance(value, list | tuple) else [value]
-                special |= {token for token in values if isinstance(token, int)}
-    return np.array([token for token in range(config.get_text_config().vocab_size) if token not in special])
-
-
-def _rows_to_test(
-    config: PretrainedConfig, packs: Sequence[PackedRows], prefixes: bool
-) -> Iterator[tuple[list[dict[str, Any]], str]]:
-    yield from zip(synthetic_rows(config, prefixes), ("synthetic documents", "synthetic pairs with a shared prompt"))
-    if packs := [rows for rows in packs if len(rows)]:
-        longest = max(packs, key=lambda rows: rows.longest[0])
-        yield [longest[longest.longest[1]]], "the row with the longest sequence"
-        yield [longest[longest.fullest]], "the row with the most sequences"
 
 
 @torch.no_grad()

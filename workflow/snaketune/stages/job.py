@@ -49,7 +49,7 @@ class Job:
 
     @cached_property
     def race(self) -> "Job | None":
-        """The race that decides whether this training goes on."""
+        """The race that may pause this training."""
         return next((one for one in self.after if one.stage == "race"), None)
 
     @cached_property

@@ -1,20 +1,18 @@
 """Decisions of races: which variants of a grid are paused, and where.
 
 A paused run is its snapshot at that rung: its spec ends there (`training.until`), so the snapshot's result is published under
-the run's name. If a later race lets the run go on, its spec is the whole run's again, which resumes from the snapshot.
+the run's name. If a later race doesn't pause the run, its spec is the whole run's again, which resumes from the snapshot.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from snaketune.config.base import Model
-
 PAYLOAD, FILE = "decisions", "race.json"
 
 
 def paused_at(manifest: Path, run: str) -> float | None:
-    """Return the share of its steps at which a race has paused a run; None if it goes on, or there is no result yet.
+    """Return the share of its steps at which a race has paused a run; None if it hasn't, or has no result yet.
 
     Args:
         manifest: of the race.
@@ -27,11 +25,6 @@ def paused_at(manifest: Path, run: str) -> float | None:
     return decisions["paused"].get(run.partition("@")[0])
 
 
-def ending_at(spec: Model, share: float | None) -> Model:
-    """Return the spec of a run that ends after this share of its steps."""
-    return spec.model_copy(update={"training": spec.training.model_copy(update={"until": share})}) if share else spec
-
-
-def plain_ending_at(spec: dict[str, Any], share: float | None) -> dict[str, Any]:
-    """Return the same of a spec as plain JSON."""
+def ending_at(spec: dict[str, Any], share: float | None) -> dict[str, Any]:
+    """Return the spec, as plain JSON, of a run that ends after this share of its steps; None: at its own end."""
     return spec | {"training": spec["training"] | {"until": share}} if share else spec

@@ -41,10 +41,10 @@ def run(job: JobFile) -> None:
         raise SnaketuneError(f"there is no stage {job.stage!r}{unknown(job.stage, STAGES)}")
     stage, out = STAGES[job.stage], Path(job.out)
     code = job.code or code_digest(stage.module)
-    spec, operation = _validated(stage.spec, job.spec, "spec"), _validated(Execution, job.operation, "operation")
+    operation = _validated(Execution, job.operation, "operation")
+    share = _paused_at(operation, f"{job.stage}/{out.name}") if operation.race else None
+    spec = _validated(stage.spec, ending_at(job.spec, share), "spec")
     artifacts, files = _inputs(stage, job.inputs)
-    if operation.race:
-        spec = _decided(spec, operation, f"{job.stage}/{out.name}")
 
     def build(work: WorkFolder) -> Outcome:
         # A launched process imports and checks the code itself.
@@ -105,13 +105,13 @@ def _snapshot_specs(spec: Model, operation: Execution) -> tuple[dict[str, Any], 
     )
 
 
-def _decided(spec: Model, operation: Execution, run: str) -> Model:
-    """Return the spec of a run of a race: its own, or one that ends where the race has paused it."""
+def _paused_at(operation: Execution, run: str) -> float | None:
+    """Return the share of its steps at which its race has paused a run, and print it; None if it hasn't."""
     race = result_at(Path(operation.race))
     race.files()
     if share := paused_at(race.manifest_path, run):
         print(f"paused after {share:.0%} of the steps: other variants are better; see {race.folder / FILE}", flush=True)
-    return ending_at(spec, share)
+    return share
 
 
 def _validated(model: type[M], content: dict[str, Any], key: str) -> M:

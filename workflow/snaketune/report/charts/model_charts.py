@@ -30,7 +30,7 @@ REFERENCE, CHOSEN, REJECTED = Style(colour="base-1"), Style(colour="data"), Styl
 
 def evaluation_chart(results: ResultSet, styles: Styles) -> Chart:
     """Exact match by task, and preference accuracies, with a panel each per evaluation and corpus."""
-    panels = []
+    panels, paused = [], paused_runs(results)
     for evaluation, models in results.evaluations.items():
         where = f" ({evaluation})" if len(results.evaluations) > 1 else ""
         labels, table = [scored.model for scored in models], measures(models)
@@ -40,7 +40,7 @@ def evaluation_chart(results: ResultSet, styles: Styles) -> Chart:
                 panels.append(_dots(f"{on}{where}: exact match, all and by task", exact, labels, styles))
             if preferred := [measure for measure in here if measure.name in ACCURACIES]:
                 panels.append(_dots(f"{on}{where}: preference accuracy", preferred, labels, styles, middle=0.5))
-        panels += learning_curves(table, labels, styles, where, paused_runs(results))
+        panels += learning_curves(table, labels, styles, where, paused)
     return Chart(
         name="evaluation",
         panels=panels or [message("Neither exact match nor preferences were measured.")],

@@ -19,7 +19,7 @@ from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import Job
-from snaketune.stages.races import paused_at, plain_ending_at
+from snaketune.stages.races import ending_at, paused_at
 from snaketune.stages.table import STAGES
 
 MAX_NAMES = 4
@@ -120,7 +120,7 @@ class Results:
         # Without a decision, where the result ends is no reason: the missing race is.
         undecided = self.of(job.race).content is None
         share = made_by["training"].get("until") if undecided else paused_at(Path(job.race.manifest), job.key)
-        return plain_ending_at(job.plain_spec, share)
+        return ending_at(job.plain_spec, share)
 
     def _inputs(self, job: Job, made_from_digests: dict[str, list[str]]) -> Iterator[str]:
         read = self.inputs_read(job)

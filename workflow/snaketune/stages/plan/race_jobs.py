@@ -4,7 +4,7 @@
     W@0.1 ─ eval ┴ race@0.1 ┬──────── W@0.3 ─ eval ┴ race@0.3 ┬─ V
                             └ V@0.3, W@0.3                    └─ W
 
-A training waits for the race before it, which decides whether it goes on (`stages.races`).
+A training waits for the race before it, which may pause it (`stages.races`).
 """
 
 from snaketune.config.evaluations import Evaluation, ExactMatch, Generation
@@ -16,7 +16,7 @@ from snaketune.stages.specs import RaceSpec
 
 
 def race_before(context: Context, stage: str, name: str) -> Job | None:
-    """Return the race that decides whether a run goes on to its end; None if there is none."""
+    """Return the last race that may pause a run before its end; None if there is none."""
     runs, variant = getattr(context.config, stage), name.partition("@")[0]
     if variant not in runs or not (race := runs[variant].race):
         return None

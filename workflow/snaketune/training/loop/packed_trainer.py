@@ -19,13 +19,13 @@ from snaketune.models.devices import Compute, use_threads
 from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, SEPARATE
 from snaketune.models.logprobs import summed_losses
+from snaketune.models.passed_test import PassedTest
 from snaketune.models.router_loss import RouterLoss, router_rows
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
 from snaketune.training.loop.eva import initialize_by_eva
-from snaketune.training.loop.passed_tests import PassedTest
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 

@@ -2,9 +2,7 @@
 variant of a sweep, or a resumed run."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import torch
 
@@ -12,32 +10,12 @@ from snaketune.artifacts.digests import digest_json
 from snaketune.config.base_models import Pretrained
 from snaketune.models.device_speed import processor
 from snaketune.models.devices import Compute
+from snaketune.models.passed_test import PassedTest
 from snaketune.stages.cache.attempt import read_attempt
 from snaketune.stages.cache.clean import SELF_TESTS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.launch_command import JOB_FILE
 from snaketune.stages.specs import DpoSpec, SftSpec
-
-
-@dataclass(frozen=True)
-class PassedTest:
-    """A file that exists once the self-test has passed."""
-
-    path: Path
-
-    def share(self) -> float | None:
-        """Return the largest difference from separate logits, relative to their scale; None if no test has passed."""
-        try:
-            return float(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-
-    def write(self, share: float) -> None:
-        """Record a passed test; several processes may do so at the same time."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
-            file.write(repr(share))
-        Path(file.name).replace(self.path)
 
 
 def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) -> PassedTest | None:

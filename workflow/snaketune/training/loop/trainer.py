@@ -22,6 +22,7 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.machine import is_out_of_memory
 from snaketune.models.packing_support import choose_kernel
+from snaketune.models.passed_test import PassedTest
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -32,7 +33,6 @@ from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.optimizers import OptimizerMixin
-from snaketune.training.loop.passed_tests import PassedTest
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin

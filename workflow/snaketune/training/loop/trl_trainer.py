@@ -14,12 +14,12 @@ from trl import SFTConfig, SFTTrainer
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
+from snaketune.models.passed_test import PassedTest
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
-from snaketune.training.loop.passed_tests import PassedTest
 from snaketune.training.loop.trainer import BaseTrainer, TrainingRun
 from snaketune.training.loop.trainer_arguments import training_arguments
 
