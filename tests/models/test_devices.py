@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snaketune.errors import SnaketuneError
-from snaketune.models import attention
+from snaketune.models import attention, devices
 from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
 from snaketune.models.machine import inspect_machine
 
@@ -15,13 +15,21 @@ from .conftest import CPU
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
+    ("precision", "units", "dtype"),
+    [
+        ("auto", False, "float32"),
+        ("auto", True, "float32 with bfloat16 products"),
+        ("float32", True, "float32"),
+        ("bfloat16", True, "bfloat16"),
+    ],
 )
-def test_a_cpu_computes_in_float32_by_default(monkeypatch, precision, dtype):
+def test_a_cpu_computes_in_float32_by_default(monkeypatch, precision, units, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "has_bfloat16_units", lambda: units)
     compute = resolve_compute(precision)
     assert compute.device.type == "cpu"
+    assert compute.products == (torch.bfloat16 if "bfloat16" in dtype else torch.float32)
     assert compute.about() == {"dtype": dtype, "kernel": "sdpa"}
 
 

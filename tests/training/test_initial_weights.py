@@ -14,6 +14,7 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import model_scores
+from snaketune.models import devices
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import load_folder
@@ -115,12 +116,20 @@ def test_every_kind_trains_from_its_reference_and_resumes(tmp_path, tokenizer, m
 
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("kind", ["full", "lora", "continued"])
-@pytest.mark.parametrize("settings", [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}, {"precision": "float32"}, {"precision": "auto"}],
+)
 def test_a_run_with_negligible_learning_rate_has_rewards_of_zero(
     tmp_path, tokenizer, monkeypatch, settings, kind, merge
 ):
-    """Despite rounding in merging adapters, the evaluated model is the one that its run started from."""
-    monkeypatch.setattr(model_scores, "resolve_compute", lambda _: resolve_compute(settings.get("precision", "auto")))
+    """Despite rounding in merging adapters, the evaluated model is the one that its run started from; where there are units for
+    bfloat16 products, too."""
+    precision = settings.get("precision", "")
+    monkeypatch.setattr(devices, "has_bfloat16_units", lambda: precision in ("auto", "float32"))
+    # As on a GPU, where evaluations compute in bfloat16.
+    evaluated = "bfloat16" if precision == "bfloat16" else "auto"
+    monkeypatch.setattr(model_scores, "resolve_compute", lambda _: resolve_compute(evaluated))
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
     sft = chain.sft("sft", base, FIRST, learning_rate=0.05, **settings)
     options = KINDS[kind]

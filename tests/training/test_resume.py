@@ -71,6 +71,32 @@ def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, 
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
 
 
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"lora": Lora(rank=2, dropout=0.3)}])
+def test_with_bfloat16_products_it_resumes_exactly_and_learns_as_in_float32(tmp_path, monkeypatch, settings):
+    measured = {"held_out": held_out_pack(tmp_path / "held", rows=3), "evaluate": Evaluate(every=1)}
+    # Steps of 128 tokens and more.
+    rows, made = pack(tmp_path / "pack", rows=24), spec(micro_batch_rows=4, epochs=2, learning_rate=1e-3, **settings)
+    exact = train(tmp_path / "exact", rows, made, **measured)
+    measured["compute"] = replace(CPU, bfloat16_products=True)
+    straight = train(tmp_path / "straight", rows, made, **measured)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made, **measured)
+    resumed = train(tmp_path / "resumed", rows, made, **measured)
+    assert straight.about["dtype"] == "float32 with bfloat16 products"
+    straight_weights, resumed_weights, exact_weights = (
+        load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed", "exact")
+    )
+    assert all(torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights)
+    assert resumed.run["held_out"]["points"] == straight.run["held_out"]["points"]
+    assert any(not torch.equal(straight_weights[name], exact_weights[name]) for name in exact_weights)
+    for one, other in zip(straight.run["history"], exact.run["history"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+    for one, other in zip(straight.run["held_out"]["points"], exact.run["held_out"]["points"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+
+
 def test_a_resumed_training_saves_and_logs_at_the_current_intervals(tmp_path, monkeypatch):
     """The Trainer's state has the intervals of the run that wrote the checkpoint."""
     rows, made = pack(tmp_path / "pack", rows=24), spec(epochs=2)

@@ -72,14 +72,14 @@ DECORATION = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct)\b|[- ]\d+ ?gb\b|
 
 
 def peak_of(compute: Compute) -> Peak:
-    """Return the peak of this process's device in its data type."""
+    """Return the peak of this process's device in the data type of its products."""
     on_gpu = compute.device.type == "cuda"
     tf32 = on_gpu and compute.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    dtype_name = "tf32" if tf32 else str(compute.dtype).removeprefix("torch.")
+    dtype_name = "tf32" if tf32 else str(compute.products).removeprefix("torch.")
     name = torch.cuda.get_device_name(compute.device) if on_gpu else ""
     if known := name and known_peak(name, dtype_name):
         return Peak(flops_per_second=known, source=f"data sheet of {name}, dense {dtype_name}")
-    return measured_peak(compute.device, compute.dtype, dtype_name, torch.get_num_threads())
+    return measured_peak(compute.device, compute.products, dtype_name, torch.get_num_threads())
 
 
 def known_peak(name: str, dtype: str) -> float | None:

@@ -11,6 +11,8 @@ import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
+from snaketune.models.bfloat16_products import bfloat16_products
+from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 
 # FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
 # takes longer than a small matmul.
@@ -26,19 +28,36 @@ DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Device, data type of matmuls, and kernel (of `models.kernels.KERNELS`, or `models.kernels.SEPARATE`)."""
+    """Device, data type of the computation, and kernel (of `models.kernels.KERNELS`, or `models.kernels.SEPARATE`).
+
+    Attributes:
+        bfloat16_products: whether linear layers of a float32 model multiply in bfloat16; see `models.bfloat16_products`.
+    """
 
     device: torch.device
     dtype: torch.dtype
     kernel: str
+    bfloat16_products: bool = False
 
     def about(self) -> dict[str, str]:
         """Return data type and kernel for the manifest."""
-        return {"dtype": str(self.dtype).removeprefix("torch."), "kernel": self.kernel}
+        dtype = WITH_BFLOAT16_PRODUCTS if self.bfloat16_products else str(self.dtype).removeprefix("torch.")
+        return {"dtype": dtype, "kernel": self.kernel}
+
+    @property
+    def products(self) -> torch.dtype:
+        """The data type of matmuls, to which their results are rounded."""
+        return torch.bfloat16 if self.bfloat16_products else self.dtype
 
     def autocast(self) -> torch.autocast:
-        """Return a context in which matmuls run in this data type."""
+        """Return a context in which matmuls run in `dtype`."""
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+    @contextmanager
+    def packed_forward(self) -> Iterator[None]:
+        """Run forward passes of packed rows, and their backward passes, in `dtype` and with `products`."""
+        with self.autocast(), bfloat16_products(self.bfloat16_products):
+            yield
 
     def weights_dtype(self, *, frozen: bool) -> torch.dtype:
         """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights). The
@@ -63,7 +82,9 @@ def resolve_compute(precision: str) -> Compute:
         device = torch.device("cuda", torch.cuda.current_device())
     else:
         device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    return Compute(device=device, dtype=dtype, kernel=usable_kernels(device, dtype)[0])
+    products = precision == "auto" and device.type == "cpu" and has_bfloat16_units()
+    kernel = usable_kernels(device, dtype)[0]
+    return Compute(device=device, dtype=dtype, kernel=kernel, bfloat16_products=products)
 
 
 def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:

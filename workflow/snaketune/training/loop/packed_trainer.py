@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, Trainer
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
+from snaketune.models.bfloat16_products import bfloat16_products
 from snaketune.models.compiling import CompileChoice, choose_compilation, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
 from snaketune.models.forward import inner_model
@@ -112,7 +113,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         """
         device = self.run.compute.device
         restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
-        with restored, self.run.compute.autocast() if autocast else nullcontext():
+        compute = self.run.compute
+        with restored, compute.packed_forward() if autocast else bfloat16_products(compute.bfloat16_products):
             yield
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
@@ -132,7 +134,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         return inputs.to(self.args.device)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        with self.activations:
+        with self.activations, bfloat16_products(self.run.compute.bfloat16_products):
             return super().training_step(*arguments, **keywords)
 
     def items(self, batch: dict[str, Any]) -> tuple[int, ...]:
@@ -172,7 +174,7 @@ def _check_compiled(eager: torch.Tensor, again: torch.Tensor, compiled: torch.Te
     Args:
         eager, again: the eager loss, computed twice; a model whose loss isn't reproducible is not checked.
     """
-    if eager == again and not abs(compiled - eager) <= TOLERANCE[compute.dtype] * abs(eager):
+    if eager == again and not abs(compiled - eager) <= TOLERANCE[compute.products] * abs(eager):
         raise SnaketuneError(
             f"training.compile: the compiled model's loss is {compiled.item():.6g}, {eager.item():.6g} before; nothing was "
             "trained. Set it to false"

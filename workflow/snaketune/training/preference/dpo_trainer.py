@@ -73,7 +73,7 @@ class DpoTrainer(PackedTrainer):
         self.model.train()
         ratios, counts_P2 = (pairs[True].ratios_P2, pairs[False].ratios_P2), pairs[True].counts_P2
         external = self.spec.reference is not None
-        check_policy_is_reference(*ratios, counts_P2, self.run.compute.dtype, external=external)
+        check_policy_is_reference(*ratios, counts_P2, self.run.compute.products, external=external)
 
     def batch_loss(self, model, batch, totals):
         pairs = pair_logps(model, batch, self.spec)

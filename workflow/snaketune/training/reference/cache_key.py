@@ -17,6 +17,7 @@ from typing import Any
 from snaketune.config.operation import Execution
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
+from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.stages.table import STAGES
 
@@ -39,7 +40,9 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
     """
     # As `models.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
-        dtype, kernel = "bfloat16" if spec.precision == "bfloat16" else "float32", "sdpa"
+        products = spec.precision == "auto" and has_bfloat16_units()
+        dtype, kernel = WITH_BFLOAT16_PRODUCTS if products else "float32", "sdpa"
+        dtype = "bfloat16" if spec.precision == "bfloat16" else dtype
     else:
         from snaketune.models.devices import resolve_compute
 
@@ -74,7 +77,7 @@ def computation(spec: RefLogpsSpec, dtype: str) -> dict[str, Any]:
     named = spec.base is not None and not Path(spec.base.path).is_dir()
     return {
         "dtype": dtype,
-        "weights_dtype": dtype if spec.frozen_weights else "float32",
+        "weights_dtype": dtype if spec.frozen_weights and dtype != WITH_BFLOAT16_PRODUCTS else "float32",
         "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
         "base": identity(spec.base, named=named),
         "apart": spec.apart,

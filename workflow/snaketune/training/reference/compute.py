@@ -141,7 +141,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
             model, _ = reference.load(compute, packs, merged=True)
         what = f"reference, {split}"
         passes = partial(losses_of_rows, model, compute=tested.compute, what=what)
-        passed[-1].compute_missing(rows, passes, compute.dtype, what)
+        passed[-1].compute_missing(rows, passes, compute.products, what)
         parts_of_table.append(passed[-1].table(split, parts_of_table[0].schema))
     table = sort_rows(pa.concat_tables(parts_of_table))
     check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")

@@ -1,0 +1,27 @@
+"""Whether a processor has units for products of bfloat16 matrices."""
+
+import pytest
+
+from snaketune.stages.host import cpu
+
+FLAGS = "flags\t\t: fpu avx2 avx512f"
+
+
+@pytest.mark.parametrize(
+    ("info", "limit", "has"),
+    [
+        (f"{FLAGS} avx512_bf16 amx_tile\n", "", True),
+        (f"{FLAGS} amx_bf16\n", "DEFAULT", True),
+        (f"{FLAGS} avx512_bf16\n", "avx512_core_bf16", True),
+        (f"{FLAGS} avx512_bf16\n", "avx512_core", False),
+        (f"{FLAGS} avx512_vnni\n", "", False),
+        ("model name\t: avx512_bf16\n", "", False),
+        (None, "", False),
+    ],
+)
+def test_the_processor_and_the_limit_of_its_library_count(tmp_path, monkeypatch, info, limit, has):
+    if info is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{info}", encoding="utf-8")
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv(cpu.LIMIT, limit)
+    assert cpu.has_bfloat16_units() is has
