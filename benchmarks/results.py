@@ -29,6 +29,19 @@ def options_of(description: str, out: str | None, data: str, parts: Iterable[str
     return parser
 
 
+def add_precision(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision", choices=("auto", "float32"), default="auto",
+        help="of both sides' trainings; auto: products in bfloat16 and TRL's default, bfloat16, if this CPU has units for it",
+    )  # fmt: skip
+
+
+def in_bfloat16(precision: str) -> bool:
+    from snaketune.models.devices import resolve_compute
+
+    return "bfloat16" in str(resolve_compute(precision).products)
+
+
 def require(data: Path, files: Iterable[str]) -> None:
     """Exit if files below the folder of data are missing."""
     if missing := [str((data / name).resolve()) for name in files if not (data / name).is_file()]:

@@ -99,14 +99,14 @@ def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp
 
 def test_results_of_single_parts_are_retained(material, monkeypatch, tmp_path, capsys):
     """A run of some parts after others, whose figures are retained."""
-    monkeypatch.setattr(program, "made", lambda *_: material)
+    monkeypatch.setattr(program, "made", lambda *_, **__: material)
     monkeypatch.setattr(program, "DOCUMENT", tmp_path / "figures.md")
     for source in SOURCES.values():
         for file in source["files"]:
             (tmp_path / file).parent.mkdir(exist_ok=True)
             (tmp_path / file).touch()
     (tmp_path / "figures.md").write_text(
-        "before\n<!-- bench-dpo -->\nold\n<!-- /bench-dpo -->\nafter\n", encoding="utf-8"
+        "before\n<!-- bench-dpo-auto -->\nold\n<!-- /bench-dpo-auto -->\nafter\n", encoding="utf-8"
     )
     out = tmp_path / "dpo.json"
     for part in ("bound-raschka", "curve"):

@@ -69,7 +69,7 @@ def test_all_sides_train_on_the_same_tokens(material, tmp_path, monkeypatch):
     assert retained["cpu_peak_rss_ratio_vs_trl"] == result["cpu_peak_rss_ratio_vs_trl"]
     # Figures that weren't measured are missing, which is reported.
     assert "demo_s" not in retained
-    assert "| `demo_s` | not measured | at most 240 |" in table(retained["details"], GOALS)
+    assert "| `demo_s` | not measured | at most 150 |" in table(retained["details"], GOALS)
 
 
 def test_visible_pairs_are_those_of_the_mask():

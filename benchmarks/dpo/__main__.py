@@ -2,11 +2,11 @@
 
     make bench-dpo
 
-Both sides start from the same weights (6.82M parameters) and train on the same pairs in the same order in float32 with AdamW
-at one learning rate, 16 pairs a step; each in a process of its own, in turn, medians. TRL runs with the batch size
-that is fastest for it, and also with its default (`_trl_defaults`). The files are below `data/` as
-`config/recipes/mixed-data.yaml` has them. Writes results/bench/dpo.json after every part, and the table in
-docs/benchmarks.md; `--only` runs some of it, `--quick` all of it on a few pairs, into a file of its own, to see that it runs.
+Both sides start from the same weights (6.82M parameters) and train on the same pairs in the same order with AdamW at one
+learning rate, 16 pairs a step; each in a process of its own, in turn, medians. TRL runs with the batch size that is fastest for
+it, and also with its default (`_trl_defaults`). The files are below `data/` as `config/recipes/mixed-data.yaml` has them.
+Writes results/bench/dpo-PRECISION.json after every part, and a table of docs/benchmarks.md; `--only` runs some of it,
+`--quick` all of it on a few pairs, into a file of its own, to see that it runs.
 """
 
 import tempfile
@@ -16,7 +16,18 @@ from typing import Any
 
 from benchmarks.dpo.material import SOURCES, Material, made
 from benchmarks.dpo.measure import SWEPT, bound, curve, speed, sweep
-from benchmarks.results import ROOT, Goals, Parts, keep_table, options_of, require, run_parts, table, write
+from benchmarks.results import (
+    ROOT,
+    Goals,
+    Parts,
+    add_precision,
+    keep_table,
+    options_of,
+    require,
+    run_parts,
+    table,
+    write,
+)
 
 PEERS = ("trl", "trl_defaults")
 FASTER = {"raschka": 5, "pandalm": 8, "oasst": 7}
@@ -39,23 +50,25 @@ DOCUMENT = ROOT / "docs/benchmarks.md"
 
 def main() -> None:
     parser = options_of(__doc__, None, "the data sets", parts(None, 1))
+    add_precision(parser)
     parser.add_argument("--quick", action="store_true", help="few pairs, one round: no figures")
     options = parser.parse_args()
     require(options.data, [file for source in SOURCES.values() for file in source["files"]])
-    options.out = options.out or Path(f"results/bench/dpo{'-rehearsal' if options.quick else ''}.json")
+    kind = "rehearsal" if options.quick else options.precision
+    options.out = options.out or Path(f"results/bench/dpo-{kind}.json")
     runs = {
         name: (SWEPT if name in ("sweep", "race") else name, FEW if options.quick else count)
         for name, count in PAIRS.items()
     }
     with tempfile.TemporaryDirectory() as name:
-        material = made(Path(name), options.data, runs)
+        material = made(Path(name), options.data, runs, precision=options.precision)
         measures = parts(material, 1, steps=3) if options.quick else parts(material, options.rounds)
         details = run_parts("benchmarks.dpo", options, measures, GOALS)
     details["memory"] = memory(details)
     write(options.out, details, GOALS)
     found = table(details, GOALS)
     if not options.quick:
-        keep_table(DOCUMENT, "bench-dpo", found)
+        keep_table(DOCUMENT, f"bench-dpo-{options.precision}", found)
     print(found)
 
 

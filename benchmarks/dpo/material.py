@@ -51,6 +51,11 @@ class Material:
         return _graph(yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8")))
 
     @property
+    def precision(self) -> str:
+        config = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+        return config["sft"]["start"]["training"]["precision"]
+
+    @property
     def model(self) -> Path:
         return self.folder / "results/sft/start/model"
 
@@ -59,12 +64,15 @@ class Material:
         return self.folder / "results/tokenizer/shared/tokenizer"
 
 
-def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size: int = 8192) -> Material:
+def made(
+    folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size: int = 8192, precision: str = "float32"
+) -> Material:
     """Run the stages that make the input.
 
     Args:
         data: folder with the files of SOURCES.
         runs: by name, a data set and about how many of its pairs to train on.
+        precision: of all trainings.
     """
     names = list(dict.fromkeys(source for source, _ in runs.values()))
     # With this, corpora and a tokenizer; then a model for it, and the packs of all pairs; then those of some.
@@ -84,19 +92,19 @@ def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size:
         config["corpora"]["chats"] = {"kind": "conversations", "sources": [{"files": ["chats.jsonl"]}], "held_out": 0}
         base = made_model(folder / "base", Path(trained.manifest), max(LENGTHS.values()))
         start = {"base": {"path": str(base)}, "corpus": "chats", "tokenizer": "shared"}
-        config["sft"] = {"start": start | {"packing": {"length": ROW_LENGTH}, "training": _training(1)}}
-        config["dpo"] = {f"{name}-whole": _dpo(name, name, 1) for name in names}
+        config["sft"] = {"start": start | {"packing": {"length": ROW_LENGTH}, "training": _training(1, precision)}}
+        config["dpo"] = {f"{name}-whole": _dpo(name, name, 1, precision) for name in names}
         for name in names:
             _make(pack_of(_graph(config), f"{name}-whole"))
         for name, (source, count) in runs.items():
             _write_some(source, pack_of(_graph(config), f"{source}-whole"), count, Path(f"{name}.jsonl"))
             config["corpora"][f"{name}-some"] = _corpus({"files": [f"{name}.jsonl"]})
-            config["dpo"][name] = _dpo(f"{name}-some", source, 1)
+            config["dpo"][name] = _dpo(f"{name}-some", source, 1, precision)
             some = pack_of(_graph(config), name)
             _make(some)
             rows = [document["row"] for document in documents(result_at(Path(some.manifest)), "train")]
             rows_per_step = max(1, round(PAIRS_PER_STEP * (max(rows) + 1) / len(rows)))
-            config["dpo"][name] = _dpo(f"{name}-some", source, rows_per_step)
+            config["dpo"][name] = _dpo(f"{name}-some", source, rows_per_step, precision)
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return Material(folder=folder)
 
@@ -143,17 +151,17 @@ def _corpus(source: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "preferences", "sources": [source], "held_out": 0, "max_quarantined_fraction": 0.1}
 
 
-def _dpo(corpus: str, source: str, batch_rows: int) -> dict[str, Any]:
+def _dpo(corpus: str, source: str, batch_rows: int, precision: str) -> dict[str, Any]:
     return {
         "from": "start", "corpus": corpus, "packing": {"length": LENGTHS[source]}, "beta": BETA,
-        "training": _training(batch_rows), "operation": {"checkpoint_steps": 10**6},
+        "training": _training(batch_rows, precision), "operation": {"checkpoint_steps": 10**6},
     }  # fmt: skip
 
 
-def _training(batch_rows: int) -> dict[str, Any]:
+def _training(batch_rows: int, precision: str) -> dict[str, Any]:
     return {
         "epochs": 1, "batch_rows": batch_rows, "micro_batch_rows": 1, "learning_rate": LEARNING_RATE,
-        "precision": "float32", "schedule": "constant", "warmup_fraction": 0, "gradient_checkpointing": False,
+        "precision": precision, "schedule": "constant", "warmup_fraction": 0, "gradient_checkpointing": False,
     }  # fmt: skip
 
 

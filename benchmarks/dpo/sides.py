@@ -20,6 +20,7 @@ from unittest.mock import patch
 from benchmarks.clock import Clock, peak_rss_bytes
 from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material, pairs_of
 from benchmarks.jobs import started
+from benchmarks.results import in_bfloat16
 from benchmarks.sft.material import LEARNING_RATE
 from benchmarks.trl_training import train_by_trl
 
@@ -176,7 +177,11 @@ def trl_trainer(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
 
-    settings = {"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size} | more
+    settings = {
+        "bf16": in_bfloat16(material.precision),
+        "beta": BETA,
+        "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size,
+    } | more
     return train_by_trl(
         trainer_type, DPOConfig, model=AutoModelForCausalLM.from_pretrained(material.model), rows=rows,
         tokenizer=AutoTokenizer.from_pretrained(material.tokenizer), precompute_ref_log_probs=True,

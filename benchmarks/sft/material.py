@@ -32,6 +32,7 @@ class Material:
     tokenizer: Path
     pack: Path
     base: Path
+    precision: str = "float32"
 
     def save(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self), default=str), encoding="utf-8")
@@ -39,22 +40,24 @@ class Material:
 
     @classmethod
     def read(cls, path: Path) -> "Material":
-        return cls(**{name: Path(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()})
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{name: value if name == "precision" else Path(value) for name, value in found.items()})
 
     def spec(self) -> dict[str, Any]:
         """Return a spec of the `sft` stage; keys that aren't given have their defaults."""
         training = {
-            "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
+            "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": self.precision,
             "schedule": "constant_with_warmup", "warmup_fraction": 0,
         }  # fmt: skip
         return {"base": {"path": str(self.base)}, "training": training, "lora": None, "quantization": None}
 
 
-def made(folder: Path, raw: Path, vocab_size: int = 8192) -> Material:
+def made(folder: Path, raw: Path, vocab_size: int = 8192, precision: str = "float32") -> Material:
     """Train a tokenizer on the file, pack its conversations, and make a model with random weights."""
     tokenizer = made_tokenizer(folder, [raw], vocab_size)
     pack = chain(folder / "chain", [raw], tokenizer)
-    return Material(raw=raw, tokenizer=tokenizer, pack=pack, base=made_model(folder / "base", tokenizer))
+    base = made_model(folder / "base", tokenizer)
+    return Material(raw=raw, tokenizer=tokenizer, pack=pack, base=base, precision=precision)
 
 
 def made_model(folder: Path, tokenizer: Path, positions: int = ROW_LENGTH) -> Path:

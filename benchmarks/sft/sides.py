@@ -19,6 +19,7 @@ from benchmarks.clock import Clock, peak_rss_bytes
 from benchmarks.data_path.rows import as_messages
 from benchmarks.flops import packed_counts
 from benchmarks.jobs import ROW_LENGTH, started
+from benchmarks.results import in_bfloat16
 from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, Material
 from benchmarks.trl_training import train_by_trl
 
@@ -74,19 +75,20 @@ def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[
         clock.timing(SFTTrainer, counts), SFTConfig, model=AutoModelForCausalLM.from_pretrained(material.base),
         rows=rows.map(as_messages, remove_columns=rows.column_names),
         tokenizer=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"), max_length=ROW_LENGTH,
-        assistant_only_loss=True, learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
+        assistant_only_loss=True, bf16=in_bfloat16(material.precision),
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
         **settings,
     )  # fmt: skip
     return clock.found() | {"optimizer": str(trainer.args.optim), "rows": len(trainer.train_dataset)}
 
 
-def gemm(*_: Any, times: int = 30, seconds: float = 1.0) -> dict[str, Any]:
-    """Return the highest float32 matmul rate of this core: for each shape, of so many products or those in so many seconds."""
+def gemm(material: Material, *_: int, times: int = 30, seconds: float = 1.0) -> dict[str, Any]:
+    """Return the highest matmul rate of this core: for each shape, of so many products or those in so many seconds."""
     import torch
 
-    rates = {}
+    rates, dtype = {}, torch.bfloat16 if in_bfloat16(material.precision) else torch.float32
     for rows, inner, columns in SHAPES:
-        one, other = torch.randn(rows, inner), torch.randn(inner, columns)
+        one, other = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
         best, began = float("inf"), time.perf_counter()
         for _ in range(times):
             started = time.perf_counter()
