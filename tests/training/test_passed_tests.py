@@ -7,16 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Learning
+from snaketune.evaluation.held_out import choose_forward
 from snaketune.models import kernels, selftest
 from snaketune.models.passed_test import PassedTest
 from snaketune.models.selftest import self_test
+from snaketune.models.selftest_rows import rows_to_test
 from snaketune.stages.cache.attempt import Attempt
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
-from snaketune.training.loop.passed_tests import record_of_test
+from snaketune.training.loop.passed_tests import record_of_evaluation, record_of_test
 from tests.models.conftest import CPU, tiny_model
 from tests.models.test_attention import packed_rows
 from tests.models.test_selftest import Rows
@@ -104,3 +107,45 @@ def test_a_kernel_that_fails_leaves_no_record(tmp_path, monkeypatch):
     record = PassedTest(tmp_path / "records/f00")
     tested = self_test(tiny_model("llama"), ROWS, CPU, training=True, record=record)
     assert tested.compute.kernel != "sdpa" and record.share() is None
+
+
+def test_an_evaluation_of_other_weights_repeats_the_synthetic_rows_only(tmp_path, monkeypatch):
+    record, rows = PassedTest(tmp_path / "records/f00"), Rows(packed_rows())
+    tested = []
+    monkeypatch.setattr(
+        selftest, "rows_to_test", lambda *arguments: tested.append(arguments) or rows_to_test(*arguments)
+    )
+    models = (
+        tiny_model("llama"),
+        tiny_model("llama").apply(
+            lambda module: module.reset_parameters() if type(module) is torch.nn.Linear else None
+        ),
+    )
+    for model in models:
+        choose_forward(model, model.config, [rows], CPU, record)
+    assert [(packs, prefixes) for _, packs, prefixes in tested] == [
+        ([rows], rows.has_prefixes),
+        ([], rows.has_prefixes),
+    ]
+    # What synthetic rows show to be wrong is wrong.
+    monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, options: v.transpose(1, 2))
+    compute, _, _ = choose_forward(models[0], models[0].config, [rows], CPU, record)
+    assert compute.kernel != "sdpa"
+
+
+def test_a_record_of_evaluations_is_of_architecture_and_rows(tmp_path):
+    work, config = WorkFolder(tmp_path / "results/.work/eval/f00"), tiny_model("llama").config
+    packs = [Artifact(tmp_path / "manifest.json", {"payload": {}, "rows": name}, tmp_path) for name in "ab"]
+    assert record_of_evaluation(config, packs[:1], work, CPU) is None
+    work.state.mkdir(parents=True)
+    Attempt(stage="eval", code="c", stamps={}, digests={}, versions={}).save(work.state)
+    elsewhere = tiny_model("llama").config
+    elsewhere._name_or_path = "results/dpo/other/model"
+    plain = record_of_evaluation(config, packs[:1], work, CPU)
+    assert plain == record_of_evaluation(elsewhere, packs[:1], work, CPU)
+    others = [
+        record_of_evaluation(tiny_model("llama", hidden_act="gelu").config, packs[:1], work, CPU),
+        record_of_evaluation(config, packs[1:], work, CPU),
+        record_of_evaluation(config, packs[:1], work, replace(CPU, kernel="dense")),
+    ]
+    assert len({plain.path, *(other.path for other in others)}) == 4

@@ -12,6 +12,7 @@ from snaketune.evaluation.score_intervals import per_token_interval
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import losses_by_batch
 from snaketune.models.packing_support import choose_kernel
+from snaketune.models.passed_test import PassedTest
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 
@@ -23,14 +24,19 @@ LOSSES = pa.schema(
 
 
 def choose_forward(
-    model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
+    model: PreTrainedModel,
+    config: PretrainedConfig | None,
+    packs: list[PackedRows],
+    compute: Compute,
+    record: PassedTest | None = None,
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
-    """Return device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json."""
+    """Return device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json.
+    `record`: of a self-test of a model with the same config on the same rows."""
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
     longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
     compute = choose_kernel(compute, config, longest, prefixes=prefixes, dropout=False)
-    tested = self_test(model, packs, compute, training=False)
+    tested = self_test(model, packs, compute, training=False, record=record)
     return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 

@@ -26,7 +26,7 @@ from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, use_plain_generation
-from snaketune.evaluation.generation_check import GenerationMode, choose_generation_mode
+from snaketune.evaluation.generation_check import MODES, GenerationMode, choose_generation_mode
 from snaketune.evaluation.held_out import choose_forward, held_out_loss, loss_table
 from snaketune.evaluation.preference_accuracy import PAIRS, comparable_references, held_out_preferences
 from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
@@ -44,6 +44,7 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
+from snaketune.training.loop.passed_tests import record_of_evaluation
 
 
 def score_model(
@@ -82,14 +83,17 @@ def score_model(
     with prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext() as prepared:
         loaded, config = _load(stack, ref_logps, chat, compute)
         # Before the model's own attention is replaced.
-        mode = choose_generation_mode(loaded, chat, compute)
+        generates = bool(spec.conversations or prepared)
+        mode = choose_generation_mode(loaded, chat, compute) if generates else MODES[0]
         if prepared and not mode.cached:
             raise SnaketuneError(
                 f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives "
                 "other logits than its forward; remove the tasks from this model's evaluation"
             )
         held_out = [PackedRows(pack, "held_out") for pack in packs]
-        compute, about, run = choose_forward(loaded, config, held_out, compute)
+        compute, about, run = choose_forward(
+            loaded, config, held_out, compute, record_of_evaluation(loaded.config, packs, work, compute)
+        )
         references = comparable_references(ref_logps, compute)
         of_pairs = list(zip(held_out, packs, strict=True))[len(spec.conversations) :]
         preferences = {
@@ -142,7 +146,9 @@ def score_model(
         "evaluation_seconds": round(time.monotonic() - started, 1),
         "responses_generated": generated_count,
     }
-    return Outcome(counts={"prompts": len(responses)}, about=about | {"generation": generation}, run=run)
+    return Outcome(
+        counts={"prompts": len(responses)}, about=about | ({"generation": generation} if generates else {}), run=run
+    )
 
 
 def _like_references(compute: Compute, ref_logps: list[Artifact]) -> Compute:

@@ -85,35 +85,48 @@ def self_test(
     Tests the rows of `packs`, every situation if there are none; before a training also in training mode.
 
     Args:
-        record: of this test with the kernel of `compute`; if it has passed before, it isn't repeated.
+        record: of this test with the kernel of `compute`. If it has passed, it isn't repeated before a training, on the same
+            weights; an evaluation, of other weights, repeats it on synthetic rows only.
     Raises:
         Unpackable: separate documents are wrong too: the model isn't a causal decoder.
     """
-    if record and (share := record.share()) is not None:
-        return _allow(model, compute, any(rows.has_prefixes for rows in packs), share, "as an earlier training found")
-    tested = _first_passing(model, packs, compute, training)
+    passed = record.share() if record else None
+    if passed is not None and training:
+        return _allow(model, compute, any(rows.has_prefixes for rows in packs), passed, "as an earlier training found")
+    tested = _first_passing(model, packs, compute, training, synthetic_only=passed is not None)
     # Mixers are set up by the test itself.
-    if record and tested.compute == compute and not tested.mixers:
+    if record and passed is None and tested.compute == compute and not tested.mixers:
         record.write(tested.share)
     return tested
 
 
-def _first_passing(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, training: bool) -> SelfTest:
+def _first_passing(
+    model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, training: bool, synthetic_only: bool
+) -> SelfTest:
     usable = usable_kernels(compute.device, compute.dtype)
     slower = usable[usable.index(compute.kernel) + 1 :] if compute.kernel in usable else []
     packed = [compute.kernel, *slower] if compute.kernel != SEPARATE else []
     for kernel, following in pairwise((*packed, SEPARATE)):
         try:
-            return check_kernel(model, packs, replace(compute, kernel=kernel), training=training)
+            by_kernel = replace(compute, kernel=kernel)
+            return check_kernel(model, packs, by_kernel, training=training, synthetic_only=synthetic_only)
         except Unpackable as error:
             print(f"{error}. {INSTEAD if following == SEPARATE else f'Trying kernel {following}'}", flush=True)
     return check_kernel(model, packs, replace(compute, kernel=SEPARATE), training=training)
 
 
-def check_kernel(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
+def check_kernel(
+    model: PreTrainedModel,
+    packs: Sequence[PackedRows],
+    compute: Compute,
+    *,
+    training: bool,
+    synthetic_only: bool = False,
+) -> SelfTest:
     """Return a passed self-test with the kernel of `compute`, which stays switched on; Unpackable if packed forwards are wrong,
     or fail. Prints why mixers don't run by their own kernels."""
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
+    packs = [] if synthetic_only else packs
     if offer_own_kernels(model, compute.kernel != SEPARATE and not prefixes, compute.device):
         try:
             return _check_kernel(model, packs, compute, prefixes, training)

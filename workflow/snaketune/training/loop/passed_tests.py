@@ -1,17 +1,21 @@
-"""Records of passed self-tests, so that a training on the same weights, rows, code and versions needn't repeat them: another
-variant of a sweep, or a resumed run."""
+"""Records of passed self-tests, so that a training on the same weights, rows, code and versions needn't repeat them (another
+variant of a sweep, or a resumed run), and an evaluation of other weights on the same rows repeats a part only."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from snaketune.artifacts.digests import digest_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.models.device_speed import processor
 from snaketune.models.devices import Compute
 from snaketune.models.passed_test import PassedTest
-from snaketune.stages.cache.attempt import read_attempt
+from snaketune.stages.cache.attempt import Attempt, read_attempt
 from snaketune.stages.cache.clean import SELF_TESTS
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.launch_command import JOB_FILE
@@ -26,19 +30,36 @@ def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) 
     if attempt is None or unknown or not job.is_file():
         return None
     inputs = json.loads(job.read_text(encoding="utf-8"))["artifacts"]
-    on_cuda = compute.device.type == "cuda"
     key = {
         "inputs": {role: [content for _, content in some] for role, some in inputs.items() if role != "ref_logps"},
         "files": sorted(attempt.digests.values()),
-        "code": attempt.code,
-        "versions": attempt.versions,
         "base": base and base.model_dump(mode="json"),
         "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
         "adapters": [spec.lora is not None, getattr(spec, "continued", False)],
         # Of a model from scratch.
         "seed": spec.training.seed,
+    }
+    return _record(key, attempt, work, compute)
+
+
+def record_of_evaluation(
+    config: PretrainedConfig, packs: Sequence[Artifact], work: WorkFolder, compute: Compute
+) -> PassedTest | None:
+    """Return the record of the self-test of models with this config on the held-out rows of these packs."""
+    attempt = read_attempt(work.state)
+    values = json.loads(config.to_json_string(use_diff=False))
+    # Without the path that a model was loaded from.
+    values = {name: value for name, value in values.items() if not name.startswith("_")}
+    key = {"config": values, "packs": [pack.content for pack in packs]}
+    return attempt and _record(key, attempt, work, compute)
+
+
+def _record(key: dict[str, Any], attempt: Attempt, work: WorkFolder, compute: Compute) -> PassedTest:
+    key |= {
+        "code": attempt.code,
+        "versions": attempt.versions,
         "compute": compute.about(),
-        "device": torch.cuda.get_device_name(compute.device) if on_cuda else processor(),
+        "device": torch.cuda.get_device_name(compute.device) if compute.device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),
     }
     return PassedTest(work.root / SELF_TESTS / digest_json(key))
