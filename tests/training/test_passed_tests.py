@@ -115,12 +115,8 @@ def test_an_evaluation_of_other_weights_repeats_the_synthetic_rows_only(tmp_path
     monkeypatch.setattr(
         selftest, "rows_to_test", lambda *arguments: tested.append(arguments) or rows_to_test(*arguments)
     )
-    models = (
-        tiny_model("llama"),
-        tiny_model("llama").apply(
-            lambda module: module.reset_parameters() if type(module) is torch.nn.Linear else None
-        ),
-    )
+    models = tiny_model("llama"), tiny_model("llama")
+    torch.nn.init.normal_(models[1].lm_head.weight)
     for model in models:
         choose_forward(model, model.config, [rows], CPU, record)
     assert [(packs, prefixes) for _, packs, prefixes in tested] == [
@@ -135,7 +131,7 @@ def test_an_evaluation_of_other_weights_repeats_the_synthetic_rows_only(tmp_path
 
 def test_a_record_of_evaluations_is_of_architecture_and_rows(tmp_path):
     work, config = WorkFolder(tmp_path / "results/.work/eval/f00"), tiny_model("llama").config
-    packs = [Artifact(tmp_path / "manifest.json", {"payload": {}, "rows": name}, tmp_path) for name in "ab"]
+    packs = [Artifact(tmp_path / "manifest.json", {"payload": {name: {"digest": name}}}, tmp_path) for name in "ab"]
     assert record_of_evaluation(config, packs[:1], work, CPU) is None
     work.state.mkdir(parents=True)
     Attempt(stage="eval", code="c", stamps={}, digests={}, versions={}).save(work.state)
