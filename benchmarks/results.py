@@ -39,7 +39,7 @@ def add_precision(parser: ArgumentParser) -> None:
 def in_bfloat16(precision: str) -> bool:
     from snaketune.models.devices import resolve_compute
 
-    return "bfloat16" in str(resolve_compute(precision).products)
+    return "bfloat16" in str(resolve_compute(precision, training=True).products)
 
 
 def require(data: Path, files: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from .conftest import CPU
     ("precision", "units", "dtype"),
     [
         ("auto", False, "float32"),
-        ("auto", True, "float32 with bfloat16 products"),
+        ("auto", True, "float32"),
         ("float32", True, "float32"),
         ("bfloat16", True, "bfloat16"),
     ],
@@ -27,9 +27,11 @@ def test_a_cpu_computes_in_float32_by_default(monkeypatch, precision, units, dty
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(devices, "has_bfloat16_units", lambda: units)
-    compute = resolve_compute(precision)
+    compute, trained = resolve_compute(precision), resolve_compute(precision, training=True)
     assert compute.device.type == "cpu"
-    assert compute.products == (torch.bfloat16 if "bfloat16" in dtype else torch.float32)
+    assert trained.bfloat16_products == (precision == "auto" and units)
+    assert trained.products == (torch.bfloat16 if "bfloat16" in trained.about()["dtype"] else torch.float32)
+    assert trained.about()["dtype"] == dtype + " with bfloat16 products" * trained.bfloat16_products
     assert compute.about() == {"dtype": dtype, "kernel": "sdpa"}
 
 

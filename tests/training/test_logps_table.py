@@ -199,7 +199,7 @@ def test_the_cache_key_has_the_data_types_of_a_cpu(monkeypatch, precision, froze
         monkeypatch.setattr(module, "has_bfloat16_units", lambda: units)
     spec = SPEC.model_copy(update={"precision": precision, "frozen_weights": frozen})
     own, *_ = keys("ref_logps", spec, Execution(), "c", "cpu")
-    compute = resolve_compute(precision)
+    compute = resolve_compute(precision, training=True)
     weights = str(compute.weights_dtype(frozen=frozen)).removeprefix("torch.")
     assert own.spec.items() >= (compute.about() | {"weights_dtype": weights}).items()
     assert own.device == compute.device.type

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from snaketune.models.load_model import parameter_count, set_special_tokens
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.tables import read_table, write_table
@@ -70,7 +68,7 @@ def score_model(
         task_data: files outside this folder that tasks name; lm-eval reads them itself.
     """
     started = time.monotonic()
-    compute = _like_references(resolve_compute("auto"), ref_logps)
+    compute = resolve_compute("auto")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     stack = AdapterStack(
@@ -149,13 +147,6 @@ def score_model(
     return Outcome(
         counts={"prompts": len(responses)}, about=about | ({"generation": generation} if generates else {}), run=run
     )
-
-
-def _like_references(compute: Compute, ref_logps: list[Artifact]) -> Compute:
-    """Return the computation with products as those of the references, which may have been computed in float32 only."""
-    if not (compute.bfloat16_products and ref_logps):
-        return compute
-    return replace(compute, bfloat16_products=ref_logps[0].manifest["dtype"] == WITH_BFLOAT16_PRODUCTS)
 
 
 def _load(

@@ -1,4 +1,6 @@
-"""Linear layers of float32 models whose products a CPU computes in bfloat16, at several times the rate of float32.
+"""Linear layers of float32 models whose products a CPU computes in bfloat16, at several times the rate of float32: in training
+steps, and in the reference log-probabilities that they are compared with. Evaluations compute in float32, since rounding shows
+in the log-probabilities of single documents.
 
 Both factors are rounded to bfloat16, sums are in float32, and the product is rounded once; weights, gradients and everything
 between the layers stay in float32. Autocast rounds the same products, but also runs what lies between them in bfloat16, for

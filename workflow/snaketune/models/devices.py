@@ -11,7 +11,6 @@ import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
-from snaketune.models.bfloat16_products import bfloat16_products
 from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 
 # FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
@@ -31,7 +30,8 @@ class Compute:
     """Device, data type of the computation, and kernel (of `models.kernels.KERNELS`, or `models.kernels.SEPARATE`).
 
     Attributes:
-        bfloat16_products: whether linear layers of a float32 model multiply in bfloat16; see `models.bfloat16_products`.
+        bfloat16_products: whether linear layers of a float32 model multiply in bfloat16 in training steps; see
+            `models.bfloat16_products`.
     """
 
     device: torch.device
@@ -46,18 +46,12 @@ class Compute:
 
     @property
     def products(self) -> torch.dtype:
-        """The data type of matmuls, to which their results are rounded."""
+        """The data type of matmuls in training steps, to which their results are rounded."""
         return torch.bfloat16 if self.bfloat16_products else self.dtype
 
     def autocast(self) -> torch.autocast:
         """Return a context in which matmuls run in `dtype`."""
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
-
-    @contextmanager
-    def packed_forward(self) -> Iterator[None]:
-        """Run forward passes of packed rows, and their backward passes, in `dtype` and with `products`."""
-        with self.autocast(), bfloat16_products(self.bfloat16_products):
-            yield
 
     def weights_dtype(self, *, frozen: bool) -> torch.dtype:
         """Return the data type to load weights in: the compute data type if frozen, else float32 (master weights). The
@@ -65,9 +59,14 @@ class Compute:
         return self.dtype if frozen else torch.float32
 
 
-def resolve_compute(precision: str) -> Compute:
+def resolve_compute(precision: str, training: bool = False) -> Compute:
     """Return the device (CUDA, else MPS, else CPU), the data type for `training.precision`, and the fastest usable kernel.
-    SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it."""
+
+    Args:
+        training: whether for training steps: with `auto`, CPUs that have units for it multiply in bfloat16.
+    Raises:
+        SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it.
+    """
     on_gpu = torch.cuda.is_available()
     has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and on_gpu and not has_bf16:
@@ -82,7 +81,7 @@ def resolve_compute(precision: str) -> Compute:
         device = torch.device("cuda", torch.cuda.current_device())
     else:
         device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    products = precision == "auto" and device.type == "cpu" and has_bfloat16_units()
+    products = training and precision == "auto" and device.type == "cpu" and has_bfloat16_units()
     kernel = usable_kernels(device, dtype)[0]
     return Compute(device=device, dtype=dtype, kernel=kernel, bfloat16_products=products)
 

@@ -105,7 +105,7 @@ def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Comput
     if "members" in batch and compute.device.type == "cpu" and len(batch["sources"]) < LEAST_ROWS:
         batch = collate([*rows, _filler()], compute.kernel)
     batch = batch.to(compute.device)
-    with compute.packed_forward():
+    with compute.autocast():
         return batch, token_losses(model, batch)
 
 

@@ -22,8 +22,8 @@ MIN_LOSS_CHANGE = 0.01
 CHOSEN_FELL = 0.1
 # Ratio of held-out loss to the training loss of the last steps that indicates overfitting after more than one epoch.
 OVERFIT = 1.5
-# Dense models of useful size reach 0.3 to 0.5 on GPUs, and on a CPU 0.2 to 0.8 of a measured matrix multiplication; with products
-# in bfloat16, several times as fast as float32, 0.05 to 0.5, since everything else isn't faster.
+# Dense models of useful size reach 0.3 to 0.5 on GPUs, and on a CPU 0.2 to 0.8 of a measured matrix multiplication; if
+# that is in bfloat16, 0.05 to 0.5, since everything else isn't faster.
 LOW_MFU, LOW_MFU_CPU = 0.15, 0.05
 WAITED = 0.05
 SLOWER = 10.0

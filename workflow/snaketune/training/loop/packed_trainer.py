@@ -105,16 +105,18 @@ class PackedTrainer(BaseTrainer, Trainer):
             return summed_losses(self.model, batch).detach()
 
     @contextmanager
-    def as_in_training(self, autocast: bool = True) -> Iterator[None]:
+    def as_in_training(self, autocast: bool = True, products: bool = True) -> Iterator[None]:
         """Run forward passes without a trace: random states of host and device are restored at the end.
 
         Args:
             autocast: whether to add the autocast of a step, for a model that accelerate hasn't prepared.
+            products: whether bfloat16 products are used where steps use them.
         """
-        device = self.run.compute.device
-        restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
         compute = self.run.compute
-        with restored, compute.packed_forward() if autocast else bfloat16_products(compute.bfloat16_products):
+        device = compute.device
+        restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+        cast = compute.autocast() if autocast else nullcontext()
+        with restored, cast, bfloat16_products(products and compute.bfloat16_products):
             yield
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:

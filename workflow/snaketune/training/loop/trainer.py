@@ -65,7 +65,7 @@ class TrainingRun:
         cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
     ) -> Self:
         """Return a run on the device and precision that this process has."""
-        compute = resolve_compute(spec.training.precision)
+        compute = resolve_compute(spec.training.precision, training=True)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
     def with_kernel_for(self, config: PretrainedConfig | None, rows: PackedRows, *, dropout: bool) -> "TrainingRun":

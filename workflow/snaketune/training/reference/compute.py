@@ -9,7 +9,7 @@ stays unmerged for both splits.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
+from snaketune.models.bfloat16_products import bfloat16_products
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import own_tokenizer
 from snaketune.models.logprobs import losses_of_rows
@@ -118,7 +119,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
     part, parts = (spec.part, spec.parts) if isinstance(spec, RefPassSpec) else (1, 1)
     for result in (*reference.results, *reference.tokenizer):
         result.files()
-    compute = resolve_compute(spec.precision)
+    compute = resolve_compute(spec.precision, training=True)
     report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
@@ -132,8 +133,11 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
         own = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
         units = find_units(rows, own, documents(pack, split))
         counts[split] = len({pair for unit in units for pair in unit.pairs})
-        merged = split == "held_out" and spec.apart and not spec.quantization
-        store = RowStore(work.root, reference.key_of_units(tested, work, merged=merged))
+        held_out = split == "held_out"
+        merged = held_out and spec.apart and not spec.quantization
+        # Held-out pairs are evaluated, in float32.
+        of_split = replace(tested, compute=replace(tested.compute, bfloat16_products=False)) if held_out else tested
+        store = RowStore(work.root, reference.key_of_units(of_split, work, merged=merged))
         passed.append(UnitLogps(work=work, store=store, token_logps=spec.token_logps, units=units))
         if passed[-1].missing and merged:
             # Free the first model before the second is loaded.
@@ -141,7 +145,8 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
             model, _ = reference.load(compute, packs, merged=True)
         what = f"reference, {split}"
         passes = partial(losses_of_rows, model, compute=tested.compute, what=what)
-        passed[-1].compute_missing(rows, passes, compute.products, what)
+        with bfloat16_products(of_split.compute.bfloat16_products):
+            passed[-1].compute_missing(rows, passes, of_split.compute.products, what)
         parts_of_table.append(passed[-1].table(split, parts_of_table[0].schema))
     table = sort_rows(pa.concat_tables(parts_of_table))
     check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")

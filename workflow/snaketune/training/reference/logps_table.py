@@ -21,6 +21,7 @@ from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE
+from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
 from snaketune.training.reference.cache_key import identity, kernel_family
@@ -217,7 +218,9 @@ def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     """Whether unquantized log-probabilities computed on this machine are comparable with the artifact's; prints why not."""
     made, here, quantization = artifact.manifest, compute.about(), artifact.manifest["spec"]["quantization"]
     same_kernel = kernel_family(made.get("kernel")) == kernel_family(here["kernel"])
-    if made.get("dtype") == here["dtype"] and same_kernel and not quantization:
+    # Held-out pairs are computed without bfloat16 products.
+    dtype = "float32" if made.get("dtype") == WITH_BFLOAT16_PRODUCTS else made.get("dtype")
+    if dtype == here["dtype"] and same_kernel and not quantization:
         return True
     print(
         f"{artifact.manifest_path} was computed differently (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
