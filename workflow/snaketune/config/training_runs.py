@@ -67,7 +67,7 @@ class Optimization(Model):
     each document, such as 5. For SFT only."""
     precision: Precision = "auto"
     """Data type of the computation. `auto` is bfloat16 on a GPU that supports it, else float32; on a CPU with units for it
-    (AVX512-BF16, AMX), linear layers multiply in bfloat16, at several times the speed."""
+    (AVX512-BF16, AMX), linear layers multiply in bfloat16 in training steps, at several times the speed."""
     compile: Literal["auto"] | bool = "auto"
     """Compiles the layers of packed trainings (`torch.compile`). `auto` does if the run is long enough to make up for the time
     that compiling takes."""
