@@ -11,7 +11,7 @@ import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
-from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
+from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 
 # FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
 # takes longer than a small matmul.

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.operation import Execution
+from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
-from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.stages.table import STAGES
 

@@ -19,9 +19,9 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
+from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE
-from snaketune.stages.host.cpu import WITH_BFLOAT16_PRODUCTS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
 from snaketune.training.reference.cache_key import identity, kernel_family

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snaketune.stages.host import cpu
+from snaketune.models import cpu_units as cpu
 
 FLAGS = "flags\t\t: fpu avx2 avx512f"
 
