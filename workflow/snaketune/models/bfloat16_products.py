@@ -6,7 +6,7 @@ Both factors are rounded to bfloat16, sums are in float32, and the product is ro
 between the layers stay in float32. Autocast rounds the same products, but also runs what lies between them in bfloat16, for
 which a CPU has no units.
 
-oneDNN keeps a program with its buffers, some MB, for each shape, and every packed batch has another number of tokens. So
+oneDNN keeps a program with its buffers, about 1 MB, for each shape, and every packed batch has another number of tokens. So
 factors get rows of zeros up to a multiple of ROWS. Shapes: T tokens, I features of the input, O of the output.
 """
 
