@@ -37,9 +37,10 @@ def add_precision(parser: ArgumentParser) -> None:
 
 
 def in_bfloat16(precision: str) -> bool:
+    """Whether trainings with this `training.precision` multiply in bfloat16 on this machine."""
     from snaketune.models.devices import resolve_compute
 
-    return "bfloat16" in str(resolve_compute(precision, training=True).products)
+    return resolve_compute(precision, training=True).products.itemsize == 2
 
 
 def require(data: Path, files: Iterable[str]) -> None:

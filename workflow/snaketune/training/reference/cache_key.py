@@ -40,9 +40,8 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
     """
     # As `models.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
-        products = spec.precision == "auto" and has_bfloat16_units()
-        dtype, kernel = WITH_BFLOAT16_PRODUCTS if products else "float32", "sdpa"
-        dtype = "bfloat16" if spec.precision == "bfloat16" else dtype
+        auto = WITH_BFLOAT16_PRODUCTS if has_bfloat16_units() else "float32"
+        dtype, kernel = auto if spec.precision == "auto" else spec.precision, "sdpa"
     else:
         from snaketune.models.devices import resolve_compute
 
@@ -77,7 +76,7 @@ def computation(spec: RefLogpsSpec, dtype: str) -> dict[str, Any]:
     named = spec.base is not None and not Path(spec.base.path).is_dir()
     return {
         "dtype": dtype,
-        "weights_dtype": dtype if spec.frozen_weights and dtype != WITH_BFLOAT16_PRODUCTS else "float32",
+        "weights_dtype": "bfloat16" if spec.frozen_weights and dtype == "bfloat16" else "float32",
         "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
         "base": identity(spec.base, named=named),
         "apart": spec.apart,
