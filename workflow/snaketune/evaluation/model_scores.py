@@ -78,7 +78,8 @@ def score_model(
         trust_remote_code=spec.trust_remote_code,
     )
     folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
-    with prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext() as prepared:
+    tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
+    with compute.linear_layers(), tasks_at as prepared:
         loaded, config = _load(stack, ref_logps, chat, compute)
         # Before the model's own attention is replaced.
         generates = bool(spec.conversations or prepared)

@@ -4,13 +4,14 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
+from snaketune.models.cpu_products import cpu_products
 from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 
 # FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
@@ -31,7 +32,7 @@ class Compute:
 
     Attributes:
         bfloat16_products: whether linear layers of a float32 model multiply in bfloat16 in training steps; see
-            `models.bfloat16_products`.
+            `models.cpu_products`.
     """
 
     device: torch.device
@@ -48,6 +49,12 @@ class Compute:
     def products(self) -> torch.dtype:
         """The data type of matmuls in training steps, to which their results are rounded."""
         return torch.bfloat16 if self.bfloat16_products else self.dtype
+
+    def linear_layers(self, training: bool = False) -> AbstractContextManager[None]:
+        """Return a context in which linear layers run as in training steps, or as in evaluations; only CPUs need one."""
+        if self.device.type != "cpu":
+            return nullcontext()
+        return cpu_products(self.products if training else torch.float32)
 
     def autocast(self) -> torch.autocast:
         """Return a context in which matmuls run in `dtype`."""

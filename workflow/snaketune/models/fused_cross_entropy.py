@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.bfloat16_products import ROWS, as_factor, products_dtype
+from snaketune.models.cpu_products import ROWS, as_factor, product, products_dtype
 
 # Logits per chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB including the temporaries of eager passes, which
 # fused ones lack; used where the head is trained, since each chunk then adds a gradient [V, H].
@@ -134,7 +134,7 @@ class TokenLosses(torch.autograd.Function):
                 hidden_CH, chunk = cast_UH[begin : begin + ctx.rows], slice(begin, begin + ctx.rows)
                 if spare_CV is None:
                     spare_CV = cast_UH.new_empty(len(hidden_CH), len(weight_VH))
-                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)])
+                logits_CV = product(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)])
                 target_logits_N += target_logits(logits_CV, begin, rows_N, targets_N)
                 # In float32, where `statistics` overwrites the logits with exponentials.
                 work_CV = logits_CV.float() if passes is EAGER else logits_CV
@@ -164,10 +164,10 @@ class TokenLosses(torch.autograd.Function):
                     exponentials_CV = exponentials.pop()
                 else:
                     off_C1 = sums_U1[chunk] * single_U1[chunk]
-                    logits_CV = cast_UH[chunk] @ cast_VH.t()
+                    logits_CV = product(cast_UH[chunk], cast_VH.t())
                     exponentials_CV = ctx.passes.exponentials(logits_CV, highest_U1[chunk], target_U1[chunk], off_C1)
                 if hidden_needs_grad:
-                    torch.mm(exponentials_CV, cast_VH, out=grad_UH[chunk])
+                    product(exponentials_CV, cast_VH, out=grad_UH[chunk])
                 if weight_needs_grad:
                     _add_matmul(grad_VH, exponentials_CV.t(), (cast_UH[chunk] * factor_U1[chunk]).to(ctx.dtype))
             # Only positions that predict several tokens remain to be corrected.
@@ -197,12 +197,12 @@ def _rows_per_chunk(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> i
 
 def _add_matmul(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
     """Add a matmul to `total` in place; on a GPU, 16-bit factors are accumulated into a float32 total within the matmul."""
-    if total.dtype == one.dtype:
+    if total.dtype == one.dtype and not total.is_cpu:
         total.addmm_(one, other)
     elif total.is_cuda:
         torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
     else:
-        total += one @ other
+        total += product(one, other)
 
 
 class SummedLosses(torch.autograd.Function):
@@ -227,11 +227,11 @@ class SummedLosses(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for begin in range(0, len(cast_NH), rows):
                 hidden_CH, target_C1 = cast_NH[begin : begin + rows], targets_N[begin : begin + rows, None]
-                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
+                logits_CV = product(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
                 losses_C1, grad_CV = passes.loss_and_gradient(logits_CV, target_C1)
                 total += losses_C1[: len(hidden_NH) - begin].sum()
                 if hidden_needs_grad:
-                    torch.mm(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
+                    product(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
                 if weight_needs_grad:
                     _add_matmul(grad_VH, grad_CV.t(), hidden_CH)
         ctx.gradients = (None if grad_NH is None else grad_NH[: len(hidden_NH)].to(hidden_NH.dtype), grad_VH)

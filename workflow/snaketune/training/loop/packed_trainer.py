@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, Trainer
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
-from snaketune.models.bfloat16_products import bfloat16_products
 from snaketune.models.compiling import CompileChoice, choose_compilation, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
 from snaketune.models.forward import inner_model
@@ -116,7 +115,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         device = compute.device
         restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
         cast = compute.autocast() if autocast else nullcontext()
-        with restored, cast, bfloat16_products(products and compute.bfloat16_products):
+        with restored, cast, compute.linear_layers(training=products):
             yield
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
@@ -136,7 +135,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         return inputs.to(self.args.device)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        with self.activations, bfloat16_products(self.run.compute.bfloat16_products):
+        with self.activations, self.run.compute.linear_layers(training=True):
             return super().training_step(*arguments, **keywords)
 
     def items(self, batch: dict[str, Any]) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
-from snaketune.models.bfloat16_products import bfloat16_products
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import own_tokenizer
 from snaketune.models.logprobs import losses_of_rows
@@ -145,7 +144,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
             model, _ = reference.load(compute, packs, merged=True)
         what = f"reference, {split}"
         passes = partial(losses_of_rows, model, compute=tested.compute, what=what)
-        with bfloat16_products(of_split.compute.bfloat16_products):
+        with of_split.compute.linear_layers(training=True):
             passed[-1].compute_missing(rows, passes, of_split.compute.products, what)
         parts_of_table.append(passed[-1].table(split, parts_of_table[0].schema))
     table = sort_rows(pa.concat_tables(parts_of_table))
