@@ -1,22 +1,18 @@
 """Expected seconds of a training step by arithmetic, for comparison with measurements.
 
-    python -m benchmarks.gpu.expected            a table for an H100
-    python -m benchmarks.gpu.expected --count    bytes that a compiled layer moves, as Inductor counts them (a minute on a CPU)
+    python -m benchmarks.gpu.expected    for an H100
 
 The sum of times that can't overlap: matmuls at the share of the peak that large ones reach, and memory traffic between them
 at the bandwidth of the card. Host, launches and faults aren't included, so a card is slower; if it is much slower, look for a
 cost that the arithmetic leaves out.
 """
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from benchmarks.flops import attention_flops, visible_pairs
-from benchmarks.gpu.rows import make_documents, make_rows
-from benchmarks.gpu.shapes import SHAPES, Shape, add_adapters
-from transformers import AutoConfig, AutoModelForCausalLM
+from benchmarks.gpu.rows import make_documents
+from benchmarks.gpu.shapes import SHAPES, Shape
 
 # Bytes per second of a copy, read and written (measured: 3.0 and 4.3 TB/s), and dense 16-bit FLOP/s of the data sheet.
 CARDS = {"H100": (2.9e12, 989.4e12), "H200": (4.2e12, 989.4e12)}
@@ -71,65 +67,7 @@ def expected(shape: Shape, micro_rows: int, card: str) -> Step:
     return Step(seconds=seconds, flops=per_parameter * (body + head) * tokens + pairs, tokens=tokens)
 
 
-def layer_bytes(shape: Shape, tokens: int) -> float:
-    """Count the bytes that a compiled layer moves, forward and backward; its attention moves data and computes nothing."""
-    import torch._inductor.config
-    from torch._inductor import compile_fx, metrics
-
-    from snaketune.models.adapters import leave_casts_to_autocast
-    from snaketune.models.attention import use_segment_attention
-    from snaketune.models.batches import collate
-    from snaketune.models.compiling import compile_layers
-    from snaketune.models.devices import Compute
-    from snaketune.models.forward import packed_inputs
-
-    torch._inductor.config.force_disable_caches = True
-    # Inductor counts bytes only if it logs them.
-    compile_fx.inductor_metrics_log.isEnabledFor = lambda level: True
-    torch._dynamo.reset()
-    small = shape.model | {"num_hidden_layers": 1, "vocab_size": 512}
-    config = AutoConfig.for_model(**small, pad_token_id=0, eos_token_id=1, bos_token_id=None)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if shape.rank else torch.float32)
-    use_segment_attention(model)
-    compute = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varlen")
-    inner = model.model
-    if shape.rank:
-        model = add_adapters(model, shape.rank)
-        leave_casts_to_autocast(model)
-        model.enable_input_require_grads()
-    model.train()
-    compile_layers(model, compute, checkpointing=False)
-    row = make_rows(1, tokens, 512)[0]
-    metrics.reset()
-    with compute.autocast():
-        hidden = inner(**packed_inputs(collate([row], "varlen"))).last_hidden_state
-    hidden.float().sum().backward()
-    return metrics.num_bytes_accessed
-
-
-def _count() -> None:
-    from torch.nn.attention import varlen
-
-    @varlen._varlen_attn.register_kernel("cpu")
-    def _forward(query, *_, **__):
-        rows, heads = query.shape[:2]
-        return query.clone(), query.new_zeros(heads, rows, dtype=torch.float32), torch.zeros(2, dtype=torch.uint64)
-
-    @varlen._varlen_attn_backward.register_kernel("cpu")
-    def _backward(grad, query, key, value, *_, **__):
-        return query.clone(), key.clone(), value.clone()
-
-    for name, shape in SHAPES.items():
-        if not shape.quantized:
-            few, many = (layer_bytes(shape, tokens) for tokens in (512, 1024))
-            of_token = (many - few) / 512
-            print(f"{name}: {of_token:,.0f} bytes a layer and token, {few - 512 * of_token:,.0f} a layer", flush=True)
-
-
 def main() -> None:
-    if "--count" in sys.argv:
-        _count()
-        return
     for name, shape in SHAPES.items():
         if not shape.quantized:
             step = expected(shape, shape.micro_rows, "H100")

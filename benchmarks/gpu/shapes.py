@@ -20,7 +20,9 @@ class Shape:
         length: tokens of a row.
         batch_rows: rows of an optimizer step.
         micro_rows: of these, rows of a forward pass to begin with; halved as long as they don't fit.
-        layer_bytes: that a compiled layer moves for each token, and for each micro-batch, by `benchmarks.gpu.expected --count`.
+        layer_bytes: that a compiled layer moves for each token, and for each micro-batch, forward and backward: the difference
+            and the rest of `torch._inductor.metrics.num_bytes_accessed` for one layer on rows of 512 and 1,024 tokens, whose
+            attention only moves data; float32 weights, or frozen bfloat16 ones with adapters.
     """
 
     model: dict[str, Any]

@@ -1,11 +1,5 @@
-"""The results of one or several calls of the GPU benchmark as Markdown.
+"""The results of a call of the GPU benchmark as Markdown."""
 
-python -m benchmarks.gpu.table gpu-1.json gpu-2.json gpu-3.json
-"""
-
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.results import markdown
@@ -66,13 +60,3 @@ def _what(entry: dict[str, Any]) -> str:
 def _why(entry: dict[str, Any]) -> str:
     why = entry.get("why") or f"forward {entry.get('forward', 0):.1e}, backward {entry.get('backward', 0):.1e}"
     return f"{entry['status']}: {' '.join(str(why).split())[:200]}".replace("|", "\\|")
-
-
-def main(paths: list[str]) -> None:
-    for path in paths:
-        saved = json.loads(Path(path).read_text(encoding="utf-8"))
-        print(table(saved["results"], saved["made_on"]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
