@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.data_path.rows import GSM8K, chain, made_tokenizer
-from benchmarks.jobs import ROW_LENGTH
+from benchmarks.data_path.rows import GSM8K
+from benchmarks.jobs import ROW_LENGTH, conversations
 from benchmarks.processes import pinned
 from benchmarks.results import in_turn, made_on, markdown, medians, options_of, require, write_json
 from snaketune.models.batches import collate
@@ -25,7 +25,6 @@ from snaketune.models.kernels import SEPARATE
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.selftest import check_kernel
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.job import result_at
 
 GOAL = 1.5
 SHAPE = {
@@ -57,9 +56,8 @@ def main() -> None:
     require(options.data, [GSM8K])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, pinned():
-        folder, raw = Path(name), (options.data / GSM8K).resolve()
-        tokenizer = made_tokenizer(folder, [raw])
-        rows = PackedRows(result_at(chain(folder / "chain", [raw], tokenizer)), "train")
+        project = conversations(Path(name), [(options.data / GSM8K).resolve()])
+        rows = PackedRows(project.make(project.pack()), "train")
         found = {family: _family(family, rows, options.rounds) for family in options.only or FAMILIES}
     write_json(options.out, {"families": found, "goal": GOAL} | made_on("benchmarks.hybrids"))
     columns = ("family", "parameters", "hybrid, tokens/s", "separate, tokens/s", "ratio", "losses differ by")

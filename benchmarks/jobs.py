@@ -1,26 +1,32 @@
-"""Single jobs with job files like those that the planner writes, and the chain of data jobs."""
+"""Projects of benchmarks: a config, and a folder with the results of its jobs, which run in this process or by commands."""
 
+import shutil
 import sys
+from collections.abc import Iterable
+from contextlib import chdir, nullcontext
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.load import load
+from snaketune.stages.cache.status import inputs_by_role, made_from
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.job_files import JobFile, write_job_file
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.job import Job, result_at
+from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.run import run
+from snaketune.stages.table import STAGES
 
 ROW_LENGTH = 1024
-
-
-def job_of(stage: str, spec: dict[str, Any], inputs: dict[str, Any], out: str, **operation: Any) -> JobFile:
-    """Return a job. Args: inputs: by role, one path or several; operation: keys of `Execution`."""
-    paths = {role: tuple(map(str, one if isinstance(one, list | tuple) else [one])) for role, one in inputs.items()}
-    return JobFile(stage=stage, spec=spec, inputs=paths, out=out, operation=operation)
-
-
-def job_command(job: JobFile, folder: Path) -> list[str]:
-    """Write the file of a job beside its result in `folder`, and return the command that runs it."""
-    path = folder / f"{job.out}.json"
-    write_job_file(path, job, None)
-    return [sys.executable, "-m", "snaketune", job.stage, str(path.absolute())]
+# What a run needs where nothing is trained.
+UNTRAINED = {
+    "base": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2},
+    "training": {"learning_rate": 1e-4},
+}
 
 
 def started(folder: Path | str) -> WorkFolder:
@@ -30,45 +36,125 @@ def started(folder: Path | str) -> WorkFolder:
     return work
 
 
-def data_jobs(
-    files: list[Path],
-    tokenizer: Path,
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A config with an SFT run `start` and its tokenizer `shared`, and the folder, as `snakemake` would run in, that its paths
+    are relative to."""
+
+    folder: Path
+    config: dict[str, Any]
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / "results/tokenizer/shared/tokenizer"
+
+    @property
+    def precision(self) -> str:
+        return self.config["sft"]["start"]["training"]["precision"]
+
+    def job(self, stage: str, name: str) -> Job:
+        with chdir(self.folder):
+            return JobGraph(*load(self.config)).job(stage, name)
+
+    def pack(self, stage: str = "sft", run_name: str = "start") -> Job:
+        """Return the job that makes the rows of a run."""
+        return self.job(stage, run_name).artifacts["pack"][0]
+
+    def result(self, job: Job) -> Artifact:
+        return result_at(self.folder / job.manifest)
+
+    def missing(self, job: Job) -> list[Job]:
+        """Return the jobs that have no result yet, of this one and those that it needs, each after those that it reads."""
+        if (self.folder / job.manifest).is_file():
+            return []
+        needed = [one for made in made_from(job) for one in self.missing(made)]
+        return list({one.key: one for one in [*needed, job]}.values())
+
+    def make(self, job: Job) -> Artifact:
+        """Make a job's result and those that it needs in this process, unless they exist; return it."""
+        for one in self.missing(job):
+            stage = STAGES[one.stage]
+            launcher = (
+                patch.object(import_module(stage.launcher), "launch", _build) if stage.launcher else nullcontext()
+            )
+            with chdir(self.folder), launcher:
+                run(_job_file(one))
+        return self.result(job)
+
+    def command(self, job: Job) -> list[str]:
+        """Write a job's file, and return the command that runs the job in the folder."""
+        path = job_file_of(job.stage, job.name)
+        with chdir(self.folder):
+            write_job_file(path, _job_file(job), None)
+        return [sys.executable, "-m", "snaketune", job.stage, str(path)]
+
+    def build(self, job: Job, work: Path | str, **instead: Any) -> Outcome:
+        """Run a job's `build` in this process and a work folder. Args: instead: of the job's spec and operation."""
+        stage = STAGES[job.stage]
+        artifacts = {role: [self.result(one) for one in some] for role, some in job.artifacts.items()}
+        files = {role: [Path(file) for file in some] for role, some in job.files.items()}
+        arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
+        with chdir(self.folder):
+            return import_module(stage.module).build(
+                **arguments, work=started(work), **stage.arguments(artifacts, files)
+            )
+
+    def copy_to(self, folder: Path) -> "Project":
+        """Copy the results, without work folders, into a new folder."""
+        shutil.copytree(self.folder / "results", folder / "results", ignore=shutil.ignore_patterns(".work"))
+        return Project(folder=folder, config=self.config)
+
+
+def _job_file(job: Job) -> JobFile:
+    spec, operation = (of.model_dump(mode="json") for of in (job.spec, job.operation))
+    return JobFile(stage=job.stage, spec=spec, inputs=inputs_by_role(job), out=job.folder, operation=operation)
+
+
+def _build(name: str, *, spec, operation, work, artifacts, files, **_) -> Outcome:
+    """Take the place of a launcher, which starts processes."""
+    stage = STAGES[name]
+    return import_module(stage.module).build(spec, work, operation=operation, **stage.arguments(artifacts, files))
+
+
+def conversations(
+    folder: Path,
+    files: Iterable[Path],
+    texts: Iterable[Path] = (),
     *,
-    length: int = ROW_LENGTH,
-    held_out: float = 0,
-    overflow: str = "truncate",
-    parts: int = 1,
-) -> list[JobFile]:
-    """Return the jobs from raw conversations to shards, with results below the working directory; the last is `pack`.
+    vocab_size: int = 8192,
+    packing: dict[str, Any] | None = None,
+    **corpus: Any,
+) -> Project:
+    """Return a project that trains on the conversations of files, with a tokenizer that is made here.
 
     Args:
-        tokenizer: manifest.
-        parts: of `tokenize` and of `write`.
+        texts: files that the tokenizer is trained on; default: the same.
+        packing, corpus: further keys of the run's `packing` and of its corpus `chat`.
     """
+    chat, read = (
+        {"kind": "conversations", "sources": [{"files": [str(file) for file in some]}], "held_out": 0}
+        for some in (files, texts or files)
+    )
+    run = UNTRAINED | {"corpus": "chat", "tokenizer": "shared"}
+    config = {
+        "corpora": {"chat": chat | corpus, "texts": read},
+        "sft": {"start": run | {"packing": {"length": ROW_LENGTH, "overflow": "truncate"} | (packing or {})}},
+    }
+    folder.mkdir(exist_ok=True)
+    return with_tokenizer(Project(folder=folder, config=config), ["texts"], vocab_size)
 
-    def manifest(name: str) -> Path:
-        return Path(name, "manifest.json")
 
-    numbers = range(1, parts + 1)
-    corpus = {"kind": "conversations", "sources": [{"files": [str(file) for file in files]}], "held_out": held_out}
-    plan = {"kind": "sft", "lengths": [length], "strategy": "best-fit-decreasing", "overflow": overflow}
-    encoded = {"corpus": manifest("corpus"), "tokenizer": tokenizer}
-    tokens, shards = ([manifest(f"{name}-{k}") for k in numbers] for name in ("tokens", "shards"))
-    planned = {"plan": manifest("plan"), "tokens": tokens, "corpus": []}
-    return [
-        job_of("corpus", corpus, {"files": files}, "corpus"),
-        *(
-            job_of(
-                "tokenize", {"kind": "sft", "train_on": "assistant", "part": k, "parts": parts}, encoded, f"tokens-{k}"
-            )
-            for k in numbers
-        ),
-        job_of("plan", plan, {"tokens": tokens}, "plan"),
-        *(job_of("write", {"part": k, "parts": parts}, planned, f"shards-{k}") for k in numbers),
-        job_of(
-            "pack",
-            {"kind": "sft", "length": length, "overflow": overflow},
-            {"plan": manifest("plan"), "shards": shards},
-            "pack",
-        ),
-    ]
+def with_tokenizer(project: Project, corpora: list[str], vocab_size: int) -> Project:
+    """Return the project with its tokenizer, made: trained on corpora, and adopted like that of an existing model, so that runs
+    can start from models that are made for it."""
+    trained = replace(
+        project,
+        config={
+            "corpora": {name: project.config["corpora"][name] for name in corpora},
+            "tokenizers": {"trained": {"train": {"corpora": corpora, "vocab_size": vocab_size}}},
+        },
+    )
+    payload = trained.make(trained.job("tokenizer", "trained")).folder
+    made = replace(project, config=project.config | {"tokenizers": {"shared": {"adopt": str(payload)}}})
+    made.make(made.job("tokenizer", "shared"))
+    return made

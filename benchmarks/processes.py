@@ -2,18 +2,19 @@
 
 import json
 import os
+import pickle
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clock import FIRST_STEP
+from benchmarks.clock import FIRST_STEP, peak_rss_bytes
 from benchmarks.results import ROOT
 
 ONE_THREAD = {
@@ -60,19 +61,23 @@ def snakemake(
     return subprocess.run([python, "-m", "snakemake", *arguments], cwd=folder, env=env, **SAID)
 
 
-def measured(module: str, side: str, arguments_file: Path, *arguments: Any) -> dict[str, Any]:
-    """Run one side of a comparison in a process; return its results and its log lines on compilation.
-
-    Args:
-        module: run as a program; it takes the side, the file `arguments_file`, the arguments, and a file for its results.
-    """
+def measured(function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> dict[str, Any]:
+    """Call a function of a module in a process; return what it returns, the process's peak memory, and its log lines on
+    compilation."""
     with tempfile.TemporaryDirectory() as name:
-        folder, result = Path(name), Path(name, "result.json")
-        command = [sys.executable, "-m", module, side, *map(str, (arguments_file, *arguments, result))]
+        folder, result = Path(name), Path(name, "result")
+        command = call_command(result, function, *arguments, **keywords)
         lines = checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
         found = json.loads(result.read_text(encoding="utf-8"))
     said = [line for line in lines if line.startswith("compil")]
     return found | ({"said": said} if said else {})
+
+
+def call_command(result: Path, function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> list[str]:
+    """Return the command that calls a function and writes what it returns into a file."""
+    call = result.with_suffix(".call")
+    call.write_bytes(pickle.dumps((function, arguments, keywords)))
+    return [sys.executable, "-m", "benchmarks.processes", str(call), str(result)]
 
 
 def until_first_step(commands: list[list[str]], folder: Path) -> float:
@@ -103,3 +108,10 @@ def checked(done: subprocess.CompletedProcess) -> str:
     if done.returncode:
         raise SystemExit(f"{shlex.join(done.args)}: exit status {done.returncode}\n{done.stdout[-4000:]}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    call, result = map(Path, sys.argv[1:])
+    function, arguments, keywords = pickle.loads(call.read_bytes())  # noqa: S301
+    found = function(*arguments, **keywords) | {"peak_rss_bytes": peak_rss_bytes()}
+    result.write_text(json.dumps(found), encoding="utf-8")

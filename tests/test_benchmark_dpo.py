@@ -2,14 +2,15 @@
 
 import json
 import sys
-from contextlib import chdir
 from unittest.mock import patch
 
 import pytest
+from benchmarks.clock import peak_rss_bytes
 from benchmarks.dpo import __main__ as program
 from benchmarks.dpo import measure, sides
-from benchmarks.dpo.material import SOURCES, Material, made, make_reference
+from benchmarks.dpo.material import SOURCES, made, make_reference
 from benchmarks.dpo.measure import bound, curve, speed
+from benchmarks.jobs import Project
 from benchmarks.results import keep_table
 from benchmarks.sft import material as sft_material
 
@@ -22,7 +23,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory) -> Material:
+def project(tmp_path_factory) -> Project:
     folder, data = tmp_path_factory.mktemp("dpo"), tmp_path_factory.mktemp("data")
     (file,) = SOURCES["raschka"]["files"]
     (data / file).parent.mkdir()
@@ -38,23 +39,22 @@ def material(tmp_path_factory) -> Material:
 def in_this_process(monkeypatch):
     """Each side, which is a process of its own when figures are made."""
 
-    def measured(module, side, folder, arguments):
-        with chdir(folder):
-            return sides.run(side, folder, arguments)
+    def measured(function, *arguments, **keywords):
+        return function(*arguments, **keywords) | {"peak_rss_bytes": peak_rss_bytes()}
 
     monkeypatch.setattr(measure, "measured", measured)
 
 
-def test_both_sides_learn_the_same_from_the_same_pairs(material):
-    result = curve(material, "raschka", steps=3)
+def test_both_sides_learn_the_same_from_the_same_pairs(project):
+    result = curve(project, "raschka", steps=3)
     assert result["curve_max_abs_diff_vs_trl"] < 1e-5
     assert result["losses"]["trl"][0] == pytest.approx(0.6931, abs=1e-4)
     assert result["losses"]["trl"][2] < 0.69
     assert all(result["pairs_by_step"])
 
 
-def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
-    result = speed(1, material, "raschka")
+def test_an_epoch_of_each_side_is_over_the_same_pairs(project):
+    result = speed(1, project, "raschka")
     ours, theirs, defaults = (result["rounds"][side][0] for side in ("snaketune", "trl", "trl, defaults"))
     assert ours["pairs"] == theirs["pairs"] == theirs["reference"]["pairs"] == result["pairs"]
     assert sorted(number for step in ours["order"] for number in step) == list(range(result["pairs"]))
@@ -69,8 +69,8 @@ def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
     assert program.memory(details) == {"peak_rss_ratio_vs_trl": 99, "peak_rss_ratio_vs_trl_defaults": 99}
 
 
-def test_the_bound_is_counted_by_tries(material):
-    result = bound(material, "raschka")
+def test_the_bound_is_counted_by_tries(project):
+    result = bound(project, "raschka")
     # A batch of the tiny model's tokens without padding: the only excess is a line break after each completion.
     assert result["tokens_needed"] <= result["tokens_computed"] < result["tokens_needed"] * 1.1
     assert result["pairs"] == len(ROWS)
@@ -79,27 +79,27 @@ def test_the_bound_is_counted_by_tries(material):
     assert result["share_of_bound_raschka"] == result["tokens_needed"] / result["tokens_computed"]
 
 
-def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp_path):
+def test_a_sweep_is_eight_trainings_and_one_reference(project, monkeypatch, tmp_path):
     said = []
     ran = measure.checked
     monkeypatch.setattr(measure, "checked", lambda done: said.append(ran(done)))
     monkeypatch.setattr(measure, "BETAS", measure.BETAS[:1])
     variants = [{"loss": loss, "beta": 0.1} for loss in measure.LOSSES]
-    theirs = measure.run_side("trl, sweep", material, "raschka", (2, 4), variants=variants)
+    theirs = sides.trl_sweep(project, run="raschka", variants=variants, at_once=(2, 4))
     assert [run["variant"]["loss"] for run in theirs["runs"]] == ["sigmoid", "ipo"]
     assert all("rewards/accuracies" in run["last"] for run in theirs["runs"])
     monkeypatch.setattr(measure, "BETAS", (0.05, 0.1, 0.2, 0.5))
     monkeypatch.setattr(measure, "CORES", ("--cores", "1", "--dry-run"))
     with pytest.raises(SystemExit, match="0 variants were trained, expected 8"):
-        measure.run_ours(material, "raschka", tmp_path / "sweep")
+        measure.run_ours(project, "raschka", tmp_path / "sweep")
     plan = [line.split() for line in said[-1].splitlines()]
     assert ["dpo", "8"] in plan
     assert ["ref_logps", "1"] in plan
 
 
-def test_results_of_single_parts_are_retained(material, monkeypatch, tmp_path, capsys):
+def test_results_of_single_parts_are_retained(project, monkeypatch, tmp_path, capsys):
     """A run of some parts after others, whose figures are retained."""
-    monkeypatch.setattr(program, "made", lambda *_, **__: material)
+    monkeypatch.setattr(program, "made", lambda *_, **__: project)
     monkeypatch.setattr(program, "DOCUMENT", tmp_path / "figures.md")
     for source in SOURCES.values():
         for file in source["files"]:

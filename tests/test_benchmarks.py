@@ -20,10 +20,11 @@ from benchmarks.gpu.peers import preference_peer, sft_peer
 from benchmarks.gpu.rows import PROPORTIONS, make_pairs
 from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
 from benchmarks.gpu.table import table as gpu_table
+from benchmarks.jobs import Project
 from benchmarks.processes import ONE_THREAD
 from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS
-from benchmarks.sft.material import MODEL, Material, made
+from benchmarks.sft.material import MODEL, made
 from benchmarks.sft.measure import speed
 
 from snaketune.models.device_speed import Peak
@@ -42,7 +43,7 @@ ROWS = [
 
 
 @pytest.fixture
-def material(tmp_path, monkeypatch) -> Material:
+def project(tmp_path, monkeypatch) -> Project:
     for name, value in {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}.items():
         monkeypatch.setitem(MODEL, name, value)
     raw = tmp_path / "few.jsonl"
@@ -50,14 +51,14 @@ def material(tmp_path, monkeypatch) -> Material:
     return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 2, 20), vocab_size=300)
 
 
-def test_all_sides_train_on_the_same_tokens(material, tmp_path, monkeypatch):
+def test_all_sides_train_on_the_same_tokens(project, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(python()))
     # What libraries read when they are imported would need a new Python process, so all sides use one cache here.
     for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE"):
         monkeypatch.delitem(ONE_THREAD, name)
     monkeypatch.setattr(processes, "environment", lambda cache: os.environ | ONE_THREAD)
     # More steps than an epoch has: each side goes through all rows once.
-    result = speed(1, material, warm_up=0, steps=10**6)
+    result = speed(1, project, warm_up=0, steps=10**6)
     ours, *peers = (
         [result["rounds"][side][0][of] for of in ("tokens", "supervised")]
         for side in ("snaketune", "trl packed", "trl unpacked")

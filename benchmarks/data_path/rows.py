@@ -1,17 +1,13 @@
-"""Input of the benchmarks: raw files, a tokenizer, tokenized sequences, and rows packed by our stages."""
+"""Input of the benchmarks: raw files, and tokenized sequences."""
 
 import json
-from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.jobs import data_jobs, job_of, started
-from benchmarks.results import ROOT
+from benchmarks.jobs import started
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.stages.run import run
-from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import conversation_rows
 from snaketune.tokenization.token_store import ROWS_PER_BATCH, TokenWriter
@@ -74,24 +70,3 @@ def as_messages(row: dict[str, str]) -> dict[str, list[dict[str, str]]]:
     """Return a row of gsm8k or dolly as a conversation for TRL."""
     said = (row.get("question") or row["prompt"], row.get("answer") or row["response"])
     return {"messages": [{"role": r, "content": c} for r, c in zip(("user", "assistant"), said, strict=True)]}
-
-
-def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> Path:
-    """Train a tokenizer on the files and return its manifest."""
-    corpus = {"kind": "conversations", "sources": [{"files": [str(file) for file in files]}], "held_out": 0}
-    spec = TokenizerSpec(model="bpe", vocab_size=vocab_size, character_coverage=0.9995, split_digits=True)
-    template = ROOT / "resources/chat_templates/chatml.jinja"
-    inputs = {"corpora": folder / "small/manifest.json", "chat_template": template}
-    with chdir(folder):
-        run(job_of("corpus", corpus, {"files": files}, "small"))
-        run(job_of("tokenizer", spec.model_dump(mode="json"), inputs, "tokenizer"))
-    return folder / "tokenizer/manifest.json"
-
-
-def chain(folder: Path, files: list[Path], tokenizer: Path, **settings) -> Path:
-    """Run the data jobs from raw files to shards in this process, with manifests and digests; return the manifest of `pack`."""
-    folder.mkdir()
-    with chdir(folder):
-        for job in data_jobs(files, tokenizer, **settings):
-            run(job)
-    return folder / "pack/manifest.json"

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.data_path.rows import CAPACITY, FILES, chain, lognormal, made_tokenizer, made_tokens, repeated
-from benchmarks.jobs import ROW_LENGTH, data_jobs, job_command, started
+from benchmarks.data_path.rows import CAPACITY, FILES, lognormal, made_tokens, repeated
+from benchmarks.jobs import ROW_LENGTH, conversations, started
 from benchmarks.results import ROOT, in_turn, medians, timed
 
-from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.packing import plan as planning
 from snaketune.packing import write as writing
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
@@ -127,8 +127,8 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
     from snaketune.models.batches import collate
     from snaketune.training.loop.sample_order import EpochPermutation
 
-    tokenizer = made_tokenizer(folder, [data / name for name in FILES])
-    artifact = read_artifact(chain(folder / "rows", repeated(data, folder, 60), tokenizer), "shards")
+    project = conversations(folder / "rows", repeated(data, folder, 60), [data / name for name in FILES])
+    artifact = project.make(project.pack())
     rows = PackedRows(artifact, "train")
     columns = ["input_ids", "labels"]
     # The same rows in the file format of `datasets`, mapped as it maps its own.
@@ -169,23 +169,29 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
 
 def memory(_: int, folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4) -> dict[str, Any]:
     """Return the peak resident set of the data jobs, each in its own process, at ten million short conversations."""
-    tokenizer = made_tokenizer(folder, [data / name for name in FILES])
     file = folder / "many.jsonl"
     with file.open("w", encoding="utf-8") as lines:
         for number in range(sequences):
             question, answer = f"What is {number} plus {number % 97}?", f"{number + number % 97}."
             lines.write(f'{{"prompt": "{question}", "response": "{answer}"}}\n')
+    project = conversations(
+        folder / "jobs",
+        [file],
+        [data / name for name in FILES],
+        packing={"overflow": "drop"},
+        held_out=0.01,
+        parts=parts,
+    )
     peaks: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    for job in data_jobs([file], tokenizer, held_out=0.01, overflow="drop", parts=parts):
+    for job in project.missing(project.pack()):
         began = time.perf_counter()
-        process = subprocess.Popen(
-            job_command(job, folder), cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
-        )
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
+        process = subprocess.Popen(project.command(job), cwd=project.folder, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
         if status:
             raise SystemExit(f"{job.stage} failed with {status}")
-        peaks[job.out], seconds[job.out] = usage.ru_maxrss / 1e6, time.perf_counter() - began
-        print(f"  {job.out}: {peaks[job.out]:.2f} GB, {seconds[job.out]:.0f} s", file=sys.stderr, flush=True)
+        peaks[job.key], seconds[job.key] = usage.ru_maxrss / 1e6, time.perf_counter() - began
+        print(f"  {job.key}: {peaks[job.key]:.2f} GB, {seconds[job.key]:.0f} s", file=sys.stderr, flush=True)
     largest = max(peaks.values())
     return {"peak_rss_gb_1e7": largest, "peak_rss_gb": peaks, "seconds": seconds, "bytes": file.stat().st_size}

@@ -4,17 +4,16 @@ import json
 import shutil
 import statistics
 from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.data_path.rows import FILES, as_messages, chain, made_tokenizer, repeated
+from benchmarks.data_path.rows import FILES, as_messages, repeated
 from benchmarks.data_path.sequences import compared
-from benchmarks.jobs import ROW_LENGTH
+from benchmarks.jobs import ROW_LENGTH, conversations
 
-from snaketune.artifacts.manifest import read_artifact
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.batched.chunks import ChunkEncoder
 from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, separable
@@ -31,8 +30,9 @@ def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> di
 
     disable_caching()
     files = repeated(data, folder, megabytes)
-    manifest = made_tokenizer(folder, [data / name for name in FILES])
-    tokenizer = AutoTokenizer.from_pretrained(manifest.parent / "tokenizer")
+    project = conversations(folder / "project", files, [data / name for name in FILES])
+    projects = [project.copy_to(folder / f"ours{number}") for number in range(rounds)]
+    tokenizer = AutoTokenizer.from_pretrained(project.tokenizer)
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     settings = SFTConfig(
         output_dir=str(folder / "trl"), max_length=ROW_LENGTH, packing=True, assistant_only_loss=True, use_cpu=True,
@@ -45,14 +45,13 @@ def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> di
         processing_class=tokenizer,
     )
     made: dict[str, Any] = {}
-    numbers = count()
 
     def ours() -> None:
-        pack = chain(folder / f"ours{next(numbers)}", files, manifest)
-        made["snaketune"] = PackedRows(read_artifact(pack, "shards"), "train")
+        own = projects.pop()
+        made["snaketune"] = PackedRows(own.make(own.pack()), "train")
 
     def theirs() -> None:
-        cache = str(folder / f"cache{next(numbers)}")
+        cache = str(folder / "cache")
         loaded = [load_dataset("json", data_files=str(file), split="train", cache_dir=cache) for file in files]
         chats = concatenate_datasets([part.map(as_messages, remove_columns=part.column_names) for part in loaded])
         made["trl"] = trainer._prepare_dataset(
@@ -77,7 +76,9 @@ def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> di
     """
     import sentencepiece
 
-    tokenizer = made_tokenizer(folder, [data / name for name in FILES]).parent / "tokenizer"
+    tokenizer = (
+        conversations(folder / "project", [data / name for name in FILES]).tokenizer.parents[1] / "trained/tokenizer"
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=(tokenizer / "sentencepiece.model").read_bytes())
     description = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
 

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dpo.material import SOURCES, Material, made
+from benchmarks.dpo.material import SOURCES, made
 from benchmarks.dpo.measure import SWEPT, bound, curve, speed, sweep
+from benchmarks.jobs import Project
 from benchmarks.results import (
     ROOT,
     Goals,
@@ -63,8 +64,8 @@ def main() -> None:
         for name, count in PAIRS.items()
     }
     with tempfile.TemporaryDirectory() as name:
-        material = made(Path(name), options.data, runs, precision=options.precision)
-        measures = parts(material, 1, steps=3) if options.quick else parts(material, options.rounds)
+        project = made(Path(name), options.data, runs, precision=options.precision)
+        measures = parts(project, 1, steps=3) if options.quick else parts(project, options.rounds)
         details = run_parts("benchmarks.dpo", options, measures, goals)
     details["memory"] = memory(details)
     write(options.out, details, goals)
@@ -74,12 +75,12 @@ def main() -> None:
     print(found)
 
 
-def parts(material: Material | None, rounds: int, steps: int = 20) -> Parts:
+def parts(project: Project | None, rounds: int, steps: int = 20) -> Parts:
     return {
-        **{f"bound-{name}": partial(bound, material, name) for name in SOURCES},
-        "curve": partial(curve, material, "raschka", steps),
-        **{f"speed-{name}": partial(speed, rounds, material, name) for name in SOURCES},
-        "sweep": partial(sweep, material, "sweep", "race"),
+        **{f"bound-{name}": partial(bound, project, name) for name in SOURCES},
+        "curve": partial(curve, project, "raschka", steps),
+        **{f"speed-{name}": partial(speed, rounds, project, name) for name in SOURCES},
+        "sweep": partial(sweep, project, "sweep", "race"),
     }
 
 

@@ -4,18 +4,18 @@ import json
 import shutil
 import time
 from collections.abc import Iterable
-from contextlib import chdir
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from benchmarks import processes
-from benchmarks.dpo.material import Material, Pair, make_reference, pack_of, pairs_of
+from benchmarks.dpo import sides
+from benchmarks.dpo.material import Pair, make_reference, pairs_of
+from benchmarks.jobs import Project
 from benchmarks.processes import SNAKEFILE, checked, environment, measured, pinned
 from benchmarks.results import in_turn, medians
-
-from snaketune.stages.job import result_at
 
 # Pairs that TRL is fastest with, in a forward pass of the training and of the reference pass: of 1, 2, 4, 8 and 16 on one core.
 AT_ONCE = {"raschka": (2, 4), "pandalm": (1, 2), "oasst": (1, 1)}
@@ -30,16 +30,7 @@ VARIANTS = [f"run-beta{beta}-loss{loss}" for beta in BETAS for loss in LOSSES]
 CORES = ("--cores", "1")
 
 
-def run_side(side: str, material: Material, name: str, at_once: tuple[int, int] | None = None, **arguments: Any) -> Any:
-    """Run one side in a process. Args: at_once: pairs of TRL's forward passes, in training and in the reference pass."""
-    path = material.folder / "arguments.json"
-    if at_once:
-        arguments |= {"batch_size": at_once[0], "reference_batch_size": at_once[1]}
-    path.write_text(json.dumps({"run": name} | arguments), encoding="utf-8")
-    return measured("benchmarks.dpo.sides", side, material.folder, path)
-
-
-def bound(material: Material, name: str) -> dict[str, Any]:
+def bound(project: Project, name: str) -> dict[str, Any]:
     """Return trie nodes over all prompts of the data set divided by the tokens that an epoch runs through the layers.
 
     Computed are the tokens of batches as they are collated for a CPU. What rows hold besides (a line break after the end of a
@@ -48,12 +39,10 @@ def bound(material: Material, name: str) -> dict[str, Any]:
     from snaketune.models.batches import collate
     from snaketune.packing.reader import EqualTokens, PackedRows
 
-    with chdir(material.folder):
-        pairs = pairs_of(material, f"{name}-whole")
-        pack = result_at(Path(pack_of(material.graph, f"{name}-whole").manifest))
-        items = EqualTokens(PackedRows(pack, "train"))
-        needed = fewest_tokens(pairs)
-        computed = sum(collate(items[item], "sdpa")["input_ids"].numel() for item in range(len(items)))
+    pairs = pairs_of(project, f"{name}-whole")
+    items = EqualTokens(PackedRows(project.result(project.pack("dpo", f"{name}-whole")), "train"))
+    needed = fewest_tokens(pairs)
+    computed = sum(collate(items[item], "sdpa")["input_ids"].numel() for item in range(len(items)))
     key = f"share_of_bound_{name}"
     return {key: needed / computed, "pairs": len(pairs), "tokens_needed": needed, "tokens_computed": computed}
 
@@ -79,14 +68,14 @@ def fewest_tokens(pairs: Iterable[Pair]) -> int:
     return nodes
 
 
-def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
+def curve(project: Project, name: str, steps: int) -> dict[str, Any]:
     """Return the largest difference of losses over the first steps; TRL gets the same pairs in each step."""
-    make_reference(material, name)
+    make_reference(project, name)
     with pinned():
         # Enough epochs for one step more than is run.
-        ours = run_side("snaketune", material, name, steps=steps, epochs=steps + 1, log_steps=1)
+        ours = measured(sides.ours, project, run=name, steps=steps, epochs=steps + 1, log_steps=1)
         order = ours["order"][:steps]
-        theirs = run_side("trl", material, name, (1, 8), order=order, exactly=True)
+        theirs = measured(sides.trl, project, run=name, order=order, exactly=True, at_once=(1, 8))
     losses = {"snaketune": ours["losses"], "trl": theirs["losses"]}
     if any(len(one) != steps for one in losses.values()):
         raise SystemExit(f"{len(ours['losses'])} and {len(theirs['losses'])} steps, expected {steps}")
@@ -98,28 +87,28 @@ def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
     }
 
 
-def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
+def speed(rounds: int, project: Project, name: str) -> dict[str, Any]:
     """Time one epoch and one reference pass on each side: pairs/s, and memory of the training process."""
-    make_reference(material, name)
+    make_reference(project, name)
     order: list[list[int]] = []
 
     def ours() -> dict[str, Any]:
-        found = run_side("snaketune", material, name)
+        found = measured(sides.ours, project, run=name)
         # TRL takes the pairs in the order of our first round.
         order[:] = order or found["order"]
         return found
 
     def theirs(at_once: tuple[int, int]) -> dict[str, Any]:
-        return run_side("trl", material, name, at_once, order=order)
+        return measured(sides.trl, project, run=name, order=order, at_once=at_once)
 
     at_once = {"trl": AT_ONCE[name], "trl, defaults": DEFAULT_AT_ONCE}
-    sides = {
+    calls = {
         "snaketune": ours,
-        "snaketune, reference": lambda: run_side("snaketune, reference", material, name),
+        "snaketune, reference": partial(measured, sides.ours_reference, project, run=name),
         **{side: partial(theirs, pairs) for side, pairs in at_once.items()},
     }
     with pinned():
-        found = in_turn(rounds, sides, lambda one: f"{name} {one['pairs_per_s']:.2f} pairs/s")
+        found = in_turn(rounds, calls, lambda one: f"{name} {one['pairs_per_s']:.2f} pairs/s")
     passes = {"snaketune": found["snaketune, reference"]}
     passes |= {side: [one["reference"] for one in found[side]] for side in at_once}
     trainings = {side: found[side] for side in passes}
@@ -143,7 +132,7 @@ def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
     }
 
 
-def sweep(material: Material, name: str, raced: str) -> dict[str, Any]:
+def sweep(project: Project, name: str, raced: str) -> dict[str, Any]:
     """Time eight variants, four betas by two losses, an epoch each: from an SFT model and pairs to the metrics of all eight.
 
     Ours by the workflow, `snakemake --cores 1`, from raw pairs to eight models with their run.json: preparation, one reference
@@ -155,13 +144,13 @@ def sweep(material: Material, name: str, raced: str) -> dict[str, Any]:
     With a race, ours trains and evaluates on other pairs, the run `raced`. How good its winner is follows from a sweep without
     a race on the same pairs.
     """
-    make_reference(material, name)
+    make_reference(project, name)
     with pinned():
-        ours = run_ours(material, name, material.folder / "sweep")
-        race = run_ours(material, raced, material.folder / "race", RACE)
+        ours = run_ours(project, name, project.folder / "sweep")
+        race = run_ours(project, raced, project.folder / "race", RACE)
         trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
         started = time.perf_counter()
-        theirs = run_side("trl, sweep", material, name, AT_ONCE[SWEPT], variants=trained)
+        theirs = measured(sides.trl_sweep, project, run=name, variants=trained, at_once=AT_ONCE[SWEPT])
         seconds = time.perf_counter() - started
     later = [run["seconds"] for run in theirs["runs"][1:]]
     # Its start and the first variant once; the others are as long as a later one of their loss.
@@ -173,7 +162,7 @@ def sweep(material: Material, name: str, raced: str) -> dict[str, Any]:
         "sweep8_speedup_vs_trl": whole / ours["seconds"],
         "sweep8_race_speedup_vs_trl": whole / race["seconds"],
         "race_share_of_steps": steps["race"] / steps["all"],
-        "race_winner": rank_of_winner(material, raced, material.folder / "race"),
+        "race_winner": rank_of_winner(project, raced, project.folder / "race"),
         "data": SWEPT,
         "seconds": {
             "snaketune": ours["seconds"],
@@ -188,33 +177,33 @@ def sweep(material: Material, name: str, raced: str) -> dict[str, Any]:
     }
 
 
-def run_ours(material: Material, name: str, project: Path, race: dict[str, Any] | None = None) -> dict[str, Any]:
+def run_ours(project: Project, name: str, folder: Path, race: dict[str, Any] | None = None) -> dict[str, Any]:
     """Time the workflow in a project that has only the SFT model and its tokenizer."""
-    project.mkdir()
+    folder.mkdir()
     for file in (f"{name}.jsonl", "chats.jsonl"):
-        shutil.copy(material.folder / file, project)
-    write_config(material, name, project, race)
-    snakemake(project, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
+        shutil.copy(project.folder / file, folder)
+    write_config(project, name, folder, race)
+    snakemake(folder, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
     started = time.perf_counter()
-    snakemake(project, "--", *(f"results/dpo/{variant}/manifest.json" for variant in VARIANTS))
+    snakemake(folder, "--", *(f"results/dpo/{variant}/manifest.json" for variant in VARIANTS))
     seconds = time.perf_counter() - started
-    made = [variant for variant in VARIANTS if (project / "results/dpo" / variant / "manifest.json").is_file()]
+    made = [variant for variant in VARIANTS if (folder / "results/dpo" / variant / "manifest.json").is_file()]
     if made != VARIANTS:
         raise SystemExit(f"{len(made)} variants were trained, expected {len(VARIANTS)}")
     found = {}
     for variant in VARIANTS:
-        folder = project / "results/dpo" / variant
-        manifest, run = (json.loads((folder / f"{file}.json").read_text()) for file in ("manifest", "run"))
+        own = folder / "results/dpo" / variant
+        manifest, run = (json.loads((own / f"{file}.json").read_text()) for file in ("manifest", "run"))
         of_steps = manifest["counts"]["tokens_per_epoch"] / run["tokens_per_second_median"]
         found[variant] = {"steps": manifest["counts"]["steps"], "epoch_s": of_steps, "last": run["history"][-1]}
     return {"seconds": seconds, "step_seconds": sum(one["epoch_s"] for one in found.values()), "runs": found}
 
 
 def write_config(
-    material: Material, name: str, project: Path, race: dict[str, Any] | None, evaluated: bool = False
+    project: Project, name: str, folder: Path, race: dict[str, Any] | None, evaluated: bool = False
 ) -> None:
     """Write the sweep's config. Args: race: with held-out rows for it; evaluated: evaluate the variants on these rows."""
-    config = yaml.safe_load((material.folder / "config.yaml").read_text(encoding="utf-8"))
+    config = deepcopy(project.config)
     run = config["dpo"][name]
     config["corpora"] = {corpus: config["corpora"][corpus] for corpus in (run["corpus"], "chats")}
     if race or evaluated:
@@ -224,22 +213,22 @@ def write_config(
     if evaluated:
         rows = {"preferences": [run["corpus"]], "packing": run["packing"]}
         config["eval"] = {"all": {"models": ["dpo:run"]} | rows}
-    (project / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
-def rank_of_winner(material: Material, name: str, project: Path) -> dict[str, Any]:
+def rank_of_winner(project: Project, name: str, folder: Path) -> dict[str, Any]:
     """Train all variants of a race to their ends, and return the rank and the score of its winner among them."""
-    decisions = json.loads((project / f"results/race/dpo-run@{RACE['rungs'][-1]}/decisions/race.json").read_text())
-    write_config(material, name, project, None, evaluated=True)
-    snakemake(project)
+    decisions = json.loads((folder / f"results/race/dpo-run@{RACE['rungs'][-1]}/decisions/race.json").read_text())
+    write_config(project, name, folder, None, evaluated=True)
+    snakemake(folder)
     scores = {}
     for variant in VARIANTS:
-        found = json.loads((project / f"results/eval/all/dpo-{variant}/scores/scores.json").read_text())
+        found = json.loads((folder / f"results/eval/all/dpo-{variant}/scores/scores.json").read_text())
         (scores[variant],) = (corpus[RACE["metric"]] for corpus in found["preferences"].values())
     ranking = sorted(scores, key=lambda variant: -scores[variant])
     winner = next(variant for variant in ranking if f"dpo/{variant}" not in decisions["paused"])
     return {"rank": 1 + ranking.index(winner), "winner": scores[winner], "best": scores[ranking[0]], "scores": scores}
 
 
-def snakemake(project: Path, *arguments: str) -> None:
-    checked(processes.snakemake(project, *SNAKEFILE, *CORES, *arguments, env=environment(project / "cache")))
+def snakemake(folder: Path, *arguments: str) -> None:
+    checked(processes.snakemake(folder, *SNAKEFILE, *CORES, *arguments, env=environment(folder / "cache")))

@@ -1,25 +1,17 @@
 """The sides of the comparison, one function each, run in separate processes.
 
-    python -m benchmarks.dpo.sides snaketune FOLDER arguments.json found.json
-
 Ours are the stages' own `build`, whose trainer has a clock. TRL's DPOTrainer computes reference log-probabilities beforehand
 (`precompute_ref_log_probs`), as its documentation recommends to save memory and, over several epochs, time.
 """
 
-import json
-import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.clock import Clock, peak_rss_bytes
-from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material, pairs_of
-from benchmarks.jobs import started
+from benchmarks.clock import Clock
+from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, pairs_of
+from benchmarks.jobs import Project
 from benchmarks.results import in_bfloat16
 from benchmarks.sft.material import LEARNING_RATE
 from benchmarks.trl_training import train_by_trl
@@ -28,7 +20,7 @@ from benchmarks.trl_training import train_by_trl
 ALL = 10**6
 
 
-def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, log_steps: int = 10) -> dict[str, Any]:
+def ours(project: Project, *, run: str, steps: int = ALL, epochs: float = 1, log_steps: int = 10) -> dict[str, Any]:
     """Train by the `dpo` stage.
 
     Returns:
@@ -36,7 +28,7 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
     """
     from snaketune.training.preference import dpo_trainer
 
-    pairs = pairs_of(material, run)
+    pairs = pairs_of(project, run)
     known = {pair.sequences: number for number, pair in enumerate(pairs)}
     clock, order = Clock(0, steps), []
 
@@ -47,18 +39,19 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
         order[-1] += found
         return {"pairs": len(found), "tokens": inputs["input_ids"].numel()}
 
-    job = material.graph.job("dpo", run)
+    job = project.job("dpo", run)
     training = job.spec.training.model_copy(update={"epochs": epochs})
     spec = job.spec.model_copy(update={"training": training})
     operation = job.operation.model_copy(update={"log_steps": log_steps})
-    with patch.object(dpo_trainer, "DpoTrainer", clock.timing(dpo_trainer.DpoTrainer, counts)):
-        outcome = _built(job, spec=spec, operation=operation)
+    timed = clock.timing(dpo_trainer.DpoTrainer, counts)
+    with tempfile.TemporaryDirectory() as work, patch.object(dpo_trainer, "DpoTrainer", timed):
+        outcome = project.build(job, work, spec=spec, operation=operation)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
     losses = [entry["loss"] for entry in outcome.run["history"]]
     return clock.found() | {"order": order, "losses": losses, "run": said, "about": outcome.about}
 
 
-def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
+def ours_reference(project: Project, *, run: str) -> dict[str, Any]:
     """Time the `ref_logps` stage from the loaded and tested model to the written table."""
     from snaketune.training.reference import compute
 
@@ -69,23 +62,11 @@ def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
         begins.append(time.perf_counter())
         return find_units(*arguments)
 
-    with patch.object(compute, "find_units", timed):
-        outcome = _built(material.graph.job("dpo", run).artifacts["ref_logps"][0])
+    job = project.job("dpo", run).artifacts["ref_logps"][0]
+    with tempfile.TemporaryDirectory() as work, patch.object(compute, "find_units", timed):
+        outcome = project.build(job, work)
     seconds, pairs = time.perf_counter() - begins[0], sum(outcome.counts["pairs"].values())
     return {"pairs": pairs, "seconds": seconds, "pairs_per_s": pairs / seconds}
-
-
-def _built(job: Any, **instead: Any) -> Any:
-    """Run a job's `build` in this process and a new folder; return its outcome."""
-    from snaketune.stages.job import result_at
-    from snaketune.stages.table import STAGES
-
-    stage = STAGES[job.stage]
-    artifacts = {role: [result_at(Path(one.manifest)) for one in some] for role, some in job.artifacts.items()}
-    files = {role: [Path(file) for file in some] for role, some in job.files.items()}
-    arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
-    with tempfile.TemporaryDirectory() as name:
-        return import_module(stage.module).build(**arguments, work=started(name), **stage.arguments(artifacts, files))
 
 
 def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -102,7 +83,7 @@ def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[in
 
 
 def trl(
-    material: Material, *, run: str, order: list[list[int]], exactly: bool = False, **at_once: int
+    project: Project, *, run: str, order: list[list[int]], at_once: tuple[int, int], exactly: bool = False
 ) -> dict[str, Any]:
     """Run TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
 
@@ -139,18 +120,20 @@ def trl(
     def counts(inputs: dict[str, Any]) -> dict[str, int]:
         return {"pairs": len(inputs["input_ids"]) // 2, "tokens": inputs["input_ids"].numel()}
 
-    pairs = pairs_of(material, run)
+    pairs = pairs_of(project, run)
     numbers = range(len(pairs)) if exactly else [number for step in order for number in step]
     rows = Dataset.from_list([pairs[number].texts for number in numbers])
     settings = {"max_steps": len(order), "gradient_accumulation_steps": 1} if exactly else {}
     trl_trainer(
-        clock.timing(Observed, counts), material, rows, **at_once, train_sampling_strategy="sequential", **settings
+        clock.timing(Observed, counts), project, rows, at_once, train_sampling_strategy="sequential", **settings
     )
     reference |= {"pairs": len(rows), "pairs_per_s": len(rows) / reference["seconds"]}
     return clock.found() | {"losses": losses, "reference": reference}
 
 
-def trl_sweep(material: Material, *, run: str, variants: list[dict[str, Any]], **at_once: int) -> dict[str, Any]:
+def trl_sweep(
+    project: Project, *, run: str, variants: list[dict[str, Any]], at_once: tuple[int, int]
+) -> dict[str, Any]:
     """Run one TRL trainer after another in this process, each from the file of pairs to its last metrics."""
     from datasets import load_dataset
     from trl import DPOTrainer
@@ -158,50 +141,33 @@ def trl_sweep(material: Material, *, run: str, variants: list[dict[str, Any]], *
     found = []
     for variant in variants:
         started = time.perf_counter()
-        rows = load_dataset("json", data_files=f"{run}.jsonl", split="train")
+        rows = load_dataset("json", data_files=str(project.folder / f"{run}.jsonl"), split="train")
         settings = {"loss_type": [variant["loss"]], "beta": variant["beta"]}
-        trainer = trl_trainer(DPOTrainer, material, rows, **at_once, **settings)
+        trainer = trl_trainer(DPOTrainer, project, rows, at_once, **settings)
         metrics = next(line for line in reversed(trainer.state.log_history) if "rewards/margins" in line)
         found.append({"variant": variant, "seconds": time.perf_counter() - started, "last": metrics})
     return {"runs": found}
 
 
-def trl_trainer(
-    trainer_type: type, material: Material, rows: Any, *, batch_size: int, reference_batch_size: int, **more: Any
-) -> Any:
+def trl_trainer(trainer_type: type, project: Project, rows: Any, at_once: tuple[int, int], **more: Any) -> Any:
     """Train by TRL with settings equal to ours where they shape the result; return the trainer.
 
     Args:
-        batch_size, reference_batch_size: pairs of a forward pass in training, and of one in the reference pass.
+        at_once: pairs of a forward pass in training, and of one in the reference pass.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig
 
+    batch_size, reference_batch_size = at_once
     settings = {
-        "bf16": in_bfloat16(material.precision),
+        "bf16": in_bfloat16(project.precision),
         "beta": BETA,
         "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size,
     } | more
     return train_by_trl(
-        trainer_type, DPOConfig, model=AutoModelForCausalLM.from_pretrained(material.model), rows=rows,
-        tokenizer=AutoTokenizer.from_pretrained(material.tokenizer), precompute_ref_log_probs=True,
+        trainer_type, DPOConfig, model=AutoModelForCausalLM.from_pretrained(project.folder / "results/sft/start/model"),
+        rows=rows,
+        tokenizer=AutoTokenizer.from_pretrained(project.tokenizer), precompute_ref_log_probs=True,
         precompute_ref_batch_size=reference_batch_size, per_device_train_batch_size=batch_size, max_length=None,
         learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, **settings,
     )  # fmt: skip
-
-
-SIDES: dict[str, Callable[..., dict[str, Any]]] = {
-    "snaketune": ours, "snaketune, reference": ours_reference, "trl": trl, "trl, sweep": trl_sweep,
-}  # fmt: skip
-
-
-def run(side: str, folder: Path, arguments: Path) -> dict[str, Any]:
-    """Run a side in the folder of its input, with the arguments in a file."""
-    os.chdir(folder)
-    given = json.loads(arguments.read_text(encoding="utf-8"))
-    return SIDES[side](Material(folder=folder), **given) | {"peak_rss_bytes": peak_rss_bytes()}
-
-
-if __name__ == "__main__":
-    side, folder, arguments, out = sys.argv[1:]
-    Path(out).write_text(json.dumps(run(side, Path(folder), Path(arguments))), encoding="utf-8")

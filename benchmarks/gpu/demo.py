@@ -10,18 +10,15 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import chdir
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.data_path.rows import chain, made_tokenizer
-from benchmarks.jobs import job_command, job_of
+from benchmarks.jobs import Project, conversations
 from benchmarks.processes import SAID
 from benchmarks.results import ROOT, timed
-
-from snaketune.stages.run import run
 
 # The values of config/config.yaml.
 BASE = {
@@ -29,48 +26,54 @@ BASE = {
     "init_std": 0.08,
 }  # fmt: skip
 TRAINING = {"batch_rows": 2, "learning_rate": 3e-3, "warmup_fraction": 0.05, "weight_decay": 0.1, "betas": [0.9, 0.95]}
-FULL = {"lora": None, "quantization": None}
+# Runs, and whether they are deterministic.
+RUNS = {"exact": True, "default": False}
 # Relative difference of the losses of a step, after gradients were summed in another order.
 ROUNDING = 0.05
 # Rows of a step that is calibrated, and the share of the GPU's memory that it may use: 64 rows of 512 tokens don't fit 0.8 GB.
 CALIBRATED_ROWS, SHARE_OF_MEMORY = 64, 0.01
 
 
-def demo(folder: Path, conversations: int, checkpoint_steps: int) -> Iterator[dict[str, Any]]:
+def demo(folder: Path, count: int, checkpoint_steps: int) -> Iterator[dict[str, Any]]:
     rows = folder / "chat.jsonl"
     with (ROOT / "resources/demo/chat.jsonl").open(encoding="utf-8") as file:
-        rows.write_text("".join(islice(file, conversations)), encoding="utf-8")
-    tokenizer = made_tokenizer(folder, [rows], vocab_size=512)
-    inputs = {"pack": chain(folder / "chain", [rows], tokenizer, length=512, held_out=0.05), "tokenizer": tokenizer}
-    for deterministic in (True, False):
-        found = _resumed(folder / str(deterministic), inputs, checkpoint_steps, deterministic)
-        yield {"what": "killed and resumed"} | found
-    yield {"what": "evaluated"} | _evaluated(folder / "True/undisturbed", inputs)
-    yield {"what": "calibrated"} | _calibrated(folder / "calibration", inputs)
+        rows.write_text("".join(islice(file, count)), encoding="utf-8")
+    packing = {"length": 512}
+    project = conversations(folder / "project", [rows], vocab_size=512, packing=packing, held_out=0.05)
+    run = project.config["sft"].pop("start") | {"base": BASE}
+    for name, deterministic in RUNS.items():
+        training = {"epochs": 1, "deterministic": deterministic, "micro_batch_rows": 2}
+        operation = {"checkpoint_steps": checkpoint_steps, "log_steps": 1}
+        project.config["sft"][name] = run | {"training": TRAINING | training, "operation": operation}
+    project.config["sft"]["calibrated"] = run | {"training": TRAINING | {"batch_rows": CALIBRATED_ROWS}}
+    project.config["eval"] = {
+        "all": {"models": ["sft:exact"], "conversations": ["chat"], "packing": packing, "samples": 3}
+    }
+    project.make(project.pack("sft", "exact"))
+    for name, deterministic in RUNS.items():
+        yield {"what": "killed and resumed"} | _resumed(project, name, checkpoint_steps, deterministic)
+    yield {"what": "evaluated"} | _evaluated(replace(project, folder=folder / "exact/undisturbed"))
+    yield {"what": "calibrated"} | _calibrated(project)
 
 
-def _resumed(folder: Path, inputs: dict[str, Path], checkpoint_steps: int, deterministic: bool) -> dict[str, Any]:
+def _resumed(project: Project, name: str, checkpoint_steps: int, deterministic: bool) -> dict[str, Any]:
     """Compare both trainings, bit by bit where they are deterministic; return their figures."""
-    folder.mkdir()
-    spec = {"base": BASE, "training": TRAINING | {"epochs": 1, "deterministic": deterministic}, **FULL}
-    operation = {"checkpoint_steps": checkpoint_steps, "log_steps": 1, "micro_batch_rows": 2}
-    command = job_command(job_of("sft", spec, inputs, "sft", **operation), folder)
-    undisturbed, interrupted = folder / "undisturbed", folder / "killed"
-    undisturbed.mkdir()
-    interrupted.mkdir()
+    copies = [project.copy_to(project.folder.with_name(name) / how) for how in ("undisturbed", "killed")]
+    undisturbed, interrupted = (copy.folder for copy in copies)
+    command, _ = (copy.command(copy.job("sft", name)) for copy in copies)
     seconds = timed(lambda: _run(command, undisturbed))()
     killed_after = _killed(command, interrupted, checkpoint_steps)
     _run(command, interrupted)
     found, losses = {}, {}
     for own in (undisturbed, interrupted):
-        manifest, about = _read(own / "sft/manifest.json"), _read(own / "sft/run.json")
+        manifest, about = (_read(own / "results/sft" / name / file) for file in ("manifest.json", "run.json"))
         found[own.name] = {"model": manifest["payload"]["model.safetensors"], "counts": manifest["counts"]}
         losses[own.name] = {entry["step"]: entry["loss"] for entry in about["history"]}
     straight, killed = losses.values()
     difference = max(abs(killed[step] / straight[step] - 1) for step in straight.keys() & killed.keys())
     same = found["killed"] == found["undisturbed"]
     alike = found["killed"]["counts"] == found["undisturbed"]["counts"] and difference <= ROUNDING
-    about = _read(undisturbed / "sft/run.json")
+    about = _read(undisturbed / "results/sft" / name / "run.json")
     return {
         "status": "right" if same or (alike and not deterministic) else "wrong",
         "deterministic": deterministic,
@@ -85,22 +88,12 @@ def _resumed(folder: Path, inputs: dict[str, Path], checkpoint_steps: int, deter
     }
 
 
-def _evaluated(folder: Path, inputs: dict[str, Path]) -> dict[str, Any]:
+def _evaluated(project: Project) -> dict[str, Any]:
     """Measure held-out loss and generated answers of the trained demo."""
-    spec = {
-        "base": None, "trust_remote_code": False, "conversations": ["demo"], "preferences": [], "generation": {},
-        "exact_match": {}, "tasks": None, "samples": 3,
-    }  # fmt: skip
-    made = {
-        "model": folder / "sft/manifest.json",
-        "tokenizer": inputs["tokenizer"],
-        "corpora": inputs["pack"].parents[1] / "corpus/manifest.json",
-        "packs": inputs["pack"],
-    }
-    with chdir(folder):
-        seconds = timed(lambda: run(job_of("eval", spec, made, "eval")))()
-    scores = _read(folder / "eval/scores/scores.json")["conversations"]["demo"]
-    about = _read(folder / "eval/run.json")
+    job = project.job("eval", "all/sft-exact")
+    seconds = timed(lambda: project.make(job))()
+    scores = _read(project.folder / job.payload / "scores.json")["conversations"]["chat"]
+    about = _read(project.folder / job.run)
     return {
         "status": "right" if scores["held_out_loss"] and about["responses_generated"] else "wrong",
         "device": about["device"],
@@ -110,15 +103,14 @@ def _evaluated(folder: Path, inputs: dict[str, Path]) -> dict[str, Any]:
     }
 
 
-def _calibrated(folder: Path, inputs: dict[str, Path]) -> dict[str, Any]:
+def _calibrated(project: Project) -> dict[str, Any]:
     """Run the search for a micro-batch; on a GPU it must meet the limit of memory."""
-    folder.mkdir()
-    training = {"base": None, "training": TRAINING | {"batch_rows": CALIBRATED_ROWS}, **FULL}
-    how = {"gradient_checkpointing": "auto", "processes": 1, "launch": "single", "zero_stage": None}
-    command = job_command(job_of("calibrate", {"base": BASE, "run": training, **how}, inputs, "calibrate"), folder)
+    job = next(one for one in project.job("sft", "calibrated").after if one.stage == "calibrate")
+    # Without epochs, the search has no limit of time.
+    job = replace(job, operation=job.operation.model_copy(update={"calibrated_epochs": 0.0}))
     limit = {"PYTORCH_ALLOC_CONF": f"per_process_memory_fraction:{SHARE_OF_MEMORY}"}
-    seconds = timed(lambda: _run(command, folder, limit))()
-    curve = _read(folder / "calibrate/curve/curve.json")
+    seconds = timed(lambda: _run(project.command(job), project.folder, limit))()
+    curve = _read(project.folder / job.payload / "curve.json")
     ran_out = [one["micro_batch_rows"] for one in curve["trials"] if "out of memory" in one["why"]]
     return {
         "status": "right" if ran_out or not torch.cuda.is_available() else "wrong",

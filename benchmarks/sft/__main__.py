@@ -38,13 +38,13 @@ def main() -> None:
     options = parser.parse_args()
     options.out = options.out or Path(f"results/bench/sft-{options.precision}.json")
     with tempfile.TemporaryDirectory() as name:
-        folder, material = Path(name), None
+        folder, project = Path(name), None
         if options.only != ["demo"]:
             require(options.data, [GSM8K])
-            material = made(folder, (options.data / GSM8K).resolve(), precision=options.precision)
+            project = made(folder, (options.data / GSM8K).resolve(), precision=options.precision)
         measures: Parts = {
-            "speed": lambda: speed(options.rounds, material),
-            "startup": lambda: startup(options.rounds, folder / "startup", material),
+            "speed": lambda: speed(options.rounds, project),
+            "startup": lambda: startup(options.rounds, folder / "startup", project),
             "demo": demo,
         }
         print(table(run_parts("benchmarks.sft", options, measures, GOALS), GOALS))

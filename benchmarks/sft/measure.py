@@ -9,19 +9,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data_path.rows import chain, numbered
+from benchmarks.data_path.rows import numbered
 from benchmarks.flops import attention_flops, step_flops
-from benchmarks.jobs import data_jobs, job_command, job_of
-from benchmarks.processes import ONE_THREAD, SAID, checked, measured, pinned, until_first_step
+from benchmarks.jobs import Project
+from benchmarks.processes import ONE_THREAD, SAID, call_command, checked, measured, pinned, until_first_step
 from benchmarks.results import ROOT, in_turn, medians, timed
-from benchmarks.sft.material import MODEL, Material
-from benchmarks.sft.sides import SIDES
+from benchmarks.sft.material import MODEL, base_of, made, raw_of
+from benchmarks.sft.sides import SIDES, trl_packed
 
 # Left out of the copy of the project that runs the demo: at its top, since packages have such names too, and everywhere.
 TOP_LEFT_OUT = {"results", "data", "build"}
@@ -30,24 +29,20 @@ MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "BENCH"}
 CORES = 2
 
 
-def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
+def speed(rounds: int, project: Project, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
     """Measure real tokens/s, the share of the core's matmul peak, and memory, in rounds of all sides."""
     from safetensors import safe_open
 
-    material_file = material.save(material.base.with_name("material.json"))
-
-    def run(side: str) -> dict[str, Any]:
-        return measured("benchmarks.sft.sides", side, material_file, warm_up, steps)
-
+    project.make(project.pack())
     with pinned():
         found = in_turn(
             rounds,
-            {side: partial(run, side) for side in SIDES},
+            {name: partial(measured, side, project, warm_up, steps) for name, side in SIDES.items()},
             lambda one: f"{one['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in one else str(one["gflops_per_s"]),
         )
     trainings = {side: some for side, some in found.items() if side != "gemm"}
     rates, memory = medians(trainings, "tokens_per_s"), medians(trainings, "peak_rss_bytes")
-    with safe_open(material.base / "model.safetensors", framework="np") as file:
+    with safe_open(base_of(project) / "model.safetensors", framework="np") as file:
         # Tied ones once.
         parameters = sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     heads = MODEL["num_attention_heads"]
@@ -72,35 +67,32 @@ def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) ->
     }
 
 
-def startup(rounds: int, folder: Path, material: Material, conversations: int = 100_000) -> dict[str, Any]:
+def startup(rounds: int, folder: Path, project: Project, conversations: int = 100_000) -> dict[str, Any]:
     """Time both sides from process start to the end of the first step, each with its own data preparation.
 
     Ours twice: with the data stages as the rules run them (a first start), and with finished shards (later starts). TRL
     prepares its rows from JSON lines with an empty cache.
     """
     folder.mkdir()
-    rows = sum(1 for _ in material.raw.open(encoding="utf-8"))
-    raw = numbered(material.raw, folder / "many.jsonl", *divmod(conversations, rows))
-    many = replace(material, raw=raw)
-    later = replace(many, pack=chain(folder / "chain", [raw], many.tokenizer))
+    raw = raw_of(project)
+    rows = sum(1 for _ in raw.open(encoding="utf-8"))
+    many = numbered(raw, folder / "many.jsonl", *divmod(conversations, rows))
+    first = made(folder / "first", many, raw, precision=project.precision)
+    later = first.copy_to(folder / "later")
+    later.make(later.pack())
 
-    def training(of: Material, work: Path) -> list[str]:
-        inputs = {"pack": of.pack, "tokenizer": of.tokenizer}
-        return job_command(job_of("sft", of.spec(), inputs, "sft"), work)
-
-    def first_start(work: Path) -> list[list[str]]:
-        commands = [job_command(job, work) for job in data_jobs([raw], many.tokenizer)]
-        return [*commands, training(replace(many, pack=Path("pack/manifest.json")), work)]
+    def ours(project: Project, work: Path) -> list[list[str]]:
+        own = project.copy_to(work)
+        return [own.command(job) for job in own.missing(own.job("sft", "start"))]
 
     def trl(work: Path) -> list[list[str]]:
-        arguments = ["trl packed", str(many.save(work / "material.json")), "0", "1", str(work / "result.json")]
-        return [[sys.executable, "-m", "benchmarks.sft.sides", *arguments]]
+        return [call_command(work / "result", trl_packed, first, 0, 1)]
 
     def seconds_of(commands: Callable[[Path], list[list[str]]]) -> float:
         with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as name:
             return until_first_step(commands(Path(name)), Path(name))
 
-    sides = {"snaketune": first_start, "snaketune, shards there": lambda work: [training(later, work)], "trl": trl}
+    sides = {"snaketune": partial(ours, first), "snaketune, shards there": partial(ours, later), "trl": trl}
     with pinned():
         seconds = in_turn(rounds, {name: partial(seconds_of, side) for name, side in sides.items()}, "{:.1f} s".format)
     median = medians(seconds)

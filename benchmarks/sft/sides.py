@@ -1,26 +1,21 @@
 """The sides of the comparison, one function each, run in separate processes.
 
-    python -m benchmarks.sft.sides 'trl packed' material.json 5 30 found.json
-
 Real tokens are those of documents; padding isn't counted. A step lasts from the end of the step before it, so that what a
 trainer does besides computing (reading rows, collating, logging) is in it on every side.
 """
 
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.clock import Clock, peak_rss_bytes
+from benchmarks.clock import Clock
 from benchmarks.data_path.rows import as_messages
 from benchmarks.flops import packed_counts
-from benchmarks.jobs import ROW_LENGTH, started
+from benchmarks.jobs import ROW_LENGTH, Project
 from benchmarks.results import in_bfloat16
-from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, Material
+from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, base_of, raw_of
 from benchmarks.trl_training import train_by_trl
 
 # Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
@@ -30,36 +25,29 @@ SHAPES = (
 )  # fmt: skip
 
 
-def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+def ours(project: Project, warm_up: int, steps: int) -> dict[str, Any]:
     """Train by the `sft` stage with a clock on its trainer."""
-    from snaketune.artifacts.manifest import read_artifact
-    from snaketune.config.operation import Execution
-    from snaketune.stages.specs import SftSpec
-    from snaketune.training.loop import pipeline, sft_trainer
-    from snaketune.training.loop.trainer import TrainingRun
+    from snaketune.training.loop import sft_trainer
 
-    clock = Clock(warm_up, steps)
+    clock, job = Clock(warm_up, steps), project.job("sft", "start")
     timed = clock.timing(sft_trainer.SftTrainer, packed_counts)
-    with tempfile.TemporaryDirectory() as name, patch.object(sft_trainer, "SftTrainer", timed):
-        operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
-        run = TrainingRun.of(SftSpec.model_validate(material.spec()), operation, started(name))
-        pack, tokenizer = read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
-        outcome = pipeline.train(sft_trainer.prepare_training(run, pack, tokenizer))
+    with tempfile.TemporaryDirectory() as work, patch.object(sft_trainer, "SftTrainer", timed):
+        outcome = project.build(job, work)
     said = {name: value for name, value in outcome.run.items() if name != "history"}
-    return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about, "run": said}
+    return clock.found() | {"optimizer": job.spec.training.optimizer, "about": outcome.about, "run": said}
 
 
-def trl_packed(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+def trl_packed(project: Project, warm_up: int, steps: int) -> dict[str, Any]:
     """Train by TRL with its documented packing, best-fit-decreasing, which also avoids padding."""
-    return _trl(material, warm_up, steps, packing=True, packing_strategy="bfd", per_device_train_batch_size=ROWS)
+    return _trl(project, warm_up, steps, packing=True, packing_strategy="bfd", per_device_train_batch_size=ROWS)
 
 
-def trl_unpacked(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+def trl_unpacked(project: Project, warm_up: int, steps: int) -> dict[str, Any]:
     """Train by TRL with one conversation per row, each batch padded to its longest."""
-    return _trl(material, warm_up, steps, packing=False, per_device_train_batch_size=CONVERSATIONS)
+    return _trl(project, warm_up, steps, packing=False, per_device_train_batch_size=CONVERSATIONS)
 
 
-def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[str, Any]:
+def _trl(project: Project, warm_up: int, steps: int, **settings: Any) -> dict[str, Any]:
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
@@ -70,23 +58,23 @@ def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[
         return {"tokens": tokens, "supervised": int((inputs["labels"] != -100).sum())}
 
     clock = Clock(warm_up, steps)
-    rows = load_dataset("json", data_files=str(material.raw), split="train")
+    rows = load_dataset("json", data_files=str(raw_of(project)), split="train")
     trainer = train_by_trl(
-        clock.timing(SFTTrainer, counts), SFTConfig, model=AutoModelForCausalLM.from_pretrained(material.base),
+        clock.timing(SFTTrainer, counts), SFTConfig, model=AutoModelForCausalLM.from_pretrained(base_of(project)),
         rows=rows.map(as_messages, remove_columns=rows.column_names),
-        tokenizer=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"), max_length=ROW_LENGTH,
-        assistant_only_loss=True, bf16=in_bfloat16(material.precision),
+        tokenizer=AutoTokenizer.from_pretrained(project.tokenizer), max_length=ROW_LENGTH,
+        assistant_only_loss=True, bf16=in_bfloat16(project.precision),
         learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
         **settings,
     )  # fmt: skip
     return clock.found() | {"optimizer": str(trainer.args.optim), "rows": len(trainer.train_dataset)}
 
 
-def gemm(material: Material, *_: int, times: int = 30, seconds: float = 1.0) -> dict[str, Any]:
+def gemm(project: Project, *_: int, times: int = 30, seconds: float = 1.0) -> dict[str, Any]:
     """Return the highest matmul rate of this core: for each shape, of so many products or those in so many seconds."""
     import torch
 
-    rates, dtype = {}, torch.bfloat16 if in_bfloat16(material.precision) else torch.float32
+    rates, dtype = {}, torch.bfloat16 if in_bfloat16(project.precision) else torch.float32
     for rows, inner, columns in SHAPES:
         one, other = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
         best, began = float("inf"), time.perf_counter()
@@ -101,12 +89,6 @@ def gemm(material: Material, *_: int, times: int = 30, seconds: float = 1.0) -> 
     return {"gflops_per_s": rates}
 
 
-SIDES: dict[str, Callable[[Material, int, int], dict[str, Any]]] = {
+SIDES: dict[str, Callable[[Project, int, int], dict[str, Any]]] = {
     "snaketune": ours, "trl packed": trl_packed, "trl unpacked": trl_unpacked, "gemm": gemm,
 }  # fmt: skip
-
-
-if __name__ == "__main__":
-    side, material_file, warm_up, steps, out = sys.argv[1:]
-    found = SIDES[side](Material.read(Path(material_file)), int(warm_up), int(steps))
-    Path(out).write_text(json.dumps(found | {"peak_rss_bytes": peak_rss_bytes()}), encoding="utf-8")
