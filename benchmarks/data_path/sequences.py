@@ -99,7 +99,7 @@ def pack(rounds: int, folder: Path, *_: Path, sequences: int = 1_000_000) -> dic
 
     def stages() -> None:
         work = started(folder / "plan")
-        outcome = planning.build(PLAN, work, tokens=[tokens])
+        outcome = planning.build(PLAN, work, tokens=[tokens], corpus=[])
         manifest = {**outcome.about, "payload": describe_files(work.payload), "records": {}}
         planned = Artifact(folder / "plan/manifest.json", manifest, work.payload)
         written = writing.build(
