@@ -7,7 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 NAMED_BY = "TORTURE_CHAIN"
 
@@ -18,26 +21,20 @@ def everything_in(folder: Path, what: str = "") -> list[int]:
     Args:
         what: only those whose command line contains this.
     """
-    mark = f"{NAMED_BY}={folder}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                command = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-                found += [int(entry.name)] if what in command else []
-        except OSError:
-            continue
+    found = [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get(NAMED_BY) == str(folder)
+        and what in f"{' '.join(process.info['cmdline'] or ())} "
+        and process.pid != os.getpid()
+    ]
     return sorted(found)
 
 
 def send(processes: list[int], number: int) -> None:
     for process in processes:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process, number)
-        except ProcessLookupError:
-            continue
 
 
 def kill(processes: list[int]) -> None:
@@ -48,16 +45,9 @@ def kill(processes: list[int]) -> None:
 
 def kill_chain(folder: Path) -> None:
     """Kill all processes of a chain, including those that start meanwhile."""
-    while there := [process for process in everything_in(folder) if not _is_dead(process)]:
+    while there := everything_in(folder):
         kill(there)
         time.sleep(0.01)
-
-
-def _is_dead(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 def wait_for(what: Callable[[], object], seconds: float) -> bool:

@@ -27,10 +27,7 @@ def read(path: Path, *, seed: int) -> dict[str, Any]:
     if not path.is_file():
         return {}
     there = json.loads(path.read_text(encoding="utf-8"))
-    trials = there["trials"] if there["seed"] == seed else {}
-    # Keys of earlier versions of this benchmark.
-    former = {"place": "point", "told": "instructions"}
-    return {key: {former.get(name, name): value for name, value in entry.items()} for key, entry in trials.items()}
+    return there["trials"] if there["seed"] == seed else {}
 
 
 def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int) -> None:
