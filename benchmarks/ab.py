@@ -12,42 +12,28 @@ go to results/bench/ab.json.
 import argparse
 import json
 import math
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from scipy.stats import t
 
-from benchmarks.processes import checked, snakemake
+from benchmarks.processes import checked, copy_code, snakemake
 from benchmarks.results import ROOT, made_on, markdown, write_json
 
 FOUND = ROOT / "results/bench/ab.json"
 # Percent; less is none.
 SAME_MEMORY, SAME_LOSS = 1.0, 0.05
-# Student's t, two-sided 95%, by the number of rounds.
-T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 Rounds = list[tuple[dict[str, float], dict[str, float]]]
 
 
 def side(folder: Path, commit: str, config: Path) -> Path:
     """Create a folder with the config and the code of a commit (empty: of the working tree)."""
-    folder.mkdir()
-
-    def output(*command: str, given: bytes | None = None) -> bytes:
-        return subprocess.run(command, cwd=ROOT, input=given, check=True, capture_output=True).stdout
-
-    if commit:
-        archive = output("git", "archive", commit)
-    else:
-        listed = output("git", "ls-files", "-co", "--exclude-standard", "-z").split(b"\0")
-        there = b"\0".join(name for name in listed if name and (ROOT / os.fsdecode(name)).is_file())
-        archive = output("tar", "cf", "-", "--null", "-T", "-", given=there)
-    subprocess.run(["tar", "xf", "-"], cwd=folder, input=archive, check=True)
+    copy_code(folder, commit)
     shutil.copy(config, folder / "ab.yaml")
     return folder
 
@@ -88,8 +74,8 @@ def verdict(rounds: Rounds) -> dict[str, Any]:
     """
     logs = [math.log(b["tokens_per_second"] / a["tokens_per_second"]) for a, b in rounds]
     middle = statistics.fmean(logs)
-    # Half-width of the 95% interval of the mean, by Student's t; approximated beyond the table.
-    spread = T.get(len(logs), 1.96 + 2.7 / (len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    # Half-width of the 95% interval of the mean, by Student's t.
+    spread = t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     percent, around = 100 * (math.exp(middle) - 1), 100 * (math.exp(spread) - 1)
     if abs(middle) <= spread:
         speed = f"no difference in speed shown ({percent:+.1f}% ± {around:.1f}%)"

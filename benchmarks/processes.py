@@ -61,6 +61,22 @@ def snakemake(
     return subprocess.run([python, "-m", "snakemake", *arguments], cwd=folder, env=env, **SAID)
 
 
+def copy_code(folder: Path, commit: str = "") -> None:
+    """Create a folder with the code of a commit, or of the working tree."""
+
+    def output(*command: str, given: bytes | None = None) -> bytes:
+        return subprocess.run(command, cwd=ROOT, input=given, check=True, capture_output=True).stdout
+
+    folder.mkdir()
+    if commit:
+        archive = output("git", "archive", commit)
+    else:
+        listed = output("git", "ls-files", "-co", "--exclude-standard", "-z").split(b"\0")
+        there = b"\0".join(name for name in listed if name and (ROOT / os.fsdecode(name)).is_file())
+        archive = output("tar", "cf", "-", "--null", "-T", "-", given=there)
+    subprocess.run(["tar", "xf", "-"], cwd=folder, input=archive, check=True)
+
+
 def measured(function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> dict[str, Any]:
     """Call a function of a module in a process; return what it returns, the process's peak memory, and its log lines on
     compilation."""

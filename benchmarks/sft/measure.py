@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -17,14 +16,11 @@ from typing import Any
 from benchmarks.data_path.rows import numbered
 from benchmarks.flops import attention_flops, step_flops
 from benchmarks.jobs import Project
-from benchmarks.processes import ONE_THREAD, SAID, call_command, checked, measured, pinned, until_first_step
-from benchmarks.results import ROOT, in_turn, medians, timed
+from benchmarks.processes import ONE_THREAD, SAID, call_command, checked, copy_code, measured, pinned, until_first_step
+from benchmarks.results import in_turn, medians, timed
 from benchmarks.sft.material import MODEL, base_of, made, raw_of
 from benchmarks.sft.sides import SIDES, trl_packed
 
-# Left out of the copy of the project that runs the demo: at its top, since packages have such names too, and everywhere.
-TOP_LEFT_OUT = {"results", "data", "build"}
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", ".snakemake", "__pycache__", "*.egg-info", ".*_cache")
 MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "BENCH"}
 CORES = 2
 
@@ -109,7 +105,7 @@ def demo() -> dict[str, Any]:
     """Time `make run` in a copy of the project, from raw files to the report, once; minutes need no median."""
     with tempfile.TemporaryDirectory() as name:
         project = Path(name) / "project"
-        shutil.copytree(ROOT, project, ignore=_left_out)
+        copy_code(project)
         (project / ".venv").symlink_to(sys.prefix)
         # A user's environment: default threads and caches, and no outer make.
         own = {key: value for key, value in os.environ.items() if key not in {*ONE_THREAD, *MAKE}}
@@ -128,10 +124,6 @@ def demo() -> dict[str, Any]:
         "demo_held_out_measurements": [len(run["held_out"]["points"]) for run in runs],
         "cores": min(CORES, os.cpu_count() or 1),
     }
-
-
-def _left_out(folder: str, names: list[str]) -> set[str]:
-    return LEFT_OUT(folder, names) | (TOP_LEFT_OUT if Path(folder) == ROOT else set())
 
 
 def exact_match(table: Path) -> dict[str, float]:
