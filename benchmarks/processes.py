@@ -61,8 +61,8 @@ def snakemake(
     return subprocess.run([python, "-m", "snakemake", *arguments], cwd=folder, env=env, **SAID)
 
 
-def copy_code(folder: Path, commit: str = "") -> None:
-    """Create a folder with the code of a commit, or of the working tree."""
+def copy_code(folder: Path, commit: str = "", *paths: str) -> None:
+    """Create a folder with the code of a commit, or of the working tree. Args: paths: pathspecs of git, for the latter."""
 
     def output(*command: str, given: bytes | None = None) -> bytes:
         return subprocess.run(command, cwd=ROOT, input=given, check=True, capture_output=True).stdout
@@ -71,7 +71,7 @@ def copy_code(folder: Path, commit: str = "") -> None:
     if commit:
         archive = output("git", "archive", commit)
     else:
-        listed = output("git", "ls-files", "-co", "--exclude-standard", "-z").split(b"\0")
+        listed = output("git", "ls-files", "-co", "--exclude-standard", "-z", "--", *paths).split(b"\0")
         there = b"\0".join(name for name in listed if name and (ROOT / os.fsdecode(name)).is_file())
         archive = output("tar", "cf", "-", "--null", "-T", "-", given=there)
     subprocess.run(["tar", "xf", "-"], cwd=folder, input=archive, check=True)

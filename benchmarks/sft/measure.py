@@ -105,7 +105,7 @@ def demo() -> dict[str, Any]:
     """Time `make run` in a copy of the project, from raw files to the report, once; minutes need no median."""
     with tempfile.TemporaryDirectory() as name:
         project = Path(name) / "project"
-        copy_code(project)
+        copy_code(project, "", ":!data")
         (project / ".venv").symlink_to(sys.prefix)
         # A user's environment: default threads and caches, and no outer make.
         own = {key: value for key, value in os.environ.items() if key not in {*ONE_THREAD, *MAKE}}
