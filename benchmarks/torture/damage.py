@@ -1,13 +1,11 @@
 """Damaged files: bit flips in results, unfinished work or manifests, a source that changes while it is read, wrong clocks."""
 
 import os
-import subprocess
 import time
 from pathlib import Path
 
 from benchmarks.torture.chain import STAGES
 from benchmarks.torture.kills import begins, first_checkpoint
-from benchmarks.torture.processes import everything_in
 from benchmarks.torture.trials import SECONDS, Trial
 
 # Who reads them, by stage; the chain is run as if it had come no further than the stage itself.
@@ -103,11 +101,7 @@ def wrong_clock(trial: Trial) -> None:
     begins(chain, "snaketune.training.launch.worker")
     time.sleep(trial.drawn.uniform(0, 1))
     (chain.folder / "clock-is-wrong").touch()
-    try:
-        running.wait(trial.drawn.uniform(1, 8))
-    except subprocess.TimeoutExpired:
-        trial.hit(everything_in(chain.folder))
-        chain.kill(running)
+    trial.kill(running, after=trial.drawn.uniform(1, 8))
     seconds = orders.get("clock", 0.0)
     if not seconds:
         chain.extra["TZ"] = "Pacific/Kiritimati"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.torture.chain import Chain
-from benchmarks.torture.processes import everything_in, kill_chain
+from benchmarks.torture.processes import kill_chain
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 # Bytes that an empty file or folder takes on a tmpfs.
@@ -54,12 +54,7 @@ def unknown_calls(trial: Trial) -> None:
     chain = trial.having(())
     orders = UNKNOWN[trial.point]
     chain.order(**orders)
-    running = chain.start()
-    try:
-        running.wait(trial.drawn.uniform(5, trial.reference.seconds))
-    except subprocess.TimeoutExpired:
-        trial.hit(everything_in(chain.folder))
-        chain.kill(running)
+    trial.kill(chain.start(), after=trial.drawn.uniform(5, trial.reference.seconds))
     trial.recover(unlock=True, orders=orders)
     if "no_flock" in orders and "no flock in" not in chain.read("first.log") + chain.read("again.log"):
         raise Failed("no process called flock")

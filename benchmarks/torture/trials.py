@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 
 from benchmarks.results import ROOT
 from benchmarks.torture.chain import CODE, INJECTED, STAGES, Chain, Said
+from benchmarks.torture.processes import everything_in
 
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.stages.table import STAGES as TABLE
@@ -120,6 +122,14 @@ class Trial:
         """Limit the run to this stage; for the report, which reads no cards, run everything."""
         wanted = [f"results/{name}" for name in self.reference.state if name.split("/")[0] == stage]
         self.targets = [] if stage == STAGES[-1] else ["--", *wanted]
+
+    def kill(self, running: subprocess.Popen, *, after: float) -> None:
+        """Kill a run after so many seconds, unless it has ended by then."""
+        try:
+            running.wait(after)
+        except subprocess.TimeoutExpired:
+            self.hit(everything_in(self.chain.folder))
+            self.chain.kill(running)
 
     def hit(self, struck: object) -> None:
         """Record whether a strike hit something."""
