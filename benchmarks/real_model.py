@@ -22,7 +22,7 @@ from trl import SFTConfig, SFTTrainer
 
 from benchmarks.clock import Clock
 from benchmarks.jobs import started
-from benchmarks.trl_training import train_by_trl
+from benchmarks.trl_training import counts, train_by_trl
 from snaketune.artifacts.manifest import read_artifact
 from snaketune.config.operation import Execution
 from snaketune.packing.reader import EqualTokens, PackedRows
@@ -78,7 +78,6 @@ def by_trl(base: str, tokenizer: Path, adapters: Any, config: Any, settings: dic
             return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
 
     clock = Clock(2, len(steps) - 2)
-    counts = lambda inputs: {"tokens": int(inputs["attention_mask"].sum())}  # noqa: E731
     trainer = train_by_trl(
         clock.timing(Stepwise, counts), SFTConfig, model=model, tokenizer=AutoTokenizer.from_pretrained(tokenizer),
         rows=Dataset.from_list([document for step in steps for document in step]), max_length=None, logging_steps=1,

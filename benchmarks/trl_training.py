@@ -3,6 +3,8 @@
 import tempfile
 from typing import Any
 
+from snaketune.packing.shards import IGNORED
+
 
 def train_by_trl(
     trainer_type: type, config_type: type, *, model: Any, rows: Any, tokenizer: Any, peft: Any = None, **settings: Any
@@ -21,3 +23,10 @@ def train_by_trl(
         trainer = trainer_type(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer, **adapters)
         trainer.train()
     return trainer
+
+
+def counts(inputs: dict[str, Any]) -> dict[str, int]:
+    """Count the real tokens and the supervised ones of a micro-batch of SFT; rows without padding have no mask."""
+    mask = inputs.get("attention_mask")
+    tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
+    return {"tokens": tokens, "supervised": int((inputs["labels"] != IGNORED).sum())}

@@ -16,7 +16,7 @@ from benchmarks.clock import Clock
 from benchmarks.gpu.measure import BETA, LEARNING_RATE, as_many_as_fit, optimizer_step, peak_memory, reset_peak_memory
 from benchmarks.gpu.rows import MadePair, make_documents, make_pairs
 from benchmarks.gpu.shapes import Shape, add_adapters, lora_config, make_model
-from benchmarks.trl_training import train_by_trl
+from benchmarks.trl_training import counts, train_by_trl
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
@@ -30,10 +30,6 @@ CHUNK = 1024
 def sft_peer(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: int) -> dict[str, Any]:
     """Measure real tokens/s and memory with as many rows as fit, starting with our number."""
     from trl import SFTConfig, SFTTrainer
-
-    def counts(inputs: dict[str, Any]) -> dict[str, int]:
-        # Without padding: what isn't a document isn't there.
-        return {"tokens": inputs["input_ids"].numel(), "supervised": int((inputs["labels"] != IGNORED).sum())}
 
     def run(rows: int) -> dict[str, Any]:
         # Rows of TRL's making may be more.

@@ -16,7 +16,7 @@ from benchmarks.flops import packed_counts
 from benchmarks.jobs import ROW_LENGTH, Project
 from benchmarks.results import in_bfloat16
 from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, base_of, raw_of
-from benchmarks.trl_training import train_by_trl
+from benchmarks.trl_training import counts, train_by_trl
 
 # Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
 SHAPES = (
@@ -51,11 +51,6 @@ def _trl(project: Project, warm_up: int, steps: int, **settings: Any) -> dict[st
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer
-
-    def counts(inputs: dict[str, Any]) -> dict[str, int]:
-        mask = inputs.get("attention_mask")
-        tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
-        return {"tokens": tokens, "supervised": int((inputs["labels"] != -100).sum())}
 
     clock = Clock(warm_up, steps)
     rows = load_dataset("json", data_files=str(raw_of(project)), split="train")
