@@ -27,15 +27,23 @@ from benchmarks.gpu.table import table
 from benchmarks.gpu.worker import KERNELS, MARK
 from benchmarks.results import ROOT, when, write_json
 
-GOALS = {
-    "gpu_23m_mfu": 0.35,
-    "gpu_1_5b_full_mfu": 0.5,
-    "gpu_7b_lora_mfu": 0.5,
-    "gpu_7b_qlora_mfu": None,
-    "gpu_23m_speedup_vs_trl": 3,
-    "gpu_7b_lora_speedup_vs_trl": 1.3,
-    **{f"gpu_dpo_{shape}_{proportion}_speedup": 2 for shape in ("1_5b", "7b") for proportion in ("1to1", "3to1")},
-}
+# By figure: its goal; what of an entry it is; the part that the entry is of, and the peer's part that it is divided by, if any;
+# and what else the entries have. The peer of DPO is TRL where that is installed; its entry says so, or what stood in for it.
+FIGURES: dict[str, tuple[float | None, str, list[str], dict[str, str]]] = {
+    "gpu_23m_mfu": (0.35, "mfu", ["measure 23m"], {}),
+    "gpu_1_5b_full_mfu": (0.5, "mfu", ["measure 1_5b_full"], {}),
+    "gpu_7b_lora_mfu": (0.5, "mfu", ["measure 7b_lora"], {}),
+    "gpu_7b_qlora_mfu": (None, "mfu", ["measure 7b_qlora"], {}),
+    "gpu_23m_speedup_vs_trl": (3, "tokens_per_s", ["measure 23m", "peer 23m"], {}),
+    "gpu_7b_lora_speedup_vs_trl": (1.3, "tokens_per_s", ["measure 7b_lora", "peer 7b_lora"], {}),
+    **{
+        f"gpu_dpo_{shape}_{ratio.replace(':', 'to')}_speedup": (
+            2, "pairs_per_s", [f"dpo {shape}", f"dpopeer {shape}"], {"prompt_to_completion": ratio}
+        )
+        for shape in ("1_5b", "7b") for ratio in ("1:1", "3:1")
+    },
+}  # fmt: skip
+GOALS = {key: goal for key, (goal, *_) in FIGURES.items()}
 # The parts of each call, most important first, and the seconds that must be left for a part to begin.
 CALLS = {
     1: {
@@ -85,23 +93,13 @@ class Results:
 
 
 def figures(found: Found) -> dict[str, float]:
-    """Return the figures by key: the share of the peak with default settings, and the speedup over a peer.
-
-    The peer of DPO is TRL where that is installed; its entry says so, or what stood in for it.
-    """
+    """Return the figures by key: the share of the peak with default settings, and the speedup over a peer."""
     made = {}
-    for key in GOALS:
-        name = key.removeprefix("gpu_").removesuffix("_speedup").removesuffix("_speedup_vs_trl").removesuffix("_mfu")
-        parts, rate, alike = (f"measure {name}", f"peer {name}"), "tokens_per_s", {}
-        if name.startswith("dpo_"):
-            shape, _, proportion = name.removeprefix("dpo_").rpartition("_")
-            parts, rate = (f"dpo {shape}", f"dpopeer {shape}"), "pairs_per_s"
-            alike = {"prompt_to_completion": proportion.replace("to", ":")}
-        ours, theirs = (measured(found, part, **alike) for part in parts)
-        if key.endswith("_mfu") and ours:
-            made[key] = ours["mfu"]
-        elif not key.endswith("_mfu") and ours and theirs:
-            made[key] = ours[rate] / theirs[rate]
+    for key, (_, what, parts, of) in FIGURES.items():
+        entries = [measured(found, part, **of) for part in parts]
+        if all(entries):
+            ours, *peer = (entry[what] for entry in entries)
+            made[key] = ours / peer[0] if peer else ours
     return made
 
 
