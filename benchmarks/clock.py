@@ -1,14 +1,12 @@
-"""A clock on the steps of a training, and the memory of this process.
+"""A clock on the steps of a training.
 
 A step lasts from the end of the step before it, so that what a trainer does besides computing (reading rows, collating,
 logging) is in it.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 # Printed by peers after their first step; our trainings log it themselves.
@@ -90,12 +88,3 @@ class Clock:
             # 0, where shapes are static.
             "graphs_compiled_after_warm_up": self.graphs[-1] - self.graphs[max(self.warm_up, 1) - 1],
         }
-
-
-def peak_rss_bytes() -> int:
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    # getrusage would count what the process was before it became this program, a copy of its parent.
-    found = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
-    return int(found.split()[1]) * 1024

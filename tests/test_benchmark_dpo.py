@@ -5,7 +5,7 @@ import sys
 from unittest.mock import patch
 
 import pytest
-from benchmarks.clock import peak_rss_bytes
+import torch
 from benchmarks.dpo import __main__ as program
 from benchmarks.dpo import measure, sides
 from benchmarks.dpo.material import SOURCES, made, make_reference
@@ -13,6 +13,8 @@ from benchmarks.dpo.measure import bound, curve, speed
 from benchmarks.jobs import Project
 from benchmarks.results import keep_table
 from benchmarks.sft import material as sft_material
+
+from snaketune.models.machine import peak_memory
 
 # Two pairs of each prompt, whose answers begin alike.
 ROWS = [
@@ -40,7 +42,7 @@ def in_this_process(monkeypatch):
     """Each side, which is a process of its own when figures are made."""
 
     def measured(function, *arguments, **keywords):
-        return function(*arguments, **keywords) | {"peak_rss_bytes": peak_rss_bytes()}
+        return function(*arguments, **keywords) | {"peak_rss_bytes": peak_memory(torch.device("cpu"))}
 
     monkeypatch.setattr(measure, "measured", measured)
 

@@ -5,7 +5,6 @@ isn't installed (pydantic, for one), those of a plain loop over the same engine,
 on pairs whose prompts are computed once, with a reference that is known beforehand.
 """
 
-import gc
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from snaketune.models.device_speed import Peak
 from snaketune.models.devices import Compute, deterministic_algorithms
 from snaketune.models.forward import logits_at, packed_inputs
 from snaketune.models.logprobs import pair_logprobs, summed_losses, token_losses
+from snaketune.models.machine import reset_peak_memory
 from snaketune.models.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")
@@ -116,20 +116,8 @@ def as_many_as_fit(rows: int, run: Callable[[int], dict[str, Any]]) -> dict[str,
             halved.append(rows)
             if rows == 1:
                 return {"status": "failed", "why": "out of memory with one row", "out_of_memory_at_rows": halved}
-        # Here, for what an exception refers to is alive as long as it is handled.
+        # Here, for what an exception refers to is alive as long as it is handled, and `run` begins with freeing memory.
         rows //= 2
-        free_memory()
-
-
-def free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def reset_peak_memory(compute: Compute) -> None:
-    if compute.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(compute.device)
 
 
 def peak_memory(compute: Compute) -> dict[str, Any]:
@@ -140,7 +128,7 @@ def peak_memory(compute: Compute) -> dict[str, Any]:
 def _steps(
     shape: Shape, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, clock: Clock
 ) -> dict[str, Any]:
-    reset_peak_memory(compute)
+    reset_peak_memory(compute.device)
     model = make_model(shape, compute)
     parameters = model.num_parameters()
     tested = self_test(model, [], compute, training=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.clock import Clock
-from benchmarks.gpu.measure import BETA, LEARNING_RATE, as_many_as_fit, optimizer_step, peak_memory, reset_peak_memory
+from benchmarks.gpu.measure import BETA, LEARNING_RATE, as_many_as_fit, optimizer_step, peak_memory
 from benchmarks.gpu.rows import MadePair, make_documents, make_pairs
 from benchmarks.gpu.shapes import Shape, add_adapters, lora_config, make_model
 from benchmarks.trl_training import counts, train_by_trl
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import is_flash_attn_2_available
 
 from snaketune.models.devices import Compute
+from snaketune.models.machine import reset_peak_memory
 from snaketune.packing.shards import IGNORED
 
 # Supervised positions that are projected in one chunk.
@@ -89,8 +90,8 @@ def _trl(
     """Train by TRL on tokenized rows. Args: counts: of a micro-batch, for the clock; settings: further keys of the config."""
     from datasets import Dataset
 
+    reset_peak_memory(compute.device)
     model = _model(shape, compute)
-    reset_peak_memory(compute)
     train_by_trl(
         clock.timing(trainer, counts), config, model=model, rows=Dataset.from_list(made),
         tokenizer=_made_tokenizer(), peft=lora_config(shape.rank) if shape.rank else None,
@@ -119,7 +120,7 @@ def _made_tokenizer() -> Any:
 
 
 def _plain(shape: Shape, compute: Compute, batches: list[list[MadePair]], clock: Clock) -> dict[str, Any]:
-    reset_peak_memory(compute)
+    reset_peak_memory(compute.device)
     model = _model(shape, compute)
     attention = model.config._attn_implementation
     model = add_adapters(model, shape.rank).train()

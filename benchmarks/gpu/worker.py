@@ -143,15 +143,12 @@ def demo(task: Task) -> Iterator[dict[str, Any]]:
 
 def _each(key: str, values: Iterable[str], run: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield an entry for each value, also where one fails."""
-    from benchmarks.gpu.measure import free_memory
-
     for value in values:
         try:
             found = run(value)
         except Exception as error:
             found = _failed(error)
         yield {key: value} | found
-        free_memory()
 
 
 def _require(modules: tuple[str, ...]) -> None:
