@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import chdir, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -118,8 +118,8 @@ def _build(name: str, *, spec, operation, work, artifacts, files, **_) -> Outcom
 
 def conversations(
     folder: Path,
-    files: Iterable[Path],
-    texts: Iterable[Path] = (),
+    files: Sequence[Path],
+    texts: Sequence[Path] = (),
     *,
     vocab_size: int = 8192,
     packing: dict[str, Any] | None = None,
