@@ -17,13 +17,9 @@ def first_occurrence(hashes: np.ndarray) -> np.ndarray:
     """
     order = np.argsort(hashes, kind="stable").astype(np.uint32)
     ordered = hashes[order]
-    starts = np.ones(len(hashes), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=starts[1:])
-    del ordered
-    # For each position in sorted order, where its run of equal hashes starts.
-    run = np.maximum.accumulate(np.where(starts, np.arange(len(hashes), dtype=np.uint32), np.uint32(0)))
     first = np.empty(len(hashes), np.uint32)
-    first[order] = order[run]
+    # In sorted order, a run of equal hashes starts with the first row that has it.
+    first[order] = order[np.searchsorted(ordered, ordered)]
     return first
 
 

@@ -109,11 +109,8 @@ def _candidates(band: np.ndarray, compared: np.ndarray) -> Iterator[np.ndarray]:
     order = np.argsort(band, kind="stable").astype(np.uint32)
     band, rows = band[order], rows[order]
     again = np.flatnonzero(band[1:] == band[:-1]) + 1
-    if not len(again):
-        return
-    starts = np.ones(len(band), bool)
-    starts[again] = False
-    run = np.maximum.accumulate(np.where(starts, np.arange(len(band)), 0))[again]
+    # The first of the texts with the same hash.
+    run = np.searchsorted(band, band[again])
     yield np.column_stack((rows[run], rows[again]))
     yield np.column_stack((rows[again - 1], rows[again]))[run != again - 1]
 
