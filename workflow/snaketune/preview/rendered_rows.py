@@ -25,9 +25,9 @@ from snaketune.tokenization.creation.train import TURN_END
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED, Refused
-from snaketune.tokenization.token_rows import completion_rows, conversation_rows, pair_rows
+from snaketune.tokenization.token_rows import rows_of
 from snaketune.tokenization.training_templates import training_template
-from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
+from snaketune.tokenization.turn_columns import Turns, turns_of
 
 ROWS_PER_BATCH = 64
 # Common row lengths.
@@ -269,12 +269,8 @@ def _table(kind: str, rows: list[Row]) -> pa.Table:
 
 def _turns(kind: str, table: pa.Table, supervision: Supervision) -> Turns:
     train_on, reasoning = supervision
-    if kind == "preferences":
-        return pair_turns(table, reasoning=reasoning)
-    if kind == "unpaired":
-        return completion_turns(table, reasoning)
     # Documents are supervised entirely.
-    return conversation_turns(table, "all" if kind == TEXT else train_on, reasoning)
+    return turns_of(table, "all" if kind == TEXT else train_on, reasoning)
 
 
 def _sequences(
@@ -282,13 +278,8 @@ def _sequences(
 ) -> tuple[EncodedBatch, np.ndarray, np.ndarray]:
     """Return the sequences of rows, a pair's prompt once; their supervised tokens; and whether a text holds a control token."""
     table = _table(kind, rows)
-    names = table["id"].combine_chunks()
-    control = holds_control(chat, _turns(kind, table, supervision)).reshape(len(rows), -1).any(1)
-    if kind == "unpaired":
-        token_rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
-    else:
-        token_rows = (pair_rows if kind == "preferences" else conversation_rows)(names, encoded, control)
-    return token_rows.sequences, token_rows.supervised_tokens, control
+    token_rows = rows_of(table, encoded, holds_control(chat, _turns(kind, table, supervision)))
+    return token_rows.sequences, token_rows.supervised_tokens, token_rows.control_text
 
 
 def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) -> np.ndarray:

@@ -34,15 +34,9 @@ from snaketune.tokenization.control_frames import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT, Refused
-from snaketune.tokenization.token_rows import (
-    TokenRows,
-    completion_rows,
-    conversation_rows,
-    insert_empty_rows,
-    pair_rows,
-)
+from snaketune.tokenization.token_rows import TokenRows, insert_empty_rows, names_of, rows_of
 from snaketune.tokenization.token_store import SPLITS, TokenWriter
-from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, has_weights, pair_turns
+from snaketune.tokenization.turn_columns import Turns, has_weights, turns_of
 
 # Rows are encoded in groups, large enough for numpy to be efficient, small enough for the CPU's cache.
 GROUP_BYTES, GROUP_ROWS = 4_000_000, 4096
@@ -180,22 +174,10 @@ def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTo
     """Return how many rows of this part have a turn that the template omits, as "m of n rows"."""
     omitted: list[bool] = []
     for group in (group for table in tables.values() for group in _groups(spec, table)):
-        turns = _turns(spec, group)
+        turns = turns_of(group, spec.train_on, spec.reasoning)
         own = [bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist())]
         omitted += np.array(own).reshape(len(group), -1).any(1).tolist()
     return f"{sum(omitted)} of {len(omitted)} rows"
-
-
-def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
-    if spec.kind == "preference":
-        return pair_turns(table, reasoning=spec.reasoning)
-    if spec.kind == "unpaired":
-        return completion_turns(table, spec.reasoning)
-    return conversation_turns(table, spec.train_on, spec.reasoning)
-
-
-def _names(table: pa.Table) -> pa.StringArray:
-    return pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
 
 
 class _Mismatch(Exception):
@@ -230,14 +212,17 @@ class _Encoder:
         refused = []
         for at in range(len(table)):
             try:
-                encode_turns(self._chat, _turns(self._spec, table.slice(at, 1)))
+                encode_turns(self._chat, self._turns(table.slice(at, 1)))
             except Refused as error:
                 refused.append((at, error))
         accepted = np.delete(np.arange(len(table)), [at for at, _ in refused])
-        return insert_empty_rows(self._encoded(table.take(accepted), number), accepted, _names(table)), refused
+        return insert_empty_rows(self._encoded(table.take(accepted), number), accepted, names_of(table)), refused
+
+    def _turns(self, table: pa.Table) -> Turns:
+        return turns_of(table, self._spec.train_on, self._spec.reasoning)
 
     def _encoded(self, table: pa.Table, number: int) -> TokenRows:
-        kind, names, turns = self._spec.kind, _names(table), _turns(self._spec, table)
+        turns = self._turns(table)
         if self.batched is None:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
         else:
@@ -247,13 +232,7 @@ class _Encoder:
         # Rows with the string of a control token are always encoded on the reference path.
         control = np.zeros(len(turns), bool)
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
-        if kind == "preference":
-            rows = pair_rows(names, encoded, control.reshape(-1, 2).any(1))
-        elif kind == "unpaired":
-            rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
-        else:
-            rows = conversation_rows(names, encoded, control)
-        return replace(rows, source=table["source"].combine_chunks())
+        return replace(rows_of(table, encoded, control), source=table["source"].combine_chunks())
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
         """Compare the first conversations of the split with the reference path; in later groups a sample."""

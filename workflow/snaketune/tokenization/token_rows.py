@@ -77,6 +77,25 @@ class TokenRows:
         return np.concatenate([NO_BRANCHES, *branches]).reshape(-1), offsets_of(np.array(counts, np.int64))
 
 
+def rows_of(table: pa.Table, encoded: EncodedBatch, control_text: np.ndarray) -> TokenRows:
+    """Return the rows of a corpus table, given its encoded turns (`turn_columns.turns_of`).
+
+    Args:
+        control_text: bool, for each encoded conversation whether a text in it contains the string of a control token.
+    """
+    names = names_of(table)
+    if "chosen" in table.column_names:
+        return pair_rows(names, encoded, control_text.reshape(-1, 2).any(1))
+    if "label" in table.column_names:
+        return completion_rows(names, encoded, table["label"].combine_chunks(), control_text)
+    return conversation_rows(names, encoded, control_text)
+
+
+def names_of(table: pa.Table) -> pa.StringArray:
+    """Return strings[n], the ids of a corpus table."""
+    return table["id"].cast(pa.string()).combine_chunks()
+
+
 def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
     """Return the rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)

@@ -104,17 +104,17 @@ def pair_turns(
     )
 
 
-def completion_turns(table: pa.Table, reasoning: Reasoning | None = None) -> Turns:
-    """Return prompt + completion of each row, whose completion is supervised."""
-    return pair_turns(table, ["completion"], reasoning)
+def turns_of(table: pa.Table, train_on: str, reasoning: Reasoning | None) -> Turns:
+    """Return the turns of a corpus' rows, which are conversations, pairs, or prompts with one completion each."""
+    if "messages" in table.column_names:
+        return conversation_turns(table, train_on, reasoning)
+    return pair_turns(table, ("chosen", "rejected") if "chosen" in table.column_names else ("completion",), reasoning)
 
 
 def has_weights(table: pa.Table) -> bool:
     """Return whether the conversations of a table have turns of other weights in the loss than 0 and 1."""
-    return (
-        "messages" in table.column_names
-        and table.schema.field("messages").type.value_type.get_field_index("weight") >= 0
-    )
+    names = table.column_names
+    return "messages" in names and table.schema.field("messages").type.value_type.get_field_index("weight") >= 0
 
 
 def _are_assistants(roles: pa.StringArray) -> np.ndarray:
