@@ -10,6 +10,7 @@ rows have the number of their source, so that metrics can be reported by source.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -218,6 +219,23 @@ def roles_and_texts(turns: list[Message]) -> list[tuple[str, str]]:
 
 def id_of(content: int) -> str:
     return f"{content:016x}"
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in a JSON value at any depth and is no object or list itself, in order; without recursion.
+
+    >>> list(leaves([{"a": 1, "b": ["x"]}, None]))
+    [1, 'x', None]
+    """
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case dict() as some:
+                pending += reversed(some.values())
+            case list() as some:
+                pending += reversed(some)
+            case leaf:
+                yield leaf
 
 
 def without_nulls(value: Any) -> Any:

@@ -16,8 +16,7 @@ from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unic
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
 from snaketune.corpus.reading.json_files import rows_of_line
 from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
-from snaketune.corpus.rows import TEXT, RawRow
-from snaketune.corpus.selecting.evaluation_ngrams import texts_in
+from snaketune.corpus.rows import TEXT, RawRow, leaves
 from snaketune.errors import SnaketuneError
 
 MAX_ROWS = 2000
@@ -170,7 +169,7 @@ def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> t
 
 
 def _length(raw: RawRow) -> int:
-    return sum(map(len, texts_in(raw.value)))
+    return sum(len(leaf) for leaf in leaves(raw.value) if isinstance(leaf, str))
 
 
 def _rows_in_all(path: Path, format_: str, raws: list[RawRow]) -> tuple[int | None, bool]:

@@ -12,7 +12,7 @@ import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
 from snaketune.corpus.reading.encodings import advice
-from snaketune.corpus.rows import Malformed, Noted, nan_as_null
+from snaketune.corpus.rows import Malformed, Noted, leaves, nan_as_null
 
 MAX_EXACT = 2**63
 
@@ -58,14 +58,7 @@ def checked_row(row: Any) -> Any:
 
 def first_malformed(value: Any) -> Malformed | None:
     """Return the first Malformed (an object with a duplicate key) in a value of `parse_document`; None if there is none."""
-    pending = [value]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Malformed):
-            return value
-        if isinstance(value, (dict, list)):
-            pending.extend(reversed(value.values() if isinstance(value, dict) else value))
-    return None
+    return next((leaf for leaf in leaves(value) if isinstance(leaf, Malformed)), None)
 
 
 def _count_keys(value: Any) -> int:

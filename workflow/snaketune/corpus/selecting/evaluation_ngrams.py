@@ -6,7 +6,7 @@ Takes 12 bytes of memory per word, and 40 bytes during sorting.
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, leaves
 from snaketune.corpus.selecting.words import windows, words_of
 from snaketune.stages.progress import progress
 
@@ -60,20 +60,8 @@ def texts_of_file(path: Path) -> Iterator[EvaluationText]:
         if isinstance(raw.value, Malformed):
             print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.value}"), flush=True)
         else:
-            for text in texts_in(raw.value):
-                yield EvaluationText(f"{raw.unit} {raw.number}", text, True)
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    pending = [value]
-    while pending:
-        match pending.pop():
-            case str() as text:
-                yield text
-            case dict() as some:
-                pending += reversed(some.values())
-            case list() as some:
-                pending += reversed(some)
+            texts = (leaf for leaf in leaves(raw.value) if isinstance(leaf, str))
+            yield from (EvaluationText(f"{raw.unit} {raw.number}", text, True) for text in texts)
 
 
 class EvaluationNgrams:
