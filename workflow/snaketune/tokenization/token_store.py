@@ -12,6 +12,7 @@ The concatenated parts are the corpus, so sequences are numbered through all par
 """
 
 import mmap
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +58,15 @@ WEIGHTED_INDEX = INDEX.append(pa.field("run_weights", pa.list_(pa.float32())))
 IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
-class TokenWriter:
+class TokenWriter(ExitStack):
     """Writes one split of a part, batch by batch; with weights if the corpus has them."""
 
     def __init__(self, folder: Path, split: str, weighted: bool = False):
+        super().__init__()
         self._schema = WEIGHTED_INDEX if weighted else INDEX
-        self._sinks = [pa.OSFile(str(folder / f"{split}-{part}.arrow"), "wb") for part in ("index", "ids")]
         self._index, self._ids = (
-            pa.ipc.new_file(sink, schema) for sink, schema in zip(self._sinks, (self._schema, IDS))
+            self.enter_context(pa.ipc.new_file(str(folder / f"{split}-{part}.arrow"), schema))
+            for part, schema in (("index", self._schema), ("ids", IDS))
         )
 
     def write(self, rows: TokenRows) -> None:
@@ -92,13 +94,6 @@ class TokenWriter:
         for start in range(0, len(index), ROWS_PER_BATCH):
             self._index.write_batch(index.slice(start, ROWS_PER_BATCH))
             self._ids.write_batch(pa.record_batch([ids.slice(start, ROWS_PER_BATCH)], schema=IDS))
-
-    def __enter__(self) -> "TokenWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for closing in (self._index, self._ids, *self._sinks):
-            closing.close()
 
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:

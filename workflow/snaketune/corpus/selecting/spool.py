@@ -6,10 +6,10 @@ Read by plain reads instead of a memory map, so that the pages read don't stay i
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import accumulate, chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ TURN = WEIGHTED_MESSAGES.value_type
 WRITTEN_LATER = ("id", "source")
 
 
-class Spool:
+class Spool(ExitStack):
     """Append batches inside `with`; read them afterwards.
 
     Attributes:
@@ -30,16 +30,11 @@ class Spool:
     """
 
     def __init__(self, path: Path, kind: str):
+        super().__init__()
         self.path, self.weighted = path, False
         self.schema = with_weights(pa.schema([field for field in SCHEMAS[kind] if field.name not in WRITTEN_LATER]))
         self.columns = [field.name for field in self.schema if field.type == WEIGHTED_MESSAGES]
-
-    def __enter__(self) -> Self:
-        self.writer = pa.ipc.new_file(str(self.path), self.schema)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.writer.close()
+        self.writer = self.enter_context(pa.ipc.new_file(str(path), self.schema))
 
     def append(self, rows: list[Row]) -> np.ndarray:
         """Write a batch, of `ROWS_PER_BATCH` rows unless it is the last, and return int64[rows], the characters of each row."""
