@@ -81,10 +81,15 @@ def _rows_below(root: Node, kind: str) -> Iterator[tuple[Node, list[Node], Conve
         if path := _best_path(root):
             yield root, path[1:], Conversation(messages=[node.turn for node in path], notes=_notes(path))
         return
-    for best, lower in _ranked_pairs(root):
-        *prompt, _ = path = _path_to(best)
-        turns, notes = [node.turn for node in prompt], _notes([*path, lower])
-        yield lower, path, Preference(prompt=turns, chosen=[best.turn], rejected=[lower.turn], notes=notes)
+    for node in _walk([root]):
+        replies = [
+            reply for reply in node.ranked_replies if reply.turn["role"] == "assistant" and reply.rank is not None
+        ]
+        for lower in replies[1:]:
+            if lower.rank > replies[0].rank:
+                *prompt, best = path = _path_to(replies[0])
+                turns, notes = [node.turn for node in prompt], _notes([*path, lower])
+                yield lower, path, Preference(prompt=turns, chosen=[best.turn], rejected=[lower.turn], notes=notes)
 
 
 def _link(raws: list[Raw], speakers: Speakers) -> tuple[list[Outcome], list[Node]]:
@@ -188,15 +193,6 @@ def _best_path(root: Node) -> list[Node]:
     while path and path[-1].turn["role"] != "assistant":
         path.pop()
     return path
-
-
-def _ranked_pairs(root: Node) -> Iterator[tuple[Node, Node]]:
-    """Yield each best reply of the assistant with each reply of a lower rank."""
-    for node in _walk([root]):
-        replies = [
-            reply for reply in node.ranked_replies if reply.turn["role"] == "assistant" and reply.rank is not None
-        ]
-        yield from ((replies[0], lower) for lower in replies[1:] if lower.rank > replies[0].rank)
 
 
 def _path_to(node: Node | None) -> list[Node]:

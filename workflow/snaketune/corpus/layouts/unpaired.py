@@ -10,7 +10,7 @@ from typing import Any
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.layouts import exchanges
 from snaketune.corpus.layouts.roles import Speakers
-from snaketune.corpus.layouts.values import Raw
+from snaketune.corpus.layouts.values import Raw, column_of
 from snaketune.corpus.rows import Dropped, Malformed, Outcome, Preference, Unpaired, roles_and_texts
 
 LABEL_COLUMNS = ("label", "kto_tag")
@@ -48,10 +48,8 @@ def is_labelled(raw: Raw, layout: str) -> bool:
 
 
 def unpaired_row(raw: Raw, speakers: Speakers) -> Unpaired:
-    column = next((column for column in LABEL_COLUMNS if column in raw), None)
-    if column is None:
-        raise _missing("label", raw)
-    label = label_value(raw[column])
+    column = next((column for column in LABEL_COLUMNS if column in raw), "label")
+    label = label_value(column_of(raw, column))
     if label is None:
         what = f"{excerpt(raw[column])[:40]}, expected true or false, or 1 or 0"
         raise Malformed("wrong_type", f"{column} holds {what}")
@@ -91,10 +89,5 @@ def _exchange(raw: Raw, speakers: Speakers) -> exchanges.Exchange:
         return exchanges.instruction_exchange(raw, speakers)
     if exchanges.prompt_and_response(tuple(raw)) is None:
         for column in ("prompt", "completion"):
-            if column not in raw:
-                raise _missing(column, raw)
+            column_of(raw, column)
     return exchanges.question_exchange(raw, speakers)
-
-
-def _missing(column: str, raw: Raw) -> Malformed:
-    return Malformed("missing_column", f"no column {column}, or it is null; the row has {', '.join(raw)[:200]}")

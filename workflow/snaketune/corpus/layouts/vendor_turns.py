@@ -38,7 +38,8 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
         objects = [part for part in parts if isinstance(part, dict)]
         if results := [part["functionResponse"] for part in objects if "functionResponse" in part]:
             responses = [result.get("response") for result in results]
-            messages += ({"role": "tool", "content": _as_text(response)} for response in responses)
+            texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in responses]
+            messages += ({"role": "tool", "content": text} for text in texts)
             continue
         thoughts = [part for part in objects if part.get("thought") and isinstance(part.get("text"), str)]
         answer = [part for part in parts if part not in thoughts]
@@ -67,10 +68,6 @@ def _text_of_parts(parts: Any) -> str:
         kinds = ", ".join(sorted({key for part in parts if isinstance(part, dict) for key in part if key != "text"}))
         raise Malformed("unsupported_part", f"contents has a part ({kinds[:80]}) that text can't represent")
     return "".join(texts)
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def messages_of_moss(chat: Any, system: Any) -> list[dict[str, Any]]:
