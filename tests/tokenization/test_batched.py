@@ -216,8 +216,7 @@ def test_contents_contain_no_control_tokens(both, kind, template, content):
         batched.encode(columns.conversation_turns(table([messages(some, some)]), "assistant"))[0].ids
         for some in (content, "x")
     )
-    control = chat.written_by_template
-    assert ids[control(ids)].tolist() == plain[control(plain)].tolist()
+    assert ids[chat.template_only[ids]].tolist() == plain[chat.template_only[plain]].tolist()
 
 
 def test_turn_ends_and_supervised_tokens(both):

@@ -72,7 +72,7 @@ def test_guarded_encoding_equals_plain_encoding_on_ordinary_rows(chats, kind):
 
 def control_ids(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
     """Return the control tokens in `ids` that only a template can write, so not unk."""
-    return ids[chat._template_only[ids]].tolist()
+    return ids[chat.template_only[ids]].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,7 +158,7 @@ def test_documents_are_text_and_eos_and_supervised_entirely(tmp_path, family):
         ids = found.rows(np.array([number])).ids
         assert ids[-1] == chat.eos_id
         if family != "t5":
-            assert chat.written_by_template(ids).sum() == 1
+            assert chat.template_only[ids].sum() == 1
         if family in ("gpt2", "qwen"):
             assert chat.text(ids) == text + "</s>"
 

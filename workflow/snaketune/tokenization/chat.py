@@ -57,22 +57,18 @@ class Encoded:
         return self.mask(self.spans)
 
     def mask(self, spans: list[Span | None]) -> np.ndarray:
-        """Return bool[n], the tokens of the given spans."""
+        """Return bool[n], the tokens of the given spans; refuse the row if one is None."""
+        if None in spans:
+            raise Refused(
+                "rewritten_turn",
+                "the chat template writes an assistant turn otherwise where others follow, so it is never generated in this "
+                "form; in conversations corpora.NAME.reasoning: exact trains it as it is generated; drop such rows from other "
+                "corpora",
+            )
         mask = np.zeros(len(self.ids), bool)
-        for start, end in map(known, spans):
+        for start, end in spans:
             mask[start:end] = True
         return mask
-
-
-def known(span: Span | None) -> Span:
-    """Return a span; refuse the row if it is None."""
-    if span is None:
-        raise Refused(
-            "rewritten_turn",
-            "the chat template writes an assistant turn otherwise where others follow, so it is never generated in this form; "
-            "in conversations corpora.NAME.reasoning: exact trains it as it is generated; drop such rows from other corpora",
-        )
-    return span
 
 
 class ChatTokenizer:
@@ -86,6 +82,7 @@ class ChatTokenizer:
         added: the string of each added token, by id.
         control: the tokens that only the template may write: those marked special, and those that the tokenizer's
             config lists as `chat_control_tokens`. Other added tokens (Qwen's `<think>`) are ordinary words.
+        template_only: bool[vocab_size], the ids of the control tokens except unk, which unknown characters become too.
     """
 
     def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str, training_template: str = ""):
@@ -95,7 +92,8 @@ class ChatTokenizer:
         # token itself.
         self.description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
-        variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
+        tokens = {key: config[key] for key in VARIABLES if config.get(key) is not None}
+        variables = {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
         added, named = description["added_tokens"], config.get("chat_control_tokens") or ()
         self.added = {token["id"]: token["content"] for token in added}
         control = [token["content"] for token in added if token["special"] or token["content"] in named]
@@ -107,11 +105,10 @@ class ChatTokenizer:
         self.pad_id, self.eos_id = self._special_id("pad_token"), self._special_id("eos_token")
         self._is_control = np.zeros(self.vocab_size, bool)
         self._is_control[list(self.control.ids.values())] = True
-        # Unknown characters of any text become unk.
-        self._template_only = self._is_control.copy()
+        self.template_only = self._is_control.copy()
         if unk := variables.get("unk_token"):
-            self._template_only[vocab[unk]] = False
-        self._template_control = TemplateControl(self.template, self.encode_text, self._template_only)
+            self.template_only[vocab[unk]] = False
+        self._template_control = TemplateControl(self.template, self.encode_text, self.template_only)
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -163,10 +160,6 @@ class ChatTokenizer:
         """Return bool, shaped like `ids`: which of them are control tokens."""
         return self._is_control[ids]
 
-    def written_by_template(self, ids: np.ndarray) -> np.ndarray:
-        """Return bool, shaped like `ids`: which of them only a template can write, the control tokens except unk."""
-        return self._template_only[ids]
-
     def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
         """Return int64[m], the ends of the turns in `ids`: the number of tokens up to and including each.
 
@@ -181,7 +174,7 @@ class ChatTokenizer:
     def ends_by_turn(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> list[int | None]:
         """Return, for each message, the end of its turn in `ids` (see `turn_ends`); None if it has no end of its own."""
         frame = self._template_control.frame(self.template.prepared(messages, tools), tools, False)
-        control = np.flatnonzero(self._template_only[ids])
+        control = np.flatnonzero(self.template_only[ids])
         # The counts differ only if the template writes other control tokens around other contents.
         if len(control) != len(frame.ids):
             return [None] * len(messages)
@@ -247,7 +240,7 @@ class ChatTokenizer:
                 *map(tool_calls.message_texts, conversations[number]), tool_calls.texts_in(tools[number])
             )
             if any(map(self.control.written_in, texts_of_row)) or not np.array_equal(
-                ids[self._template_only[ids]], frame.ids
+                ids[self.template_only[ids]], frame.ids
             ):
                 to_guard.append(number)
         guarded = self._guarded(
@@ -301,7 +294,3 @@ class ChatTokenizer:
                 f"tokenizer_config.json: {key} is {token!r}, which is no token of the tokenizer; set it to one of its tokens"
             )
         return id
-
-
-def _token_string(token: str | dict[str, Any]) -> str:
-    return token["content"] if isinstance(token, dict) else token

@@ -82,8 +82,8 @@ def _rewritten(
                 )
             continues.append(after)
         return _one(*splice_views(views, continues))
-    tree = merge_views(views)
-    return replace(_one(tree.ids, tree.supervised, np.zeros(0, np.int64)), branches=(tree.branches,))
+    ids, supervised, branches = merge_views(views)
+    return replace(_one(ids, supervised, np.zeros(0, np.int64)), branches=(branches,))
 
 
 def _one(ids: np.ndarray, supervised: np.ndarray, turn_ends: np.ndarray) -> EncodedBatch:

@@ -44,23 +44,17 @@ class View:
         return int(np.append(0, np.flatnonzero(self.supervised) + 1)[-1])
 
 
-@dataclass(frozen=True)
-class Tree:
-    """The tokens of the trunk and of the branches, int32[n]; bool or float32[n]; the branches, int32[b, 3] of BRANCH_FIELDS."""
-
-    ids: np.ndarray
-    supervised: np.ndarray
-    branches: np.ndarray
-
-
-def merge_views(views: Sequence[View]) -> Tree:
+def merge_views(views: Sequence[View]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the tree of a conversation's views, given in the order of their turns; the last one is the trunk.
 
+    Returns:
+        The tokens of the trunk and of the branches, int32[n]; bool or float32[n]; the branches, int32[b, 3] of BRANCH_FIELDS.
+
     >>> views = [([1, 7, 2], [0, 1, 1]), ([1, 2, 3, 8, 2], [0, 0, 0, 1, 1])]
-    >>> tree = merge_views([View(np.array(ids), np.array(supervised, bool)) for ids, supervised in views])
-    >>> tree.ids.tolist(), tree.branches.tolist()
+    >>> ids, supervised, branches = merge_views([View(np.array(own), np.array(mask, bool)) for own, mask in views])
+    >>> ids.tolist(), branches.tolist()
     ([1, 2, 3, 8, 2, 7, 2], [[5, 1, 0]])
-    >>> tree.supervised.astype(int).tolist()
+    >>> supervised.astype(int).tolist()
     [0, 0, 0, 1, 1, 1, 1]
     """
     parts: list[np.ndarray] = []
@@ -88,7 +82,7 @@ def merge_views(views: Sequence[View]) -> Tree:
     mask = np.zeros(total, np.result_type(*(view.supervised for view in views)))
     for tokens, weights in supervised:
         mask[tokens] = weights
-    return Tree(np.concatenate(parts), mask, np.array(branches, np.int32).reshape(-1, BRANCH_FIELDS))
+    return np.concatenate(parts), mask, np.array(branches, np.int32).reshape(-1, BRANCH_FIELDS)
 
 
 def splice_views(views: Sequence[View], continues: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

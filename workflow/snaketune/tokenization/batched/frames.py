@@ -148,7 +148,7 @@ class Frames:
             before = (pad + text[closing : opens[0]]).encode() if opens[0] > closing else b""
             supervised_from = len(tail + name + before)
         _require(not closes or opening < closes[0] <= closing)
-        ends = [number for number, (id, _, _) in enumerate(fixed, 1) if self._chat.written_by_template(id)]
+        ends = [number for number, (id, _, _) in enumerate(fixed, 1) if self._chat.template_only[id]]
         return Literal(
             data=tail + name + (pad + head).encode(),
             fixed_at=len(tail),
