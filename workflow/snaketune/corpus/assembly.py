@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.counts import counts_of
@@ -23,7 +21,6 @@ from snaketune.corpus.decisions import decide
 from snaketune.corpus.first_pass import Scan
 from snaketune.corpus.last_pass import write_duplicates, write_order, write_rows
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.rows import SCHEMAS, with_weights
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
 from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
@@ -87,16 +84,12 @@ def assemble(
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         what = f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}"
         raise SnaketuneError(f"{what}Relax the conditions, or add rows")
-    hashes = np.frombuffer(scan.hashes, np.uint64)
-    rows_of = [source.rows.stop - source.rows.start for source in sources]
-    from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
-    schema = with_weights(SCHEMAS[spec.kind]) if spool.weighted else SCHEMAS[spec.kind]
-    write_rows(spool, work.payload, schema, hashes, from_source, decisions.copies, decisions.held_out)
+    write_rows(scan, sources, decisions, work.payload)
     if spec.order_column:
-        write_order(work.payload, np.frombuffer(scan.order), decisions.copies, decisions.held_out)
+        write_order(scan, decisions, work.payload)
     about, records = {}, [QUARANTINE]
     if decisions.group is not None:
-        write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
+        write_duplicates(scan, decisions.group, work.payload / DUPLICATES)
         records.append(DUPLICATES)
     if spec.decontamination:
         about["contamination"] = {"ngram": spec.decontamination.ngram, "hits": decisions.contamination_hits}

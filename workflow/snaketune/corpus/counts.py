@@ -32,7 +32,7 @@ def counts_of(
         ],
         "notes": _notes(spec, scan, copies > 0),
         "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
-        "characters": _histogram(np.frombuffer(scan.characters, np.uint32), copies),
+        "characters": _histogram(np.asarray(scan.characters), copies),
         **({} if decisions.group is None else {"near_duplicates": _groups(decisions.group)}),
     }
 
@@ -42,7 +42,7 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
     dropped, copies = decisions.dropped[rows], decisions.copies[rows]
     by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
     reasons = {reason: n for reason, n in zip(REASONS[1:], by_reason[1:]) if n or reason == "duplicate"}
-    used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], copies, len(scan.known_origins))
+    used = np.bincount(np.asarray(scan.origins)[rows], copies, len(scan.known_origins))
     layouts: Counter[str] = Counter()
     for (layout, _), n in zip(scan.known_origins, used.tolist()):
         layouts[layout] += int(n)
@@ -70,11 +70,11 @@ def _groups(group: np.ndarray) -> dict[str, int]:
 def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
     """Count what happened to the rows written, and those whose prompt an earlier row has."""
     notes: Counter[str] = Counter()
-    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[written], minlength=len(scan.known_origins))
+    rows_by_origin = np.bincount(np.asarray(scan.origins)[written], minlength=len(scan.known_origins))
     for (_, origin_notes), rows in zip(scan.known_origins, rows_by_origin.tolist()):
         notes.update(dict.fromkeys(origin_notes, rows))
     if spec.kind == "conversations":
-        prompts = np.sort(np.frombuffer(scan.prompt_hashes, np.uint64)[written])
+        prompts = np.sort(np.asarray(scan.prompt_hashes)[written])
         notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
     return {note: n for note, n in notes.items() if n}
 

@@ -37,7 +37,7 @@ class Decisions:
 
 
 def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
-    hashes, prompt_hashes = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.prompt_hashes, np.uint64)
+    hashes, prompt_hashes = np.asarray(scan.hashes), np.asarray(scan.prompt_hashes)
     dropped = np.zeros(len(hashes), np.uint8)
     dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")
     group = None

@@ -8,53 +8,43 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from snaketune.corpus.decisions import Decisions
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.rows import ORDER_COLUMN, id_of
-from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.first_pass import Scan, SourceCounts
+from snaketune.corpus.rows import ORDER_COLUMN, SCHEMAS, id_of, with_weights
+from snaketune.corpus.selecting.spool import ROWS_PER_BATCH
 from snaketune.stages.progress import progress
 
 GROUPS_SHOWN = 1000
 ROWS_SHOWN = 20
 
 
-def write_rows(
-    spool: Spool,
-    folder: Path,
-    schema: pa.Schema,
-    hashes: np.ndarray,
-    sources: np.ndarray,
-    copies: np.ndarray,
-    held_out: np.ndarray,
-) -> None:
-    """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
-
-    Args:
-        hashes: uint64, for each row the hash that its id is made of.
-        sources: int16, for each row the number of its source.
-        copies: for each row how many times it is written; the ids of further copies end in `-2`, `-3` and so on.
-        held_out: for each row whether it goes to `held_out.arrow`.
-    """
+def write_rows(scan: Scan, sources: list[SourceCounts], decisions: Decisions, folder: Path) -> None:
+    """Write `train.arrow` and `held_out.arrow`, in the order of the spool; ids of further copies end in `-2`, `-3`, …."""
+    spool, schema = scan.spool, SCHEMAS[scan.spec.kind]
+    if spool.weighted:
+        schema = with_weights(schema)
+    hashes, copies, held_out = np.asarray(scan.hashes), decisions.copies, decisions.held_out
+    source_of = np.repeat(np.arange(len(sources), dtype=np.int16), [one.rows.stop - one.rows.start for one in sources])
     with SplitFile(folder / "train.arrow", schema) as train, SplitFile(folder / "held_out.arrow", schema) as held:
-        start = 0
-        for batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
+        for start, batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
             rows = slice(start, start + batch.num_rows)
             for split, in_split in ((train, ~held_out[rows]), (held, held_out[rows])):
                 taken = np.repeat(np.arange(batch.num_rows), copies[rows] * in_split)
                 if len(taken):
-                    ids, source = _ids(hashes[rows], taken), sources[rows][taken]
+                    ids, source = _ids(hashes[rows], taken), source_of[rows][taken]
                     split.append(batch.take(pa.array(taken)), id=ids, source=source)
-            start += batch.num_rows
 
 
-def write_order(folder: Path, numbers: np.ndarray, copies: np.ndarray, held_out: np.ndarray) -> None:
+def write_order(scan: Scan, decisions: Decisions, folder: Path) -> None:
     """Write the numbers that rows are ordered by, float64 for each row of `train.arrow` and of `held_out.arrow`, per split."""
-    for split, in_split in (("train", ~held_out), ("held_out", held_out)):
-        table = pa.table({ORDER_COLUMN: np.repeat(numbers, copies * in_split)})
+    for split, in_split in (("train", ~decisions.held_out), ("held_out", decisions.held_out)):
+        table = pa.table({ORDER_COLUMN: np.repeat(np.asarray(scan.order), decisions.copies * in_split)})
         with pa.ipc.new_file(str(folder / f"{split}-{ORDER_COLUMN}.arrow"), table.schema) as writer:
             writer.write_table(table)
 
 
-def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:
+def write_duplicates(scan: Scan, group: np.ndarray, path: Path) -> None:
     """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row."""
     sizes = np.bincount(group)
     shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
@@ -63,11 +53,10 @@ def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.nda
     members = members[np.argsort(group[members], kind="stable")]
     ends = np.cumsum(sizes[shown])
     with path.open("w", encoding="utf-8") as file:
-        for size, end, row in zip(sizes[shown].tolist(), ends.tolist(), spool.rows(shown.tolist())):
-            first = members[end - size : end][:ROWS_SHOWN].tolist()
+        for size, end, row in zip(sizes[shown].tolist(), ends.tolist(), scan.spool.rows(shown.tolist())):
             line = {
                 "rows": size,
-                "ids": [id_of(int(hashes[member])) for member in first],
+                "ids": [id_of(scan.hashes[member]) for member in members[end - size : end][:ROWS_SHOWN].tolist()],
                 "excerpt": excerpt({name: value for name, value in row.items() if value is not None}),
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -144,8 +144,6 @@ def _held_out_texts(
 
 def _rows(spool: Spool, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, list[dict[str, Any]]]]:
     """Yield, for each batch, the numbers of the wanted rows in it, and these rows."""
-    start = 0
-    for batch in spool.batches():
+    for start, batch in spool.batches():
         in_batch = np.flatnonzero(wanted[start : start + batch.num_rows])
         yield in_batch + start, batch.select(spool.columns).take(pa.array(in_batch)).to_pylist()
-        start += batch.num_rows

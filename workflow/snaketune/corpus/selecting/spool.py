@@ -52,11 +52,12 @@ class Spool(ExitStack):
         self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
         return characters
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield each batch, and the number of its first row."""
         with pa.OSFile(str(self.path)) as file:
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
-                yield self._as_result(reader.get_batch(number))
+                yield number * ROWS_PER_BATCH, self._as_result(reader.get_batch(number))
 
     def rows(self, numbers: list[int]) -> Iterator[dict]:
         with pa.OSFile(str(self.path)) as file:
