@@ -11,7 +11,7 @@ path; corpora are encoded batch by batch (see `batched`) where that is proved to
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, partial
@@ -27,7 +27,7 @@ from snaketune.tokenization import tool_calls
 from snaketune.tokenization.assistant_spans import token_spans
 from snaketune.tokenization.chat_template import ANSWER, QUESTION, ChatTemplate
 from snaketune.tokenization.control import ControlTokens, unused_characters
-from snaketune.tokenization.control_frames import OmittedTurn, TemplateControl
+from snaketune.tokenization.control_frames import ControlFrame, OmittedTurn, TemplateControl
 from snaketune.tokenization.template import Message, Refused, Span, Tools
 
 # Variables of templates, as transformers passes them.
@@ -47,14 +47,24 @@ class Encoded:
         ids: int32[n].
         spans: for each assistant turn, its tokens [start, end), including the end of turn; None if the template rewrites the
             turn in this conversation, so that the model never generates it in this form.
+        ends: for each turn, the number of tokens up to and including its end, the first control token after its content; None
+            if it has no end of its own (Mistral's system prompt).
+
+                <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
     """
 
     ids: np.ndarray
     spans: list[Span | None]
+    ends: list[int | None]
 
     @property
     def supervised(self) -> np.ndarray:
         return self.mask(self.spans)
+
+    @property
+    def turn_ends(self) -> np.ndarray:
+        """int64[m], the ends of the turns that have one."""
+        return np.array([end for end in self.ends if end is not None], np.int64)
 
     def mask(self, spans: list[Span | None]) -> np.ndarray:
         """Return bool[n], the tokens of the given spans; refuse the row if one is None."""
@@ -160,26 +170,6 @@ class ChatTokenizer:
         """Return bool, shaped like `ids`: which of them are control tokens."""
         return self._is_control[ids]
 
-    def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
-        """Return int64[m], the ends of the turns in `ids`: the number of tokens up to and including each.
-
-        A turn ends with the first control token after its content; a turn without one (Mistral's system prompt) has no end of
-        its own.
-
-            <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
-        """
-        ends = self.ends_by_turn(messages, ids, tools)
-        return np.array([end for end in ends if end is not None], np.int64)
-
-    def ends_by_turn(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> list[int | None]:
-        """Return, for each message, the end of its turn in `ids` (see `turn_ends`); None if it has no end of its own."""
-        frame = self._template_control.frame(self.template.prepared(messages, tools), tools, False)
-        control = np.flatnonzero(self.template_only[ids])
-        # The counts differ only if the template writes other control tokens around other contents.
-        if len(control) != len(frame.ids):
-            return [None] * len(messages)
-        return [None if end is None else int(control[end]) + 1 for end in frame.ends]
-
     def omitted_turns(self, messages: list[Message], tools: str | None) -> list[int]:
         """Return the numbers of the turns that the template doesn't write."""
         return self._template_control.frame(self.template.prepared(messages, tools), tools, False).omitted
@@ -231,11 +221,9 @@ class ChatTokenizer:
         for messages, own_tools, frame in zip(conversations, tools, frames):
             if not frame.writes_tools:
                 raise tool_calls.tools_omitted([message["role"] for message in messages], own_tools)
-        encoded: list[Encoded] = []
+        rows = [(np.array(one.ids, np.int32), one, own) for one, own in zip(encodings, spans, strict=True)]
         to_guard = []
-        for number, (frame, encoding, own_spans) in enumerate(zip(frames, encodings, spans, strict=True)):
-            ids = np.array(encoding.ids, np.int32)
-            encoded.append(Encoded(ids, token_spans(encoding, own_spans, self._is_control[ids])))
+        for number, ((ids, _, _), frame) in enumerate(zip(rows, frames)):
             texts_of_row = chain(
                 *map(tool_calls.message_texts, conversations[number]), tool_calls.texts_in(tools[number])
             )
@@ -243,24 +231,34 @@ class ChatTokenizer:
                 ids[self.template_only[ids]], frame.ids
             ):
                 to_guard.append(number)
-        guarded = self._guarded(
-            *([column[number] for number in to_guard] for column in (conversations, texts)),
-            add_generation_prompt,
-            [tools[number] for number in to_guard],
-        )
-        for number, done in zip(to_guard, guarded, strict=True):
-            encoded[number] = done
+        columns = ([column[number] for number in to_guard] for column in (conversations, texts, tools))
+        for number, row in zip(to_guard, self._guarded(*columns, add_generation_prompt), strict=True):
+            rows[number] = row
         for messages, frame in zip(conversations, frames):
             if frame.omitted:
                 raise OmittedTurn(messages[frame.omitted[0]])
-        return encoded
+        return [
+            Encoded(ids, token_spans(encoding, own, self._is_control[ids]), self._ends(ids, frame))
+            for (ids, encoding, own), frame in zip(rows, frames)
+        ]
+
+    def _ends(self, ids: np.ndarray, frame: ControlFrame) -> list[int | None]:
+        control = np.flatnonzero(self.template_only[ids])
+        # The counts differ only if the template writes other control tokens around other contents.
+        if len(control) != len(frame.ids):
+            return [None] * len(frame.ends)
+        return [None if end is None else int(control[end]) + 1 for end in frame.ends]
 
     def _guarded(
-        self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
-    ) -> list[Encoded]:
-        """Render and encode conversations (`plain`: rendered without guards) that contain strings of control tokens."""
+        self, conversations: list[list[Message]], plain: list[str], tools: Tools, add_generation_prompt: bool
+    ) -> Iterable[tuple[np.ndarray, Encoding, list[Span | None]]]:
+        """Render and encode conversations (`plain`: rendered without guards) that contain strings of control tokens.
+
+        Returns:
+            For each, its ids, their encoding, and the spans in its text.
+        """
         if not conversations:
-            return []
+            return ()
         lead, guard = unused_characters(plain, 2)
         texts, spans = [], []
         for messages, expected, own_tools in zip(conversations, plain, tools, strict=True):
@@ -281,10 +279,7 @@ class ChatTokenizer:
                 )
             texts.append(text)
             spans.append(own)
-        return [
-            Encoded(ids, token_spans(encoding, shifted, self._is_control[ids]))
-            for ids, encoding, shifted in self.control.encode(texts, spans, lead, guard)
-        ]
+        return self.control.encode(texts, spans, lead, guard)
 
     def _special_id(self, key: str) -> int:
         token = self.template.variables.get(key)

@@ -10,7 +10,6 @@ turns are wanted (see `turn_columns`):
 """
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -39,12 +38,11 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
     whole = [number for number in range(len(messages)) if number not in parts]
     columns = ([column[number] for number in whole] for column in (messages, tools))
     for number, encoded in zip(whole, chat.encode(next(columns), tools=next(columns)), strict=True):
-        turn_ends = chat.turn_ends(messages[number], encoded.ids, tools[number])
         if turns.everything[number]:
-            supervised = _all_turns_mask(wanted[number], encoded, turn_ends)
+            supervised = _all_turns_mask(wanted[number], encoded)
         else:
             supervised = _assistant_mask(messages[number], wanted[number], encoded)
-        parts[number] = _one(encoded.ids, supervised, turn_ends)
+        parts[number] = _one(encoded.ids, supervised, encoded.turn_ends)
     return concatenated([parts[number] for number in range(len(messages))])
 
 
@@ -63,7 +61,7 @@ def _rewritten(
         (encoded,) = chat.encode([messages], tools=[tools])
         kept = wanted.copy()
         kept[np.array(changed) - 1] = 0
-        return _one(encoded.ids, _assistant_mask(messages, kept, encoded), chat.turn_ends(messages, encoded.ids, tools))
+        return _one(encoded.ids, _assistant_mask(messages, kept, encoded), encoded.turn_ends)
     encoded_views = chat.encode([messages[:end] for end in ends], tools=[tools] * len(ends))
     views = []
     for end, encoded in zip(ends, encoded_views, strict=True):
@@ -72,8 +70,8 @@ def _rewritten(
         views.append(View(encoded.ids, _assistant_mask(messages[:end], last, encoded)))
     if treatment == "all":
         continues = [0]
-        for (before, end), view in zip(pairwise(ends), views[1:]):
-            after = chat.ends_by_turn(messages[:end], view.ids, tools)[before - 1]
+        for before, encoded in zip(ends, encoded_views[1:]):
+            after = encoded.ends[before - 1]
             if after is None:
                 raise Refused(
                     "turns_without_ends",
@@ -117,11 +115,12 @@ def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encode
     return supervised
 
 
-def _all_turns_mask(wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
+def _all_turns_mask(wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
     """Return the supervision of all tokens, bool or float32; a turn reaches from the end of the one before to its own end."""
     supervised = np.ones(len(encoded.ids), wanted.dtype)
     if (wanted == 1).all():
         return supervised
+    turn_ends = encoded.turn_ends
     if len(turn_ends) != len(wanted):
         raise Refused(
             "turns_without_ends",
