@@ -75,11 +75,7 @@ class SplitFile(ExitStack):
 
     def append(self, batch: pa.RecordBatch, **extra_columns: Any) -> None:
         """Append a batch of the spool; `extra_columns` are those that the spool doesn't have."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        columns = [
-            columns[field.name] if field.name in columns else pa.array(extra_columns[field.name], field.type)
-            for field in self.schema
-        ]
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | extra_columns
         self.pending.append(pa.record_batch(columns, schema=self.schema))
         self.rows += batch.num_rows
         while self.rows >= ROWS_PER_BATCH:

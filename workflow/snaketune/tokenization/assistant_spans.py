@@ -33,9 +33,13 @@ THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"enable
 
 
 def bracketed_spans(
-    conversations: Sequence[list[Message]], tools: Tools, control: Sequence[str], write: Callable[..., list[str]]
+    conversations: Sequence[list[Message]],
+    texts: Sequence[str],
+    tools: Tools,
+    control: Sequence[str],
+    write: Callable[..., list[str]],
 ) -> list[list[Span]]:
-    """Return the spans of assistant turns in rendered conversations, from brackets around their contents.
+    """Return the spans of assistant turns in `texts`, the rendered conversations, from brackets around their contents.
 
     Args:
         control: the strings of the control tokens. One that follows a content, optionally after spaces, ends the turn.
@@ -43,7 +47,6 @@ def bracketed_spans(
     Raises:
         SnaketuneError: the template refuses a conversation, or doesn't write each assistant content unchanged and once.
     """
-    texts = write(conversations, tools=tools)
     (bracket,) = unused_characters(texts, 1)
     marked = write([_add_brackets(messages, bracket, inside=False) for messages in conversations], tools=tools)
     ends = re.compile(f" *(?:{any_of(control)})")

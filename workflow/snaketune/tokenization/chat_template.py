@@ -173,8 +173,8 @@ class ChatTemplate:
         texts = self.write_all(conversations, tools=tools)
         spans = [self._known_spans(*row) for row in zip(conversations, tools, texts)]
         if rest := [number for number, own in enumerate(spans) if own is None]:
-            messages, own_tools = ([column[number] for number in rest] for column in (conversations, tools))
-            known = bracketed_spans(messages, own_tools, self._control, self.write_all)
+            columns = ([column[number] for number in rest] for column in (conversations, texts, tools))
+            known = bracketed_spans(*columns, self._control, self.write_all)
             for number, own in zip(rest, known, strict=True):
                 spans[number] = own
         return texts, spans

@@ -65,7 +65,7 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
         return
     if before is None:
         value, irregular = parse_document(window + file.read())
-        yield _checked(value, irregular)
+        yield checked_row(value) if irregular else value
         return
     rest = yield from _elements(file, window[len(before) + 1 :])
     wrapper, irregular = parse_document(before + b"[]" + rest + file.read())
@@ -100,7 +100,8 @@ def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
                 except Malformed as error:
                     row = f"row {number + 1}: " if number else ""
                     raise Malformed(error.reason, f"{row}{error.detail}", error.excerpt) from None
-                yield from (_checked(row, irregular) for row in _rows_of(document, display_name))
+                rows = _rows_of(document, display_name)
+                yield from map(checked_row, rows) if irregular else rows
             return
         chunks = [window[start:end] for start, end in zip([0, *ends], ends)]
         commas = np.cumsum([len(chunk) + 1 for chunk in chunks[:-1]]) - 1
@@ -154,7 +155,7 @@ def _parsed(chunk: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
                 raise Malformed(error.reason, f"row {number}: {error.detail}", error.excerpt) from None
             start = end + 1
         raise
-    return (_checked(row, irregular) for row in rows)
+    return map(checked_row, rows) if irregular else iter(rows)
 
 
 def _structure(text: bytes) -> Structure:
@@ -214,7 +215,3 @@ def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:
     others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
     if SPLIT in arrays and others:
         print_line(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
-
-
-def _checked(row: Any, irregular: bool) -> Any:
-    return checked_row(row) if irregular else row

@@ -135,20 +135,14 @@ def _rows(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> Ite
             format_ = format_of(head, display_name, plain=plain, keys=keys)
             by_keys = (keys,) if format_ in ("json", "csv") else ()
             raws = READERS[format_](opener, display_name, *by_keys)
-            if keys.encoding != UTF_8:
-                raws = _not_in_encoding(raws, keys.encoding)
-            for rows, row in enumerate(raws, start=1):  # noqa: B007
-                yield row
+            for rows, raw in enumerate(raws, start=1):  # noqa: B007
+                if keys.encoding != UTF_8 and isinstance(raw.value, Malformed) and raw.value.reason == "not_utf8":
+                    reason = Malformed("not_utf8", wrong_encoding(keys.encoding), raw.value.excerpt)
+                    yield raw._replace(value=reason)
+                else:
+                    yield raw
     if not rows:
         raise SnaketuneError(f"{display_name} holds no rows; fetch it again, or remove it from the corpus")
-
-
-def _not_in_encoding(raws: Iterator[RawRow], encoding: str) -> Iterator[RawRow]:
-    """Yield `raws`; name the source's encoding as the reason where a row isn't valid in it."""
-    for raw in raws:
-        if isinstance(raw.value, Malformed) and raw.value.reason == "not_utf8":
-            raw = raw._replace(value=Malformed("not_utf8", wrong_encoding(encoding), raw.value.excerpt))
-        yield raw
 
 
 def _holds_data(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> bool:

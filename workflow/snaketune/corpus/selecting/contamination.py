@@ -79,11 +79,7 @@ class Contamination(ExitStack):
         contaminated = np.zeros(len(remaining), bool)
         names = [evaluation.name for evaluation in self.evaluations] + [OWN_HELD_OUT] * self.own_held_out
         counts = dict.fromkeys(names, 0)
-        own_hits = (
-            self._hits_in_own_held_out(train, remaining & held_out, spool, hashes, prompt_hashes)
-            if self.own_held_out
-            else ()
-        )
+        own_hits = self._hits_in_own_held_out(train, remaining & held_out, spool, hashes, prompt_hashes)
         with self.paths[0].open(encoding="utf-8") as lines, record.open("w", encoding="utf-8") as out:
             for row, hit in chain(map(json.loads, progress(lines, "reading hits", "hits")), own_hits):
                 if train[row]:
@@ -95,6 +91,8 @@ class Contamination(ExitStack):
     def _hits_in_own_held_out(
         self, train: np.ndarray, held_out: np.ndarray, spool: Spool, hashes: np.ndarray, prompt_hashes: np.ndarray
     ) -> Iterator[tuple[int, dict[str, Any]]]:
+        if not self.own_held_out:
+            return
         # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
         # held-out row that a cap drops.
         evaluation = EvaluationNgrams(OWN_HELD_OUT, _held_out_texts(spool, held_out, hashes, prompt_hashes), self.n)
