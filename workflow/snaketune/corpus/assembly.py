@@ -67,7 +67,7 @@ def assemble(
                 Contamination(work.state, evaluations, n=n, own_held_out=0 < spec.held_out < 1)
             )
         scan = Scan(
-            spec,
+            spec=spec,
             spool=spool,
             quarantine=quarantine,
             cleaner=cleaner,

@@ -60,29 +60,26 @@ class SourceCounts:
     rows: slice = field(default_factory=lambda: slice(0, 0))
 
 
+@dataclass(kw_only=True)
 class Scan:
     """Reads every source in turn; call `finish` after the last.
 
     Attributes:
+        near_duplicates, contamination: compare the words of rows, where they are configured.
         hashes, prompt_hashes, characters, origins: for each valid row, the hash of its content, the hash of its prompt, its
             length, and the number of its origin.
         known_origins: layout and notes of each origin, with its number.
         order: the number in each valid row's `order_column`, if the corpus has one.
     """
 
-    def __init__(
-        self,
-        spec: CorpusSpec,
-        *,
-        spool: Spool,
-        quarantine: Quarantine,
-        cleaner: Cleaner,
-        near_duplicates: NearDuplicateSearch | None = None,
-        contamination: Contamination | None = None,
-    ):
-        """Args: near_duplicates, contamination: compare the words of rows, where they are configured."""
-        self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
-        self.near_duplicates, self.contamination = near_duplicates, contamination
+    spec: CorpusSpec
+    spool: Spool
+    quarantine: Quarantine
+    cleaner: Cleaner
+    near_duplicates: NearDuplicateSearch | None
+    contamination: Contamination | None
+
+    def __post_init__(self) -> None:
         self.hashes, self.prompt_hashes, self.characters, self.origins = (array(type_) for type_ in "QQII")
         self.order = array("d")
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
