@@ -64,7 +64,7 @@ def assemble(
             n = spec.decontamination.ngram
             evaluations = load_evaluations(against, against_files, n)
             contamination = stack.enter_context(
-                Contamination(work.state, evaluations, n=n, own_held_out=0 < spec.held_out < 1)
+                Contamination(work.state, evaluations, spool, n=n, own_held_out=0 < spec.held_out < 1)
             )
         scan = Scan(
             spec=spec,
@@ -78,8 +78,8 @@ def assemble(
         scan.finish()
     total_rows = sum(source.read + source.extra for source in sources)
     quarantine.check_limit(total_rows, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
-    decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
-    counts = counts_of(spec, scan, sources, decisions, quarantine)
+    decisions = decide(scan, sources, contamination_record=work.payload / CONTAMINATION)
+    counts = counts_of(scan, sources, decisions)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         what = f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}"

@@ -7,13 +7,9 @@ import numpy as np
 
 from snaketune.corpus.decisions import REASONS, Decisions
 from snaketune.corpus.first_pass import Scan, SourceCounts
-from snaketune.corpus.quarantine import Quarantine
-from snaketune.stages.specs import CorpusSpec
 
 
-def counts_of(
-    spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], decisions: Decisions, quarantine: Quarantine
-) -> dict[str, Any]:
+def counts_of(scan: Scan, sources: list[SourceCounts], decisions: Decisions) -> dict[str, Any]:
     """Return all counts of the manifest: in all, by source, and a histogram of the lengths of the rows written."""
     by_source = [_of_source(decisions, scan, source) for source in sources]
     dropped: Counter[str] = Counter()
@@ -22,15 +18,15 @@ def counts_of(
     copies, held_out = decisions.copies, decisions.held_out
     return {
         **{name: sum(source[name] for source in by_source) for name in ("read", "extra", "joined", "repeated")},
-        "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
+        "quarantined": {"total": scan.quarantine.reasons.total(), **scan.quarantine.reasons},
         "dropped": dict(dropped),
         "kept": {"train": int(copies[~held_out].sum()), "held_out": int(copies[held_out].sum())},
         "sources": [
             ({"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)})
             | source_counts
-            for source, source_counts in zip(spec.sources, by_source)
+            for source, source_counts in zip(scan.spec.sources, by_source)
         ],
-        "notes": _notes(spec, scan, copies > 0),
+        "notes": _notes(scan, copies > 0),
         "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
         "characters": _histogram(np.asarray(scan.characters), copies),
         **({} if decisions.group is None else {"near_duplicates": _groups(decisions.group)}),
@@ -67,13 +63,13 @@ def _groups(group: np.ndarray) -> dict[str, int]:
     return {"groups": len(sizes), "largest": int(sizes.max(initial=0))}
 
 
-def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
+def _notes(scan: Scan, written: np.ndarray) -> dict[str, int]:
     """Count what happened to the rows written, and those whose prompt an earlier row has."""
     notes: Counter[str] = Counter()
     rows_by_origin = np.bincount(np.asarray(scan.origins)[written], minlength=len(scan.known_origins))
     for (_, origin_notes), rows in zip(scan.known_origins, rows_by_origin.tolist()):
         notes.update(dict.fromkeys(origin_notes, rows))
-    if spec.kind == "conversations":
+    if scan.spec.kind == "conversations":
         prompts = np.sort(np.asarray(scan.prompt_hashes)[written])
         notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
     return {note: n for note, n in notes.items() if n}

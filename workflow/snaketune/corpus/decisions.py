@@ -12,7 +12,6 @@ import numpy as np
 from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.selecting.duplicates import first_occurrence, not_first
 from snaketune.corpus.selecting.splits import copies_by_weight, is_held_out, over_cap
-from snaketune.stages.specs import CorpusSpec
 
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")
 
@@ -36,7 +35,8 @@ class Decisions:
     contamination_hits: dict[str, int]
 
 
-def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
+def decide(scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
+    spec = scan.spec
     hashes, prompt_hashes = np.asarray(scan.hashes), np.asarray(scan.prompt_hashes)
     dropped = np.zeros(len(hashes), np.uint8)
     dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")
@@ -50,12 +50,7 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
     contamination_hits: dict[str, int] = {}
     if scan.contamination:
         contaminated, contamination_hits = scan.contamination.confirm(
-            dropped == 0,
-            held_out,
-            spool=scan.spool,
-            hashes=hashes,
-            prompt_hashes=prompt_hashes,
-            record=contamination_record,
+            dropped == 0, held_out, hashes, prompt_hashes, contamination_record
         )
         dropped[contaminated] = REASONS.index("contaminated")
     for source, counts in zip(spec.sources, sources):

@@ -32,13 +32,14 @@ OWN_HELD_OUT = "its own held-out rows"
 class Contamination(ExitStack):
     """Hits and locations of rows: recorded inside `with`, as rows are read; read again after the split."""
 
-    def __init__(self, folder: Path, evaluations: list[EvaluationNgrams], *, n: int, own_held_out: bool):
+    def __init__(self, folder: Path, evaluations: list[EvaluationNgrams], spool: Spool, *, n: int, own_held_out: bool):
         """Args:
         folder: where hits and locations are recorded.
+        spool: where the rows are.
         own_held_out: whether train rows are compared with the corpus' held-out rows too.
         """
         super().__init__()
-        self.evaluations, self.n, self.own_held_out = evaluations, n, own_held_out
+        self.evaluations, self.spool, self.n, self.own_held_out = evaluations, spool, n, own_held_out
         self.paths = folder / "hits.jsonl", folder / "places.jsonl"
         self.hits, self.locations = (self.enter_context(path.open("w", encoding="utf-8")) for path in self.paths)
 
@@ -58,14 +59,7 @@ class Contamination(ExitStack):
             self.hits.write(json.dumps([row + i, record]) + "\n")
 
     def confirm(
-        self,
-        remaining: np.ndarray,
-        held_out: np.ndarray,
-        *,
-        spool: Spool,
-        hashes: np.ndarray,
-        prompt_hashes: np.ndarray,
-        record: Path,
+        self, remaining: np.ndarray, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray, record: Path
     ) -> tuple[np.ndarray, dict[str, int]]:
         """Write the hits of the remaining train rows to `record`.
 
@@ -79,7 +73,7 @@ class Contamination(ExitStack):
         contaminated = np.zeros(len(remaining), bool)
         names = [evaluation.name for evaluation in self.evaluations] + [OWN_HELD_OUT] * self.own_held_out
         counts = dict.fromkeys(names, 0)
-        own_hits = self._hits_in_own_held_out(train, remaining & held_out, spool, hashes, prompt_hashes)
+        own_hits = self._hits_in_own_held_out(train, remaining & held_out, hashes, prompt_hashes)
         with self.paths[0].open(encoding="utf-8") as lines, record.open("w", encoding="utf-8") as out:
             for row, hit in chain(map(json.loads, progress(lines, "reading hits", "hits")), own_hits):
                 if train[row]:
@@ -89,16 +83,18 @@ class Contamination(ExitStack):
         return contaminated, counts
 
     def _hits_in_own_held_out(
-        self, train: np.ndarray, held_out: np.ndarray, spool: Spool, hashes: np.ndarray, prompt_hashes: np.ndarray
+        self, train: np.ndarray, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         if not self.own_held_out:
             return
         # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
         # held-out row that a cap drops.
-        evaluation = EvaluationNgrams(OWN_HELD_OUT, _held_out_texts(spool, held_out, hashes, prompt_hashes), self.n)
+        evaluation = EvaluationNgrams(
+            OWN_HELD_OUT, _held_out_texts(self.spool, held_out, hashes, prompt_hashes), self.n
+        )
         batches = -(-len(train) // ROWS_PER_BATCH)
         with self.paths[1].open(encoding="utf-8") as locations:
-            rows_of_batches = progress(_rows(spool, train), "comparing with held-out rows", "batches", batches)
+            rows_of_batches = progress(_rows(self.spool, train), "comparing with held-out rows", "batches", batches)
             for line, (numbers, rows) in zip(locations, rows_of_batches):
                 turns = [compared_texts([turn for column in row.values() for turn in column]) for row in rows]
                 batch_locations = None
