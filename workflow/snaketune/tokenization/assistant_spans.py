@@ -211,11 +211,11 @@ def check_turn(message: Message, turn: str) -> None:
 
 def without_blanks(text: str, spans: list[Span], control: Sequence[str]) -> list[Span]:
     """Return spans without the blanks after an end of turn: they are the template's, since the model stops before them."""
-    ends = re.compile(rf"(?:{any_of(control)})$")
+    closings = tuple(control)
 
     def end_of(start: int, end: int) -> int:
         turn = text[start:end].rstrip()
-        return start + len(turn) if ends.search(turn) else end
+        return start + len(turn) if turn.endswith(closings) else end
 
     return [(start, end_of(start, end)) for start, end in spans]
 

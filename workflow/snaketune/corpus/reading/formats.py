@@ -47,7 +47,6 @@ UNREADABLE = {
     rb"(?i)(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html|head)\b": "is a web page and not the "
     "data: a page to log in, or an error; fetch the file itself",
 }
-UNREADABLE_PATTERNS = {re.compile(pattern, re.DOTALL): what for pattern, what in UNREADABLE.items()}
 # Members that identify documents that are zip archives.
 ZIP_DOCUMENTS = {
     r"xl/": f"is an Excel workbook; {WORKBOOK}",
@@ -109,8 +108,8 @@ def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: Text
 
 def _refuse(head: bytes, display_name: str) -> None:
     """Raise SnaketuneError if a file begins like one that isn't data."""
-    for pattern, what_to_do in UNREADABLE_PATTERNS.items():
-        if pattern.match(head[:BYTES_CHECKED]):
+    for pattern, what_to_do in UNREADABLE.items():
+        if re.match(pattern, head[:BYTES_CHECKED], re.DOTALL):
             raise SnaketuneError(f"{display_name} {what_to_do}")
     if encoding := other_unicode(head):
         raise SnaketuneError(
