@@ -28,7 +28,6 @@ STAGE = Stage(
 def build(
     spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
 ) -> Outcome:
-    """Write train.arrow and held_out.arrow, and the records of quarantined and dropped rows; see `assemble`."""
     from snaketune.corpus.assembly import assemble
 
     return assemble(spec, work, files=files, against=against, against_files=against_files)

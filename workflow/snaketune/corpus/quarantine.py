@@ -77,8 +77,7 @@ class Quarantine:
         """Raise if too many of the rows are malformed.
 
         Args:
-            rows: number of all rows.
-            sound: number of rows that can be used.
+            rows, sound: numbers of all rows, and of those that can be used.
             limit: the largest share of malformed rows that is allowed.
             saved_path: the path that the file, which must be closed, is moved to before raising.
         Raises:

@@ -18,7 +18,6 @@ class RowFile:
     """What the rows of one file are read by.
 
     Attributes:
-        kind: the kind of the corpus.
         speakers: roles by name, besides the usual ones.
         mapped_names: columns that the source's `fields` name.
         maps_labels: whether they name system text, tools, answer or task.

@@ -78,7 +78,6 @@ def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: Text
 
     Args:
         head: its first HEAD_LENGTH bytes, decompressed, in UTF-8 where the keys name an encoding.
-        display_name: its name in messages.
         plain: whether a file in no other format is a text; commas then make it CSV only if its name ends in .csv or .tsv.
         keys: keys of its source for text files.
     Raises:

@@ -54,7 +54,6 @@ def read_files(
     """Yield name and rows of the file, or of each file in a supported format if it is an archive.
 
     Args:
-        path: where it is.
         display_name: its name in messages, as in the config.
         plain: whether a file in no other format is a text.
         keys: keys of its source for text files.

@@ -134,11 +134,7 @@ class NearDuplicateSearch(ExitStack):
         self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
 
     def groups(self, compared: np.ndarray) -> np.ndarray:
-        """Return, for each row, the first row of its group: rows that are similar, or linked by similar rows.
-
-        Args:
-            compared: whether each row is compared.
-        """
+        """Return, for each row, the first row of its group: compared rows that are similar, or linked by similar rows."""
         groups = Groups(np.arange(len(compared)))
         self.texts.join_similar(groups, compared, "rows")
         return groups.first()
@@ -147,9 +143,6 @@ class NearDuplicateSearch(ExitStack):
         """Return, for each row, the first of all rows that must be on the same side of the split.
 
         These are rows with the same or a similar prompt, near duplicates, and rows linked by them.
-
-        Args:
-            compared: whether each row is compared.
         """
         same_prompt = first_occurrence(prompt_hashes)
         groups = Groups(same_prompt)
