@@ -4,6 +4,8 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 from pathlib import PurePath
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -157,15 +159,11 @@ def csv_delimiter(head: bytes, display_name: str, columns: int | None = None) ->
     whole = head if len(head) < HEAD_LENGTH else head[: head.rfind(b"\n") + 1]
     text = whole.decode("utf-8-sig", "replace")
     for delimiter in "\t,;|" if suffix_of(display_name) == ".tsv" else ",\t;|":
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         counts: list[int] = []
-        try:
-            for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
-                if cells:
-                    counts.append(len(cells))
-                if len(counts) == CSV_ROWS_CHECKED:
-                    break
-        except csv.Error:
-            pass
+        # After an error, the rows before it count.
+        with suppress(csv.Error):
+            counts.extend(map(len, islice(filter(None, rows), CSV_ROWS_CHECKED)))
         enough = len(counts) > 1 if columns is None else counts[:1] == [columns]
         if enough and counts[0] > 1 and len(set(counts)) == 1:
             return delimiter

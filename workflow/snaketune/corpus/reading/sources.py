@@ -80,9 +80,8 @@ def read_files(
                 yield name, _rows(opener, name, plain, keys)
             else:
                 unread.append(printable(member.name))
-    names = ", ".join(sorted(unread)[:MAX_NAMES]) + (
-        f" and {len(unread) - MAX_NAMES} more" if len(unread) > MAX_NAMES else ""
-    )
+    more = f" and {len(unread) - MAX_NAMES} more" if len(unread) > MAX_NAMES else ""
+    names = ", ".join(sorted(unread)[:MAX_NAMES]) + more
     if not read:
         raise SnaketuneError(
             f"{display_name} holds no file in a supported format ({names or 'it is empty'}); unpack it, and name its files"
