@@ -221,6 +221,7 @@ class ChatTokenizer:
         for messages, own_tools, frame in zip(conversations, tools, frames):
             if not frame.writes_tools:
                 raise tool_calls.tools_omitted([message["role"] for message in messages], own_tools)
+        # Of each conversation its ids, their encoding, and the spans of assistant turns in the encoded text.
         rows = [(np.array(one.ids, np.int32), one, own) for one, own in zip(encodings, spans, strict=True)]
         to_guard = []
         for number, ((ids, _, _), frame) in enumerate(zip(rows, frames)):
