@@ -81,6 +81,13 @@ def test_marked_rows_are_logged_with_the_condition_that_drops_them(make, capsys)
     assert "for instance `where: is_correct != false`" in output
 
 
+def test_marked_documents_are_counted_once_however_many_parts_they_have(make):
+    rows = [{"text": " ".join(map(str, range(i, 100_000 * i + 1))), "is_correct": i == 2} for i in range(3)]
+    counts = make(rows, kind="text", held_out=0).counts
+    assert counts["sources"][0]["marked"] == {"is_correct: false": 2}
+    assert counts["kept"]["train"] > 3
+
+
 @pytest.mark.parametrize(
     ("where", "expected"),
     [

@@ -155,13 +155,15 @@ def _documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> It
         except (Malformed, Dropped) as error:
             yield RowResult(raw, TEXT, error)
             continue
-        ignored = unread_names(Columns(raw.value), TEXT, frozenset((column,)))
+        present = Columns(raw.value)
+        ignored = unread_names(present, TEXT, frozenset((column,)))
+        marks = bad_row_marks(present, ignored) if ignored else ()
         notes = ("cut_document",) if chunk_end(text) < len(text) else ()
         while text:
             chunk, text = text[: chunk_end(text)], text[chunk_end(text) :]
             # A chunk may be only whitespace.
             if not chunk.isspace():
                 row = Conversation(messages=[{"role": TEXT, "content": chunk}], notes=notes)
-                yield RowResult(raw, TEXT, row, ignored)
-                ignored = ()
+                yield RowResult(raw, TEXT, row, ignored, marks)
+                ignored = marks = ()
     row_filter.finish()
