@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from snaketune.evaluation.held_out import LOSSES, DocumentLosses, loss_table
+from snaketune.evaluation.held_out import LOSSES, by_document, loss_table
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
 from snaketune.report.judge.intervals import paired_per_token
 
@@ -12,18 +12,16 @@ LOSS_N = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
 
 
 def test_documents_have_the_same_numbers_for_any_batch_size():
-    whole, halves = DocumentLosses(), DocumentLosses()
     # The second of five documents has no supervised tokens.
-    whole.add(LOSS_N, torch.tensor([0, 0, 2, 3, 4]), 5)
-    halves.add(LOSS_N[:2], torch.tensor([0, 0]), 2)
-    halves.add(LOSS_N[2:], torch.tensor([0, 1, 2]), 3)
-    table = whole.table("chat")
-    assert table.equals(halves.table("chat"))
+    whole = by_document(LOSS_N, torch.tensor([0, 0, 2, 3, 4]), 5)
+    halves = by_document(LOSS_N[:2], torch.tensor([0, 0]), 2), by_document(LOSS_N[2:], torch.tensor([0, 1, 2]), 3)
+    assert tuple(one + other for one, other in zip(*halves)) == whole
+    table = loss_table("chat", *whole)
     assert table.to_pylist() == [
         {"corpus": "chat", "document": number, "loss_nats": loss, "tokens": tokens}
         for number, loss, tokens in ((0, 3.0, 2), (2, 4.0, 1), (3, 8.0, 1), (4, 16.0, 1))
     ]
-    assert loss_table([]).schema == LOSSES and len(loss_table([table, DocumentLosses().table("empty")])) == 4
+    assert table.schema == loss_table("empty", [], []).schema == LOSSES and not len(loss_table("empty", [], []))
 
 
 def drawn(draw: random.Random, documents: int, gain: float) -> tuple[dict, dict]:

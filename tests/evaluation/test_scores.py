@@ -7,10 +7,12 @@ import torch
 from snaketune.config.evaluations import ExactMatch
 from snaketune.config.score_names import SCORES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
-from snaketune.evaluation.preference_accuracy import PAIRS, by_source, pair_table, preference_scores, with_same_tokens
+from snaketune.evaluation.preference_accuracy import PAIRS, by_source, pair_table, preference_scores, reference_logps
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.training.reference.logps_table import Reference
 
+# The row of a pair without a reference.
+NONE = [torch.nan, torch.nan]
 PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "content": "2+2"}], answer="4")
 
 
@@ -63,7 +65,8 @@ def test_preference_scores_with_and_without_a_reference():
     sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
     counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
-    scores = preference_scores(["a", "b", "c"], sums, counts, {"b": reference})
+    references = reference_logps(["a", "b", "c"], counts, {"b": reference})
+    scores = preference_scores(sums, counts, references)
     assert scores["logp_accuracy"] == pytest.approx(2 / 3, abs=1e-4)
     # b: both completions are equally likely.
     assert scores["logp_accuracy_per_token"] == pytest.approx(1 / 6, abs=1e-4)
@@ -71,7 +74,7 @@ def test_preference_scores_with_and_without_a_reference():
     assert (scores["reward_accuracy"], scores["reward_margin_nats"], scores["pairs_with_reference"]) == (1.0, 2.0, 1)
     assert (scores["chosen_reward_nats"], scores["rejected_reward_nats"]) == (2.0, 0.0)
     assert scores["chosen_logp_nats"] == pytest.approx(-10 / 3, abs=1e-4)
-    assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None
+    assert preference_scores(sums[:1], counts[:1], references[:1])["reward_accuracy"] is None
     # Besides the counts: exactly the scores that the report can sort by, each with an interval.
     named = set(SCORES["preferences"])
     assert scores.keys() - {"pairs", "pairs_with_reference"} == named | {f"{name}_interval" for name in named}
@@ -80,7 +83,7 @@ def test_preference_scores_with_and_without_a_reference():
 def test_scores_of_pairs_have_intervals():
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(50, 2, generator=generator, dtype=torch.float64) + torch.tensor([-3.0, -3.5])
-    scores = preference_scores([str(n) for n in range(50)], sums, torch.ones(50, 2, dtype=torch.long), {})
+    scores = preference_scores(sums, torch.ones(50, 2, dtype=torch.long), torch.full((50, 2), torch.nan))
     margins = sums[:, 0] - sums[:, 1]
     # Student's t with 49 degrees of freedom.
     mean, half = margins.mean().item(), 2.0096 * margins.std().item() / 50**0.5
@@ -88,7 +91,7 @@ def test_scores_of_pairs_have_intervals():
     assert scores["logp_accuracy_interval"] == pytest.approx(wilson((margins > 0).double().mean().item(), 50), abs=1e-4)
     # No pairs give no interval; a few give one of a share, but not of a mean.
     assert (scores["reward_accuracy_interval"], scores["reward_margin_nats_interval"]) == (None, None)
-    few = preference_scores(list("0123"), sums[:4], torch.ones(4, 2, dtype=torch.long), {})
+    few = preference_scores(sums[:4], torch.ones(4, 2, dtype=torch.long), torch.full((4, 2), torch.nan))
     assert few["logp_margin_nats_interval"] is None and few["logp_margin_nats"] is not None
     assert few["logp_accuracy_interval"][1] - few["logp_accuracy_interval"][0] > 0.5
 
@@ -96,11 +99,7 @@ def test_scores_of_pairs_have_intervals():
 def test_a_tie_counts_half():
     """So a model equal to its reference has a reward accuracy of one half."""
     sums, counts = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]], dtype=torch.float64), torch.tensor([[4, 4], [5, 5]])
-    same = {
-        pair: Reference(chosen_logp=chosen, rejected_logp=rejected, chosen_tokens=4, rejected_tokens=4)
-        for pair, (chosen, rejected) in zip("ab", sums.tolist())
-    }
-    scores = preference_scores(["a", "b"], sums, counts, same)
+    scores = preference_scores(sums, counts, sums)
     assert (scores["reward_accuracy"], scores["reward_margin_nats"]) == (0.5, 0.0)
     assert (scores["logp_accuracy"], scores["logp_accuracy_per_token"]) == (0.75, 0.75)
     assert scores["reward_accuracy_interval"] == pytest.approx(wilson(0.5, 2), abs=1e-4)
@@ -109,13 +108,13 @@ def test_a_tie_counts_half():
 def test_preference_scores_by_source_equal_those_of_its_pairs_alone():
     sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
     counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
-    known = {"b": Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)}
-    scores = by_source(["a", "b", "c"], [2, 0, 2], sums, counts, known)["by_source"]
+    known = torch.tensor([NONE, [-7.0, -3.0], NONE], dtype=torch.float64)
+    scores = by_source([2, 0, 2], sums, counts, known)["by_source"]
     assert scores == {
-        "0": preference_scores(["b"], sums[1:2], counts[1:2], known),
-        "2": preference_scores(["a", "c"], sums[[0, 2]], counts[[0, 2]], {}),
+        "0": preference_scores(sums[1:2], counts[1:2], known[1:2]),
+        "2": preference_scores(sums[[0, 2]], counts[[0, 2]], torch.tensor([NONE, NONE])),
     }
-    assert by_source(["a", "b", "c"], [1, 1, 1], sums, counts, known) == {}
+    assert by_source([1, 1, 1], sums, counts, known) == {}
 
 
 def test_a_reference_over_different_tokens_gives_no_reward(capsys):
@@ -123,16 +122,19 @@ def test_a_reference_over_different_tokens_gives_no_reward(capsys):
     counts = torch.tensor([[5, 3], [9, 3]])
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     known = {"whole": reference, "cut": reference, "elsewhere": reference}
-    assert with_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
+    logps = reference_logps(["whole", "cut", "unknown"], torch.cat([counts, counts[:1]]), known)
+    assert logps[0].tolist() == [-7.0, -3.0] and logps[1:].isnan().all()
     assert "1 pairs were truncated differently" in capsys.readouterr().out
 
 
 def test_the_pair_table_has_the_reference_where_there_is_one():
-    table = pair_table("c", ["a", "b"], [0, 2], [[-1.0, -2.0], [-5.0, -3.0]], [[1, 4], [5, 3]], {"b": (-7.0, -3.0)})
+    sums, counts = torch.tensor([[-1.0, -2.0], [-5.0, -3.0]]), torch.tensor([[1, 4], [5, 3]])
+    known = torch.tensor([NONE, [-7.0, -3.0]])
+    table = pair_table("c", ["a", "b"], [0, 2], sums, counts, known)
     assert table.schema == PAIRS
     assert table.to_pylist()[1] == {
         "corpus": "c", "id": "b", "source": 2, "chosen_logp": -5.0, "rejected_logp": -3.0,
         "chosen_tokens": 5, "rejected_tokens": 3, "reference_chosen_logp": -7.0, "reference_rejected_logp": -3.0,
     }  # fmt: skip
     assert table.to_pylist()[0]["reference_chosen_logp"] is None
-    assert pair_table("c", [], [], [], [], {}).num_rows == 0
+    assert pair_table("c", [], [], sums[:0], counts[:0], known[:0]).num_rows == 0

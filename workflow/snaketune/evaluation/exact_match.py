@@ -1,7 +1,7 @@
 """Exact match: answers extracted from responses to held-out prompts, compared with the expected ones."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -123,8 +123,3 @@ def _share(checked: list[Response]) -> dict[str, Any]:
     share = correct / size if size else None
     rounded = None if share is None else round(share, 4)
     return {"prompts": size, "correct": correct, "share": rounded, "share_interval": share_interval(share, size)}
-
-
-def as_rows(responses: list[Response]) -> list[dict[str, Any]]:
-    """Return the rows of responses.jsonl."""
-    return [asdict(response) for response in responses]

@@ -4,8 +4,7 @@ It runs once per model: those that ignore left padding (recurrent ones, absolute
 without any error.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,10 +31,6 @@ class GenerationMode:
 
     def batch_size(self, wanted: int) -> int:
         return wanted if self.batched else 1
-
-    def about(self) -> dict[str, Any]:
-        """Return the mode for the manifest."""
-        return asdict(self)
 
 
 MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode(False, False))

@@ -1,7 +1,6 @@
 """Loss and perplexity on held-out rows."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -40,34 +39,17 @@ def choose_forward(
     return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 
-class DocumentLosses:
-    """Collects the losses of documents over batches."""
-
-    def __init__(self):
-        self.counted = 0
-        self.numbers: list[int] = []
-        self.sums: list[float] = []
-        self.tokens: list[int] = []
-
-    def add(self, losses_N: torch.Tensor, document_N: torch.Tensor, documents: int) -> None:
-        """Add a batch of so many documents: its losses, and the document within the batch of each, int64[N]."""
-        document_N = document_N.cpu()
-        sums_D = torch.zeros(documents, dtype=torch.float64).index_add_(0, document_N, losses_N.double().cpu())
-        tokens_D = torch.bincount(document_N, minlength=documents)
-        with_tokens = tokens_D.nonzero().flatten()
-        self.numbers += (self.counted + with_tokens).tolist()
-        self.sums += sums_D[with_tokens].tolist()
-        self.tokens += tokens_D[with_tokens].tolist()
-        self.counted += documents
-
-    def table(self, corpus: str) -> pa.Table:
-        columns = ([corpus] * len(self.numbers), self.numbers, self.sums, self.tokens)
-        return pa.table(dict(zip(LOSSES.names, columns)), schema=LOSSES)
+def by_document(losses_N: torch.Tensor, document_N: torch.Tensor, documents: int) -> tuple[list[float], list[int]]:
+    """Return the summed losses and the tokens of a batch's documents; `document_N`: the document of each loss, int64[N]."""
+    document_N = document_N.cpu()
+    sums_D = torch.zeros(documents, dtype=torch.float64).index_add_(0, document_N, losses_N.double().cpu())
+    return sums_D.tolist(), torch.bincount(document_N, minlength=documents).tolist()
 
 
-def loss_table(tables: Iterable[pa.Table]) -> pa.Table:
-    """Return the concatenated tables of all corpora."""
-    return pa.concat_tables([LOSSES.empty_table(), *tables])
+def loss_table(corpus: str, sums: list[float], tokens: list[int]) -> pa.Table:
+    """Return the losses of the documents of one corpus as a table with the schema LOSSES."""
+    rows = [(corpus, number, *both) for number, both in enumerate(zip(sums, tokens, strict=True)) if both[1]]
+    return pa.Table.from_pylist([dict(zip(LOSSES.names, row)) for row in rows], schema=LOSSES)
 
 
 def held_out_loss(
@@ -75,20 +57,25 @@ def held_out_loss(
 ) -> tuple[dict[str, Any], pa.Table]:
     """Return the mean negative log-probability of the supervised tokens in nats with its 95% interval, and perplexity; and the
     losses of single documents (LOSSES)."""
-    documents = DocumentLosses()
+    all_sums: list[float] = []
+    all_tokens: list[int] = []
     for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
         layout = batch["segments"].layout
         # The turns of a conversation may be several segments, which form a tree.
         tree_D = torch.from_numpy(layout.trees[layout.documents])
-        documents.add(losses_N, tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1)
-    tokens = sum(documents.tokens)
+        document_N, documents = tree_D[batch["target_documents"].cpu()], int(layout.trees.max(initial=-1)) + 1
+        sums, tokens = by_document(losses_N, document_N, documents)
+        all_sums += sums
+        all_tokens += tokens
+    table = loss_table(name, all_sums, all_tokens)
+    sums, tokens = table["loss_nats"].to_pylist(), table["tokens"].to_pylist()
     if not tokens:
-        return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}, documents.table(name)
-    mean = math.fsum(documents.sums) / tokens
+        return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}, table
+    mean = math.fsum(sums) / sum(tokens)
     losses = {
         "held_out_loss": round(mean, 5),
-        "held_out_loss_interval": per_token_interval(documents.sums, documents.tokens),
+        "held_out_loss_interval": per_token_interval(sums, tokens),
         "perplexity": round(math.exp(min(mean, 50.0)), 4),
-        "supervised_tokens": tokens,
+        "supervised_tokens": sum(tokens),
     }
-    return losses, documents.table(name)
+    return losses, table

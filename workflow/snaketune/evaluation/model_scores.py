@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
+from snaketune.evaluation.exact_match import Prompt, Response, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, use_plain_generation
 from snaketune.evaluation.generation_check import MODES, GenerationMode, choose_generation_mode
-from snaketune.evaluation.held_out import choose_forward, held_out_loss, loss_table
+from snaketune.evaluation.held_out import LOSSES, choose_forward, held_out_loss
 from snaketune.evaluation.preference_accuracy import PAIRS, comparable_references, held_out_preferences
 from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
@@ -115,7 +116,7 @@ def score_model(
                 "base_files": fingerprint_entries("base", base, lambda path: cached_digest(path, work.root)),
                 "tokenizer": tokenizer.content,
                 "decoding": spec.generation.model_dump(mode="json", include=set(Decoding.model_fields)),
-                "continuing": mode.about(),
+                "continuing": asdict(mode),
                 "device": [compute.device.type, str(compute.dtype), str(loaded.dtype)],
             },
         )
@@ -129,12 +130,12 @@ def score_model(
             write_json(work.payload / "lm_eval.json", results.harness)
             about = about | {"task_data": prepared.data}
     write_json(work.payload / "scores.json", scores)
-    write_table(work.payload / "losses.arrow", loss_table(table for _, table in losses.values()))
-    pairs = [PAIRS.empty_table(), *(table for _, table in preferences.values())]
-    write_table(work.payload / "pairs.arrow", pa.concat_tables(pairs))
-    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
+    for name, schema, of_corpora in (("losses.arrow", LOSSES, losses), ("pairs.arrow", PAIRS, preferences)):
+        tables = [schema.empty_table(), *(table for _, table in of_corpora.values())]
+        write_table(work.payload / name, pa.concat_tables(tables))
+    lines = [json.dumps(asdict(row), ensure_ascii=False, sort_keys=True) + "\n" for row in responses]
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
-    generation = mode.about() | {
+    generation = asdict(mode) | {
         "strategy": "sampling" if spec.generation.temperature else "greedy",
         "max_new_tokens": spec.generation.max_new_tokens,
         "stop_ids": list(chat.stop_ids),

@@ -1,6 +1,6 @@
 """Preference accuracy and margins: how often, and by how much, a model prefers the chosen completion."""
 
-from collections.abc import Mapping, Sequence
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -52,59 +52,58 @@ def held_out_preferences(
     sums_P2, counts_P2 = all_pair_logprobs(model, rows, compute, f"preferences, {name}")
     held_out = list(documents(pack, "held_out"))
     ids, sources = ([document[what] for document in held_out] for what in ("id", "source"))
-    references = with_same_tokens(ids, counts_P2, references)
-    scores = preference_scores(ids, sums_P2, counts_P2, references)
-    scores |= by_source(ids, sources, sums_P2, counts_P2, references)
-    known = {pair: (reference.chosen_logp, reference.rejected_logp) for pair, reference in references.items()}
-    return scores, pair_table(name, ids, sources, sums_P2.tolist(), counts_P2.tolist(), known)
+    reference_P2 = reference_logps(ids, counts_P2, references)
+    scores = preference_scores(sums_P2, counts_P2, reference_P2) | by_source(sources, sums_P2, counts_P2, reference_P2)
+    return scores, pair_table(name, ids, sources, sums_P2, counts_P2, reference_P2)
 
 
 def pair_table(
     corpus: str,
-    ids: Sequence[str],
-    sources: Sequence[int],
-    sums_P2: Sequence[Sequence[float]],
-    counts_P2: Sequence[Sequence[int]],
-    references: Mapping[str, tuple[float, float]],
+    ids: list[str],
+    sources: list[int],
+    sums_P2: torch.Tensor,
+    counts_P2: torch.Tensor,
+    reference_P2: torch.Tensor,
 ) -> pa.Table:
-    """Return the pairs of one corpus as a table with the schema PAIRS; `references` by pair id, pairs may be missing."""
+    """Return the pairs of one corpus as a table with the schema PAIRS."""
+    known_P2 = [[None if math.isnan(logp) else logp for logp in logps] for logps in reference_P2.tolist()]
     rows = [
-        (corpus, pair, source, *sums, *counts, *references.get(pair, (None, None)))
-        for pair, source, sums, counts in zip(ids, sources, sums_P2, counts_P2, strict=True)
+        (corpus, pair, source, *sums, *counts, *logps)
+        for pair, source, sums, counts, logps in zip(
+            ids, sources, sums_P2.tolist(), counts_P2.tolist(), known_P2, strict=True
+        )
     ]
     return pa.Table.from_pylist([dict(zip(PAIRS.names, row)) for row in rows], schema=PAIRS)
 
 
-def with_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> dict[str, Reference]:
-    """Return the references over exactly the evaluated tokens, by pair id; print how many others there are: training may
-    truncate a pair elsewhere than the evaluation, and log-probabilities of different tokens give no reward."""
-    counts = dict(zip(ids, map(tuple, counts_P2.tolist())))
-    same = {
-        pair: reference
-        for pair, reference in references.items()
-        if counts.get(pair) == (reference.chosen_tokens, reference.rejected_tokens)
-    }
-    if mismatched := len((references.keys() & counts.keys()) - same.keys()):
+def reference_logps(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> torch.Tensor:
+    """Return the references' log-probabilities, float64[P, 2], NaN where there are none over exactly the evaluated tokens; print how
+    many are over others: training may truncate a pair elsewhere than the evaluation, and log-probabilities of different tokens
+    give no reward."""
+    logps, mismatched = [], 0
+    for pair, counts in zip(ids, counts_P2.tolist(), strict=True):
+        reference = references.get(pair)
+        same = reference is not None and [reference.chosen_tokens, reference.rejected_tokens] == counts
+        logps.append([reference.chosen_logp, reference.rejected_logp] if same else [math.nan, math.nan])
+        mismatched += reference is not None and not same
+    if mismatched:
         print(f"{mismatched} pairs were truncated differently for the reference; they get no reward", flush=True)
-    return same
+    return torch.tensor(logps, dtype=torch.float64).reshape(-1, 2)
 
 
 def by_source(
-    ids: list[str], sources: list[int], sums_P2: torch.Tensor, counts_P2: torch.Tensor, references: dict[str, Reference]
+    sources: list[int], sums_P2: torch.Tensor, counts_P2: torch.Tensor, reference_P2: torch.Tensor
 ) -> dict[str, Any]:
     """Return `{"by_source": ...}`, the `preference_scores` by index of the source; empty if there is only one source."""
     scores = {}
     for number in sorted(set(sources)):
         own = [index for index, source in enumerate(sources) if source == number]
-        scores[str(number)] = preference_scores([ids[index] for index in own], sums_P2[own], counts_P2[own], references)
+        scores[str(number)] = preference_scores(sums_P2[own], counts_P2[own], reference_P2[own])
     return {"by_source": scores} if len(scores) > 1 else {}
 
 
-def preference_scores(
-    ids: list[str], sums_P2: torch.Tensor, counts_P2: torch.Tensor, references: dict[str, Reference]
-) -> dict[str, Any]:
-    """Return accuracies and margins of held-out pairs, from log-probabilities and token counts in the order of `ids`,
-    chosen first.
+def preference_scores(sums_P2: torch.Tensor, counts_P2: torch.Tensor, reference_P2: torch.Tensor) -> dict[str, Any]:
+    """Return accuracies and margins of held-out pairs, from log-probabilities, token counts and `reference_logps`.
 
     `logp_accuracy`: share of pairs whose chosen completion has the higher log-probability; `reward_accuracy` and
     `reward_margin_nats`: the same for the log-ratio to the reference (DPO's implicit reward, not scaled by beta);
@@ -113,20 +112,16 @@ def preference_scores(
     """
     chosen_P, rejected_P = sums_P2.unbind(1)
     per_token_P2 = sums_P2 / counts_P2.clamp(min=1)
-    known = [i for i, pair in enumerate(ids) if pair in references]
-    reference_K2 = torch.tensor(
-        [(references[ids[i]].chosen_logp, references[ids[i]].rejected_logp) for i in known], dtype=sums_P2.dtype
-    ).reshape(-1, 2)
-    ratio_K2 = sums_P2[known] - reference_K2
+    ratio_K2 = (sums_P2 - reference_P2)[~reference_P2[:, 0].isnan()]
     margin_K = ratio_K2[:, 0] - ratio_K2[:, 1]
     return {
-        "pairs": len(ids),
+        "pairs": len(sums_P2),
         **_mean("logp_margin_nats", chosen_P - rejected_P),
         **_mean("chosen_logp_nats", chosen_P),
         **_mean("rejected_logp_nats", rejected_P),
         **_share_won("logp_accuracy", chosen_P - rejected_P),
         **_share_won("logp_accuracy_per_token", per_token_P2[:, 0] - per_token_P2[:, 1]),
-        "pairs_with_reference": len(known),
+        "pairs_with_reference": len(ratio_K2),
         **_mean("reward_margin_nats", margin_K),
         **_mean("chosen_reward_nats", ratio_K2[:, 0]),
         **_mean("rejected_reward_nats", ratio_K2[:, 1]),

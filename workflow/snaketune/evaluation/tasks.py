@@ -119,7 +119,8 @@ def run_tasks(
     from lm_eval.models.huggingface import HFLM
 
     wrapped = HFLM(pretrained=model, tokenizer=prepared.tokenizer, batch_size=batch_size, backend="causal")
-    with _in_this_process():
+    # Bootstrap standard errors are computed in this process instead of one process per core.
+    with patch.dict(os.environ, {"DISABLE_MULTIPROC": "1"}):
         results = simple_evaluate(
             model=wrapped,
             tasks=prepared.tasks,
@@ -264,18 +265,3 @@ def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
             (Path(own) / hub.name).symlink_to(hub.resolve())
         with patch.object(config, "HF_DATASETS_CACHE", Path(own)):
             yield
-
-
-@contextmanager
-def _in_this_process() -> Iterator[None]:
-    """Make lm_eval compute bootstrap standard errors in this process instead of one process per core."""
-    name = "DISABLE_MULTIPROC"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
