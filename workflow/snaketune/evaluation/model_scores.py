@@ -25,7 +25,7 @@ from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import Prompt, Response, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import generate, use_plain_generation
+from snaketune.evaluation.generation import generate
 from snaketune.evaluation.generation_check import MODES, GenerationMode, choose_generation_mode
 from snaketune.evaluation.held_out import LOSSES, choose_forward, held_out_loss
 from snaketune.evaluation.preference_accuracy import PAIRS, comparable_references, held_out_preferences
@@ -124,7 +124,6 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
-            use_plain_generation(loaded, chat)
             results = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
             scores |= {"tasks": results.scores, "task_stderrs": results.stderrs, "task_intervals": results.intervals}
             write_json(work.payload / "lm_eval.json", results.harness)

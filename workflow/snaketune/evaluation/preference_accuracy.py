@@ -77,9 +77,9 @@ def pair_table(
 
 
 def reference_logps(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> torch.Tensor:
-    """Return the references' log-probabilities, float64[P, 2], NaN where there are none over exactly the evaluated tokens; print how
-    many are over others: training may truncate a pair elsewhere than the evaluation, and log-probabilities of different tokens
-    give no reward."""
+    """Return reference log-probabilities, float64[P, 2], NaN where there are none over exactly the evaluated tokens; print
+    how many there are over others: training may truncate a pair elsewhere than the evaluation, and log-probabilities of
+    different tokens give no reward."""
     logps, mismatched = [], 0
     for pair, counts in zip(ids, counts_P2.tolist(), strict=True):
         reference = references.get(pair)

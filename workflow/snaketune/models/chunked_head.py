@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -170,16 +171,8 @@ def _run_head(
     else:
         replaced = copy.copy(outputs)
         replaced.last_hidden_state = hidden_CH[None]
-    decoder = _decoder(model)
-    before = decoder.__dict__.get("forward")
-    decoder.forward = lambda *_, **__: replaced
-    try:
+    with patch.object(_decoder(model), "forward", lambda *_, **__: replaced):
         return forward(**inputs).logits[0]
-    finally:
-        if before is None:
-            del decoder.forward
-        else:
-            decoder.forward = before
 
 
 def _is_plain_linear(model: PreTrainedModel, outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]) -> bool:

@@ -3,9 +3,10 @@
 import inspect
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -100,21 +101,12 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
     DPO compares log-probabilities of the policy with the reference's; dropout would make them differ before anything is
     learned (TRL's DPOTrainer has `disable_dropout`). Modules that are added inside (adapters) retain their dropout.
     """
-    owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", None))}
-    probabilities = [
-        (owner, name, value)
-        for owner in owners.values()
-        if owner is not None
-        for name, value in vars(owner).items()
-        if _is_probability(owner, name, value)
-    ]
-    for owner, name, _ in probabilities:
-        setattr(owner, name, 0.0)
-    try:
+    with ExitStack() as changes:
+        for owner in [one for module in model.modules() for one in (module, getattr(module, "config", None))]:
+            for name, value in [] if owner is None else list(vars(owner).items()):
+                if _is_probability(owner, name, value):
+                    changes.enter_context(patch.object(owner, name, 0.0))
         yield
-    finally:
-        for owner, name, value in probabilities:
-            setattr(owner, name, value)
 
 
 def _is_probability(owner: Any, name: str, value: Any) -> bool:

@@ -24,7 +24,8 @@ from snaketune.models.flops import FlopCount, count_flops
 from snaketune.models.kernels import SEPARATE
 from snaketune.models.load_model import parameter_count
 from snaketune.models.mixers import set_segments
-from snaketune.models.packing_support import forward_inputs, is_known, unloaded_model
+from snaketune.models.packing_support import forward_inputs, unloaded_model
+from snaketune.models.text_part import model_class
 from snaketune.models.trainable import train_only
 from snaketune.packing.segments import layout
 
@@ -113,7 +114,7 @@ def trace_model(
     Returns None where transformers can't build the model: its code is remote, or its config is inconsistent.
     SnaketuneError: the adapters, or the pattern of the parameters to train, don't fit the model.
     """
-    if not is_known(config):
+    if not model_class(config):
         return None
     with warnings.catch_warnings():
         # Repeated when the real model is built.

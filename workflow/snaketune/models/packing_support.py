@@ -26,11 +26,6 @@ KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "att
 LAYERS_WITH_STATE = {"linear_attention", "conv", "hybrid"}
 
 
-def is_known(config: PretrainedConfig | None) -> bool:
-    """Whether the model is one of transformers' own, so that it can be built from its config."""
-    return model_class(config) is not None
-
-
 def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return a model without values, on the meta device or within a FakeTensorMode.
 
@@ -53,7 +48,7 @@ def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel:
     """Raise Unpackable, with the reason, if the model can't compute packed rows correctly: rows whose longest segment with its
     prefix has `longest` tokens, and that share prompts, as pairs do, if `prefixes`. SnaketuneError: not separately either."""
     _check_dynamic_rope(config, longest)
-    dry_run = _dry_run(config) if is_known(config) else DryRun()
+    dry_run = _dry_run(config) if model_class(config) else DryRun()
     reason = _config_reason(config, prefixes, kernel) or dry_run.error or dry_run.refused_by(kernel)
     if reason := reason or _too_long(config, longest, dry_run.windows):
         raise Unpackable(f"{config.model_type} doesn't support packed rows: {reason}")
@@ -67,7 +62,7 @@ def _config_reason(config: PretrainedConfig, prefixes: bool, kernel: str) -> str
     kinds = set(getattr(text, "layer_types", None) or ())
     if unknown := sorted(kinds - KNOWN_LAYERS - LAYERS_WITH_STATE):
         return f"its layers ({', '.join(unknown)}) ignore document boundaries"
-    if not is_known(config):
+    if not model_class(config):
         return ""
     if kinds & LAYERS_WITH_STATE and not kinds & KNOWN_LAYERS:
         # No attention at all.
@@ -131,24 +126,12 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
         return _DRY_RUNS[key]
     dry_run = _DRY_RUNS[key] = DryRun()
 
-    def record(
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        *,
-        sliding_window=None,
-        softcap=None,
-        dropout=0.0,
-        s_aux=None,
-        **others,
-    ):
+    def record(module, query, *tensors, sliding_window=None, softcap=None, dropout=0.0, s_aux=None, **others):
         if sliding_window:
             dry_run.windows.add(sliding_window)
         options = AttentionOptions(dropout=dropout, softcap=softcap, has_sinks=s_aux is not None)
         dry_run.needs.add((query.shape[-1], options))
-        return attend(module, query, key, value, attention_mask, dropout=dropout, **others)
+        return attend(module, query, *tensors, dropout=dropout, **others)
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
@@ -190,7 +173,7 @@ def with_supported_kernel(compute: Compute, config: PretrainedConfig | None, *, 
     Properties that the config doesn't show are left to the self-test; None if the model isn't one of transformers' own.
     """
     kernels = usable_kernels(compute.device, compute.dtype)
-    if compute.kernel not in kernels[:-1] or not is_known(config):
+    if compute.kernel not in kernels[:-1] or not model_class(config):
         return compute
     dry_run = _dry_run(config, training=dropout)
     slower = kernels[kernels.index(compute.kernel) :]
