@@ -59,26 +59,19 @@ def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: D
             drop(too_long, "longer_than_row")
         else:
             remaining &= ~too_long
-            fit = _truncated if spec.overflow == "truncate" else _split
-            cut = [
-                part
-                for at in np.flatnonzero(too_long & ~is_tree).tolist()
-                for part in fit(_Long(index, at), row_length, drops)
-            ]
-            for at in np.flatnonzero(too_long & is_tree).tolist():
-                cut += _truncated_tree(_Long(index, at), row_length, drops)
+            for at in np.flatnonzero(too_long).tolist():
+                row = _Long(index, at)
+                # The turns of a tree after a cut would need all tokens before it again, so trees aren't split.
+                fit = _split if spec.overflow == "split" and not row.branches else _truncated
+                cut += fit(row, row_length, drops)
     for at in np.flatnonzero(remaining & is_tree).tolist():
         row = _Long(index, at)
         cut += row.tree(row.length)
-    whole = np.flatnonzero(remaining & ~is_tree)
-    zeros = np.zeros(len(whole), np.int32)
-    columns = (whole, zeros, length[whole], zeros, zeros, supervised[whole])
-    both = [
-        np.concatenate(parts)
-        for parts in zip(columns, np.array(cut, np.int32).reshape(-1, len(COLUMNS)).T, strict=True)
-    ]
-    order = np.argsort(both[0], kind="stable")
-    return PlannedSegments(**{name: column[order].astype(np.int32) for name, column in zip(COLUMNS, both, strict=True)})
+    at = np.flatnonzero(remaining & ~is_tree)
+    whole = PlannedSegments.without_prefix(at, np.zeros_like(at), length[at], supervised[at])
+    others = zip(COLUMNS, np.array(cut, np.int32).reshape(-1, len(COLUMNS)).T, strict=True)
+    both = PlannedSegments(**{name: np.concatenate([getattr(whole, name), column]) for name, column in others})
+    return both.take(np.argsort(both.sequence, kind="stable"))
 
 
 class _Long:
@@ -132,34 +125,25 @@ class _Long:
 
 
 def _truncated(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
-    """Cut after the last turn that ends within a row; if nothing before is supervised, at the row's end."""
-    stop = row.turn_end(0, row_length)
-    if not stop or not row.supervised(0, stop):
-        stop = row_length
-    supervised = row.supervised(0, stop)
-    if not supervised:
-        drops.drop("nothing_supervised_in_a_row", 1, row.length)
-        return []
-    drops.truncated_rows += 1
-    drops.truncated_tokens += row.length - stop
-    return [(row.number, 0, stop, 0, 0, supervised)]
-
-
-def _truncated_tree(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
-    """Cut the trunk before the first turn with which the tree has more tokens than a row; for `split`, too, since the turns
-    after a cut would need all tokens before it again."""
-    kept: list[Segment] = []
-    # The trunk goes up to where a turn branches off.
-    for trunk in sorted({prefix for _, prefix, _ in row.branches}):
-        segments = row.tree(trunk)
-        if sum(stop - start for _, start, stop, *_ in segments) <= row_length:
-            kept = segments
+    """Cut after the last turn that ends within a row; if nothing before is supervised, at the row's end. The trunk of a tree is
+    cut before the first turn with which the tree has more tokens than a row."""
+    if row.branches:
+        # The trunk goes up to where a turn branches off.
+        trees = (row.tree(trunk) for trunk in sorted({prefix for _, prefix, _ in row.branches}, reverse=True))
+        kept = next((tree for tree in trees if _tokens(tree) <= row_length), [])
+    else:
+        stop = row.turn_end(0, row_length)
+        kept = row.tree(stop if row.supervised(0, stop) else row_length)
     if not sum(segment[-1] for segment in kept):
         drops.drop("nothing_supervised_in_a_row", 1, row.length)
         return []
     drops.truncated_rows += 1
-    drops.truncated_tokens += row.length - sum(stop - start for _, start, stop, *_ in kept)
+    drops.truncated_tokens += row.length - _tokens(kept)
     return kept
+
+
+def _tokens(segments: list[Segment]) -> int:
+    return sum(stop - start for _, start, stop, *_ in segments)
 
 
 def _split(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
