@@ -288,15 +288,15 @@ def test_a_killed_write_resumes_with_the_missing_shards(tokenizer, tmp_path, mon
     monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 2 * 256)
     rows = chain.corpus(tmp_path / "corpus", "sft", rows_of("chat", 60))
     whole = chain.pack(tmp_path / "whole", rows, tokenizer, "sft").manifest["payload"]
-    write_row, written, lives = shard_writer._PackedShards.write, [], 2
+    write_packed, written, lives = shard_writer._write_packed, [], 2
 
-    def dies(self, shard, path):
+    def dies(builder, manifest, shard, path):
         if len(written) == lives:
             raise KeyboardInterrupt
-        write_row(self, shard, path)
+        write_packed(builder, manifest, shard, path)
         written.append(shard.name)
 
-    monkeypatch.setattr(shard_writer._PackedShards, "write", dies)
+    monkeypatch.setattr(shard_writer, "_write_packed", dies)
     with pytest.raises(KeyboardInterrupt):
         chain.pack(tmp_path / "killed", rows, tokenizer, "sft")
     before, lives = list(written), 999

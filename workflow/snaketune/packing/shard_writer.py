@@ -6,8 +6,9 @@ corpus. One batch of rows is in memory at a time. Shards that a killed attempt h
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -60,14 +61,20 @@ def write_shards(
     shards = list(_shards(plan))
     own = shards[len(shards) * (spec.part - 1) // spec.parts : len(shards) * spec.part // spec.parts]
     packed = plan.manifest["format_version"] != RAW_FORMAT_VERSION
-    writer = _PackedShards(plan, TokenParts(tokens)) if packed else _RawShards(plan, corpus[0])
+    parts = TokenParts(tokens)
+    # One split at a time is in memory.
+    rows_of = lru_cache(1)(lambda split: PlannedRows(plan, split))
+    builder_of = lru_cache(1)(lambda split: RowBuilder(rows_of(split), parts, split))
     finished = work.state / "shards"
     finished.mkdir(parents=True, exist_ok=True)
     for shard in progress(own, "writing", "shards", len(own)):
         path = finished / shard.name
         if not path.exists():
             partial = path.with_suffix(".partial")
-            writer.write(shard, partial)
+            if packed:
+                _write_packed(builder_of(shard.split), plan.manifest, shard, partial)
+            else:
+                _write_raw(rows_of(shard.split), corpus[0], shard, partial)
             # Only a complete shard gets its name, even if the machine loses power.
             sync(partial)
             partial.rename(path)
@@ -89,51 +96,31 @@ def _shards(plan: Artifact) -> Iterator[Shard]:
                 number += 1
 
 
-class _PackedShards:
-    """Writes shards of packed rows."""
-
-    def __init__(self, plan: Artifact, parts: TokenParts):
-        self.plan, self.parts = plan, parts
-        self.builders: dict[str, RowBuilder] = {}
-
-    def write(self, shard: Shard, path: Path) -> None:
-        if shard.split not in self.builders:
-            self.builders = {shard.split: RowBuilder(PlannedRows(self.plan, shard.split), self.parts, shard.split)}
-        step = max(1, TOKENS_PER_BATCH // shard.length)
-        manifest = self.plan.manifest
-        lists = list_columns(manifest["kind"], manifest["format_version"])
-        weighted = manifest["format_version"] == WEIGHTED_VERSION
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(shard.length, lists, weighted)) as writer:
-            for first in range(shard.first, shard.last, step):
-                last, pad_id = min(first + step, shard.last), manifest["padding_id"]
-                writer.write_batch(
-                    self.builders[shard.split].batch(
-                        first, last, shard.length, pad_id, trees="prefix_segments" in lists
-                    )
-                )
+def _write_packed(builder: "RowBuilder", manifest: dict[str, Any], shard: Shard, path: Path) -> None:
+    """Write a shard of packed rows; `manifest`: of the plan."""
+    step = max(1, TOKENS_PER_BATCH // shard.length)
+    lists = list_columns(manifest["kind"], manifest["format_version"])
+    weighted = manifest["format_version"] == WEIGHTED_VERSION
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(shard.length, lists, weighted)) as writer:
+        for first in range(shard.first, shard.last, step):
+            last, trees = min(first + step, shard.last), "prefix_segments" in lists
+            writer.write_batch(builder.batch(first, last, shard.length, manifest["padding_id"], trees))
 
 
-class _RawShards:
-    """Writes shards of unchanged corpus rows (format v2.0), which TRL's trainer tokenizes."""
-
-    def __init__(self, plan: Artifact, corpus: Artifact):
-        self.plan, self.corpus = plan, corpus
-
-    def write(self, shard: Shard, path: Path) -> None:
-        table = read_table(self.corpus.file(f"{shard.split}.arrow"))
-        for chunk in table.column("messages").chunks:
-            name = next(
-                (one for one in ("supervised", "weight") if chunk.type.value_type.get_field_index(one) >= 0), None
+def _write_raw(rows: "PlannedRows", corpus: Artifact, shard: Shard, path: Path) -> None:
+    """Write a shard of unchanged corpus rows (format v2.0), which TRL's trainer tokenizes."""
+    table = read_table(corpus.file(f"{shard.split}.arrow"))
+    for chunk in table.column("messages").chunks:
+        name = next((one for one in ("supervised", "weight") if chunk.type.value_type.get_field_index(one) >= 0), None)
+        if name and not pc.all(pc.equal(chunk.flatten().field(name).cast(pa.float32()), 1)).as_py():
+            raise SnaketuneError(
+                "packing.strategy: none: some turns have another weight than 1, and TRL's trainer would learn them as all "
+                "others; set packing.strategy to best-fit-decreasing, or remove the weights from the source"
             )
-            if name and not pc.all(pc.equal(chunk.flatten().field(name).cast(pa.float32()), 1)).as_py():
-                raise SnaketuneError(
-                    "packing.strategy: none: some turns have another weight than 1, and TRL's trainer would learn them as all "
-                    "others; set packing.strategy to best-fit-decreasing, or remove the weights from the source"
-                )
-        segments, _ = PlannedRows(self.plan, shard.split).segments(shard.first, shard.last)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            for start in range(0, len(segments), RAW_ROWS_PER_BATCH):
-                writer.write_table(table.take(segments.sequence[start : start + RAW_ROWS_PER_BATCH]))
+    segments, _ = rows.segments(shard.first, shard.last)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        for start in range(0, len(segments), RAW_ROWS_PER_BATCH):
+            writer.write_table(table.take(segments.sequence[start : start + RAW_ROWS_PER_BATCH]))
 
 
 class PlannedRows:
