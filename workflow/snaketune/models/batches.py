@@ -60,7 +60,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
     supervised_T = labelled_T
     if prompts:
         supervised_T = labelled_T.copy()
-        supervised_T[_sequences(layout, layout.completions[::2])[0]] = True
+        supervised_T[layout.sequences_of(layout.completions[::2])[0]] = True
         supervised_T &= is_target_T
     supervised_N = np.flatnonzero(supervised_T)
     sources_U, rows_N = layout.parents[supervised_N], np.arange(len(supervised_N))
@@ -100,16 +100,8 @@ def _without_padding(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _sequences(layout: SegmentLayout, segments_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of the full sequences of segments, concatenated, and the index of each token's sequence."""
-    lengths_C = layout.sequence_lengths[segments_C]
-    columns_Q = np.arange(lengths_C.sum()) - np.repeat(np.cumsum(lengths_C) - lengths_C, lengths_C)
-    sequence_Q = np.repeat(np.arange(len(segments_C)), lengths_C)
-    return layout.sequence_tokens(segments_C[sequence_Q], columns_Q), sequence_Q
-
-
 def _members(layout: SegmentLayout, segments_C: np.ndarray, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of tokens (`index_T`, -1: none) in the full sequences of `segments_C`, and the sequence of each."""
-    tokens_Q, sequence_Q = _sequences(layout, segments_C)
-    member_Q = index_T[tokens_Q]
+    tokens_Q, offsets = layout.sequences_of(segments_C)
+    member_Q, sequence_Q = index_T[tokens_Q], np.repeat(np.arange(len(segments_C)), np.diff(offsets))
     return member_Q[member_Q >= 0], sequence_Q[member_Q >= 0]

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.encoded_rows import gather
 
 # Varlen kernels get padding in segments of at most so many tokens: attention costs the square of a segment's length.
 PADDING_SEGMENT = 128
@@ -128,8 +129,14 @@ class SegmentLayout:
         >>> layout([[4, 2]], [[0, 2]], row_lengths=[8]).sequences()
         [(array([0, 1, 2, 3]), 0), (array([0, 1, 4, 5]), 2)]
         """
-        tokens = (self.sequence_tokens(one, np.arange(self.sequence_lengths[one])) for one in self.documents)
-        return list(zip(tokens, self.prefix_lengths[self.documents].tolist()))
+        tokens_Q, offsets = self.sequences_of(self.documents)
+        return list(zip(np.split(tokens_Q, offsets[1:-1]), self.prefix_lengths[self.documents].tolist()))
+
+    def sequences_of(self, segments_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of the sequences of segments, concatenated, and int64[C + 1], the offsets of each in them."""
+        lengths_C = self.sequence_lengths[segments_C]
+        columns_Q, offsets = gather(np.zeros_like(lengths_C), lengths_C)
+        return self.sequence_tokens(np.repeat(segments_C, lengths_C), columns_Q), offsets
 
 
 def layout_of(rows: Sequence[Mapping[str, Any]]) -> SegmentLayout:
@@ -240,10 +247,8 @@ def varlen_keys(rows: SegmentLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray
     >>> varlen_keys(layout([[4]], [[0]], row_lengths=[300]))[1].tolist()
     [0, 4, 132, 260, 300]
     """
-    start_U = np.cumsum(rows.sequence_lengths) - rows.sequence_lengths
-    segment_U = np.repeat(np.arange(len(rows.starts)), rows.sequence_lengths)
-    keys = rows.sequence_tokens(segment_U, np.arange(len(segment_U)) - start_U[segment_U])
-    return keys, _cumulative(rows, rows.lengths), _cumulative(rows, rows.sequence_lengths)
+    keys_U, _ = rows.sequences_of(np.arange(len(rows.starts)))
+    return keys_U, _cumulative(rows, rows.lengths), _cumulative(rows, rows.sequence_lengths)
 
 
 def _cumulative(rows: SegmentLayout, lengths_S: np.ndarray) -> np.ndarray:
