@@ -5,10 +5,14 @@ share of the run at which each paused variant ended; and `stopped`, the step at 
 variant, which then neither continues nor replaces others.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.errors import SnaketuneError
+from snaketune.evaluation.score_intervals import student
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number
 from snaketune.stages.outcome import Outcome
@@ -102,7 +106,6 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
     score, or, of a loss, its negative."""
     import numpy as np
 
-    from snaketune.errors import SnaketuneError
     from snaketune.tables import read_table
 
     if metric == "held_out_loss":
@@ -132,8 +135,6 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
 def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
     """Return the number of rows; SnaketuneError if they aren't the same for all runs, or too few."""
     import numpy as np
-
-    from snaketune.errors import SnaketuneError
 
     (first, (rows, _)), *others = values.items()
     if infinite := next((run for run, (_, scores) in values.items() if not np.isfinite(scores).all()), None):
@@ -182,11 +183,6 @@ def by_mean(scores: "Mapping[str, np.ndarray]") -> list[str]:
 
 def difference_bounds(difference_R: "np.ndarray", error: float) -> tuple[float, float]:
     """Return bounds of the mean of float64[R], R ≥ 2, each of which is wrong with this probability."""
-    import math
-    from statistics import NormalDist
-
-    from snaketune.evaluation.score_intervals import student
-
     mean, size = float(difference_R.mean()), len(difference_R)
     half = student(size - 1, NormalDist().inv_cdf(1 - error)) * float(difference_R.std(ddof=1)) / math.sqrt(size)
     return mean - half, mean + half
