@@ -25,3 +25,13 @@ def test_the_processor_and_the_limit_of_its_library_count(tmp_path, monkeypatch,
     monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setenv(cpu.LIMIT, limit)
     assert cpu.has_bfloat16_units() is has
+
+
+def test_the_processor_is_named_as_by_linux(tmp_path):
+    table = tmp_path / "cpuinfo"
+    table.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\nmodel name\t: other\n")
+    assert cpu.cpu_info("model name", table) == "AMD EPYC 9654 96-Core Processor"
+    # Linux on ARM doesn't name it, and other systems have no such file.
+    unnamed = tmp_path / "unnamed"
+    unnamed.write_text("processor\t: 0\nCPU part\t: 0xd0c\n")
+    assert cpu.cpu_info("model name", unnamed) == "" == cpu.cpu_info("model name", tmp_path / "none")

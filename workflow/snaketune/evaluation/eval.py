@@ -46,19 +46,18 @@ def build(
     task_data: list[Path],
     base_layers: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`."""
+    """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`. lm-eval reads `task_data`,
+    files outside the tasks' folder that tasks name, itself."""
     from snaketune.evaluation.model_scores import score_model
 
     return score_model(
         spec,
         work,
-        model=model,
+        results=(*model, *base_layers),
         tokenizer=tokenizer,
         corpora=corpora,
         packs=packs,
         ref_logps=ref_logps,
         base=base,
         tasks=tasks,
-        task_data=task_data,
-        base_layers=base_layers,
     )

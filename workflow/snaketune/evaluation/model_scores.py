@@ -11,7 +11,6 @@ pairs.arrow       log-probabilities of the completions of every held-out pair, w
 import json
 import os
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -50,30 +49,27 @@ def score_model(
     spec: EvalSpec,
     work: WorkFolder,
     *,
-    model: list[Artifact],
+    results: tuple[Artifact, ...],
     tokenizer: Artifact,
     corpora: list[Artifact],
     packs: list[Artifact],
     ref_logps: list[Artifact],
     base: list[Path],
     tasks: list[Path],
-    task_data: list[Path],
-    base_layers: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with the files above.
 
     Args:
-        model, base_layers: the evaluated result and its base layers; empty for a base model.
+        results: the evaluated result and its base layers; empty for a base model.
         packs: packs of `spec.conversations`, then of `spec.preferences`.
         tasks: files of the tasks' folder; empty for tasks that lm-evaluation-harness ships.
-        task_data: files outside this folder that tasks name; lm-eval reads them itself.
     """
     started = time.monotonic()
     compute = resolve_compute("auto")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     stack = AdapterStack(
-        results=(*model, *base_layers),
+        results=results,
         base=spec.base,
         tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
@@ -111,7 +107,7 @@ def score_model(
         cache = ResponseCache(
             work.root,
             {
-                "weights": [artifact.content for artifact in (*model, *base_layers)],
+                "weights": [artifact.content for artifact in results],
                 "base": spec.base and spec.base.model_dump(mode="json"),
                 "base_files": fingerprint_entries("base", base, lambda path: cached_digest(path, work.root)),
                 "tokenizer": tokenizer.content,
@@ -124,9 +120,9 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
-            results = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
-            scores |= {"tasks": results.scores, "task_stderrs": results.stderrs, "task_intervals": results.intervals}
-            write_json(work.payload / "lm_eval.json", results.harness)
+            scored = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
+            scores |= {"tasks": scored.scores, "task_stderrs": scored.stderrs, "task_intervals": scored.intervals}
+            write_json(work.payload / "lm_eval.json", scored.harness)
             about = about | {"task_data": prepared.data}
     write_json(work.payload / "scores.json", scores)
     for name, schema, of_corpora in (("losses.arrow", LOSSES, losses), ("pairs.arrow", PAIRS, preferences)):

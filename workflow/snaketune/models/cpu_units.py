@@ -1,6 +1,7 @@
-"""The processor's units for products of bfloat16 matrices, found without torch: cache keys depend on them."""
+"""The processor, and its units for products of bfloat16 matrices, found without torch: cache keys depend on them."""
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 
@@ -16,14 +17,15 @@ OLDER = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX
 
 def has_bfloat16_units() -> bool:
     """Whether oneDNN, torch's library for such products, uses instructions for them: on Linux, unless LIMIT excludes them."""
-    return os.environ.get(LIMIT, "").upper() not in OLDER and _cpu_has_units(CPU_INFO)
+    flags = cpu_info("flags", CPU_INFO).split()
+    return os.environ.get(LIMIT, "").upper() not in OLDER and not FLAGS.isdisjoint(flags)
 
 
 @cache
-def _cpu_has_units(cpu_info: Path) -> bool:
+def cpu_info(name: str, table: Path = CPU_INFO) -> str:
+    """Return what Linux tells about the first core under this name; empty if there is no such entry, and elsewhere."""
     try:
-        lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = re.search(rf"^{name}\s*:(.*)", table.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     except OSError:
-        return False
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return not FLAGS.isdisjoint(flags.split())
+        return ""
+    return found[1].strip() if found else ""

@@ -175,11 +175,3 @@ def _disk(folder: Path) -> float:
             while reopened.read(2**20):
                 pass
         return round(READ_BYTES / (time.perf_counter() - started))
-
-
-def processor(table: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU model as Linux names it on x86; empty elsewhere."""
-    with suppress(OSError):
-        found = re.search(r"^model name\s*:(.*)", table.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        return found[1].strip() if found else ""
-    return ""

@@ -20,7 +20,7 @@ for one segment Q queries, W keys.
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
@@ -76,10 +76,8 @@ class Segments:
         return self._padded
 
     def _map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return replace(
-            self, **{name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
-        )
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
 
 def segments_for(kernel: str, rows: SegmentLayout, longest: int | None = None, any_prefixes: bool = False) -> Segments:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from snaketune.tokenization.encoded_rows import gather
 from snaketune.tokenization.token_store import TokenParts
 
 
@@ -73,13 +74,12 @@ class SupervisedRuns:
         >>> [column.tolist() for column in runs.intersect(np.array([0, 0]), np.array([0, 4]), np.array([3, 8]))]
         [[0, 1, 1], [2, 4, 7], [3, 5, 8], [0, 0, 1]]
         """
-        counts = (self.offsets[sequence + 1] - self.offsets[sequence]) // 2
-        of = np.repeat(np.arange(len(sequence)), counts)
-        nth = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-        at = self.offsets[sequence][of] + 2 * nth
-        begin, end = np.maximum(self.values[at], start[of]), np.minimum(self.values[at + 1], stop[of])
+        first, last = self.offsets[sequence] // 2, self.offsets[sequence + 1] // 2
+        run, _ = gather(first, last - first)
+        of = np.repeat(np.arange(len(sequence)), last - first)
+        begin, end = np.maximum(self.values[2 * run], start[of]), np.minimum(self.values[2 * run + 1], stop[of])
         some = begin < end
-        return of[some], begin[some], end[some], at[some] // 2
+        return of[some], begin[some], end[some], run[some]
 
     def count(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return int32[K], the supervised tokens of each range."""
