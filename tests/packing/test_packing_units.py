@@ -65,9 +65,10 @@ def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_
     sequences = [{"length": n, "supervised_runs": [1, n] if n > 1 else []} for n in lengths]
     drops = DropCounts()
     runs = runs_of(pa.Table.from_batches([index(sequences)]))
-    segments, plan = wrap(whole(sequences), runs, row_length, drops)
+    rows = wrap(whole(sequences), runs, row_length, drops)
+    segments = rows.segments
     assert segments.tokens.sum() == sum(lengths)
-    per_row = [int(segments.tokens[a:b].sum()) for a, b in zip(plan.offsets, plan.offsets[1:])]
+    per_row = [int(segments.tokens[a:b].sum()) for a, b in zip(rows.offsets, rows.offsets[1:])]
     assert per_row[:-1] == [row_length] * (len(per_row) - 1)
     assert len(segments) >= len(lengths)
     for start, stop, supervised in zip(segments.start, segments.stop, segments.supervised, strict=True):

@@ -1,10 +1,12 @@
 """Generation of responses in batches of prompts of similar length."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from snaketune.config.evaluations import Decoding
@@ -32,13 +34,9 @@ def use_plain_generation(model: PreTrainedModel, chat: ChatTokenizer) -> None:
 
 def left_padded(prompts: list[np.ndarray], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens and attention mask of left-padded prompts, int64[B, W] each."""
-    width = max(map(len, prompts))
-    ids_BW = torch.full((len(prompts), width), pad_id)
-    mask_BW = torch.zeros_like(ids_BW)
-    for row, prompt in enumerate(prompts):
-        ids_BW[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
-        mask_BW[row, width - len(prompt) :] = 1
-    return ids_BW, mask_BW
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = [torch.from_numpy(prompt.astype(np.int64)) for prompt in prompts]
+    return pad(ids, padding_value=pad_id), pad([torch.ones_like(one) for one in ids])
 
 
 @torch.no_grad()

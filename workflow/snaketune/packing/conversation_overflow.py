@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import PackingPlan
+from snaketune.packing.packing_units import PackedUnits
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
@@ -165,9 +165,7 @@ def _split(row: _Long, row_length: int, drops: DropCounts) -> list[Segment]:
     return parts
 
 
-def wrap(
-    whole: PlannedSegments, runs: SupervisedRuns, row_length: int, drops: DropCounts
-) -> tuple[PlannedSegments, PackingPlan]:
+def wrap(whole: PlannedSegments, runs: SupervisedRuns, row_length: int, drops: DropCounts) -> PackedUnits:
     """Fill rows as in pre-training: all sequences concatenated, and cut at every row's end, so that all but the last are full.
 
     The rest of a cut sequence is a segment of its own, which doesn't attend to the tokens before the cut.
@@ -185,8 +183,5 @@ def wrap(
     drops.split_rows += int((parts > 1).sum())
     drops.split_pieces += int(parts[parts > 1].sum())
     rows = -(-total // row_length)
-    return segments, PackingPlan(
-        order=np.arange(len(segments)),
-        offsets=np.searchsorted(cuts // row_length, np.arange(rows + 1)),
-        capacities=np.full(rows, row_length, np.int32),
-    )
+    offsets = np.searchsorted(cuts // row_length, np.arange(rows + 1))
+    return PackedUnits(segments=segments, offsets=offsets, capacities=np.full(rows, row_length, np.int32))

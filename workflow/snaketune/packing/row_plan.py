@@ -118,8 +118,7 @@ def _plan_split(
     if keys is not None and spec.strategy != "best-fit-decreasing":
         fitted = fitted.take(np.argsort(keys[fitted.sequence], kind="stable"))
     if spec.strategy == "wrapped":
-        segments, plan = wrap(fitted, SupervisedRuns.read(parts, split), longest, drops)
-        rows = PackedUnits(capacities=plan.capacities, segments=segments, offsets=plan.offsets)
+        rows = wrap(fitted, SupervisedRuns.read(parts, split), longest, drops)
     elif spec.strategy == "none":
         capacities = np.full(len(fitted), longest, np.int32)
         rows = PackedUnits(capacities=capacities, segments=fitted, offsets=np.arange(len(fitted) + 1))
