@@ -33,7 +33,7 @@ WATCHED = {
     "snaketune.artifacts.manifest": {"Artifact.files": "digests of the inputs' files"},
     "snaketune.training.loop.pipeline": {"refuse_unfit_machine": "machine, memory and time compared with the needs"},
     "snaketune.models.device_speed": {"measured_peak": "speed of matrix products", "probe": "speed of memory and disk"},
-    "snaketune.models.load_model": {"load_base": "model", "load_folder": "model"},
+    "snaketune.models.load_model": {"load_base": "model", "load_pretrained": "model"},
     "snaketune.models.adapters": {"add_lora": "adapters"},
     "snaketune.models.selftest": {"self_test": "self-test"},
     "snaketune.training.loop.trainer": {"BaseTrainer.__init__": "trainer"},

@@ -14,13 +14,14 @@ from benchmarks.alone import losses_alone
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from transformers import PretrainedConfig, PreTrainedModel
 
+from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.devices import Compute
-from snaketune.models.load_model import grow_vocabulary, load_folder
+from snaketune.models.load_model import grow_vocabulary, load_pretrained
 from snaketune.models.logprobs import token_losses
 from snaketune.models.packing_support import INSTEAD, choose_kernel
 from snaketune.models.selftest import SelfTest, self_test
@@ -183,7 +184,7 @@ def _train_and_keep(config: PretrainedConfig) -> None:
             raise AssertionError("another model after the checkpoint was read back")
         model.save_pretrained(folder)
         try:
-            saved = load_folder(folder, weights_dtype=torch.float32).eval()
+            saved = load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32).eval()
         except SnaketuneError as error:
             # The folder has another name at every run.
             raise AssertionError(str(error).replace(folder, "FOLDER")) from None

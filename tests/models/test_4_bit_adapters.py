@@ -5,13 +5,14 @@ from copy import deepcopy
 import pytest
 import torch
 
+from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models import load_model
 from snaketune.models.adapters import (
     add_lora,
 )
-from snaketune.models.load_model import load_folder
+from snaketune.models.load_model import load_pretrained
 
 from .conftest import tiny_model
 from .test_adapters import IDS, learned
@@ -24,7 +25,9 @@ def in_4_bits(tmp_path, monkeypatch):
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 4}
     model = tiny_model("llama", **sizes)
     model.save_pretrained(tmp_path / "base")
-    return load_folder(tmp_path / "base", weights_dtype=torch.float32, quantization=Quantization()), model
+    return load_pretrained(
+        Pretrained(path=str(tmp_path / "base")), weights_dtype=torch.float32, quantization=Quantization()
+    ), model
 
 
 def dequantized(model: torch.nn.Module, like: torch.nn.Module) -> torch.nn.Module:

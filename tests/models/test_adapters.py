@@ -25,7 +25,7 @@ from snaketune.models.adapters import (
     merge,
     save_adapter,
 )
-from snaketune.models.load_model import grow_vocabulary, load_folder, reload_model
+from snaketune.models.load_model import grow_vocabulary, load_pretrained, reload_model
 from snaketune.training.checkpoint.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
 from tests.training.test_resume import model_of
 
@@ -145,13 +145,13 @@ def test_plain_peft_and_the_merged_model_compute_the_trained_model(folders, kind
     for plain in load_file(folders / kind / "plain.safetensors").values():
         torch.testing.assert_close(plain, expected, rtol=rounding, atol=rounding)
     with torch.no_grad():
-        before = load_folder(folders / kind / "base", weights_dtype=torch.float32)(IDS).logits
+        before = load_pretrained(Pretrained(path=str(folders / kind / "base")), weights_dtype=torch.float32)(IDS).logits
     assert (expected[..., :VOCABULARY] - before).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_adapter_loads_unchanged(folders, kind):
-    model = load_folder(folders / kind / "base", weights_dtype=torch.float32)
+    model = load_pretrained(Pretrained(path=str(folders / kind / "base")), weights_dtype=torch.float32)
     grow_vocabulary(model, int((folders / kind / "tokens").read_text()))
     with torch.no_grad():
         loaded = load_adapter(model, folders / kind / "adapter").eval()(IDS).logits
@@ -286,7 +286,7 @@ def test_modules_to_save_are_in_checkpoints(tmp_path):
 def test_reload_model_equals_save_and_load(tmp_path, family, dtype):
     model = base_of(family, {"tie_word_embeddings": True}).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    expected = load_folder(tmp_path, weights_dtype=dtype).state_dict()
+    expected = load_pretrained(Pretrained(path=str(tmp_path)), weights_dtype=dtype).state_dict()
     loaded = reload_model(model, weights_dtype=dtype)
     assert loaded.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())

@@ -15,11 +15,10 @@ from snaketune.models.adapters import add_lora
 from snaketune.models.load_model import (
     grow_vocabulary,
     load_base,
-    load_folder,
+    load_pretrained,
     own_tokenizer,
     parameter_count,
     read_config,
-    read_folder_config,
 )
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -46,15 +45,15 @@ def rewrite(folder, change) -> None:
     ],
 )
 def test_weights_that_would_be_random_are_refused(folder, change, lacks):
-    load_folder(folder, weights_dtype=torch.float32)
+    load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32)
     rewrite(folder, change)
     with pytest.raises(SnaketuneError, match=lacks):
-        load_folder(folder, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32)
 
 
 def test_unused_weights_are_listed(folder, capsys):
     rewrite(folder, lambda weights: weights | {"vision.weight": torch.ones(2)})
-    load_folder(folder, weights_dtype=torch.float32)
+    load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32)
     assert "has weights that this model doesn't use: vision.weight (1 in all)" in capsys.readouterr().out
 
 
@@ -70,14 +69,14 @@ def test_unused_weights_are_listed(folder, capsys):
 def test_a_folder_without_a_model_is_refused_by_name(folder, change, message):
     change(folder)
     with pytest.raises(SnaketuneError, match=f"the model '{folder}' {message}"):
-        load_folder(folder, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32)
 
 
 def test_weights_in_pickles_are_not_read(folder):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(SnaketuneError, match="can't be loaded"):
-        load_folder(folder, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32)
 
 
 def test_remote_code_is_not_run_by_default(folder):
@@ -85,14 +84,14 @@ def test_remote_code_is_not_run_by_default(folder):
     auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": auto_map}))
     (folder / "own.py").write_text("raise AssertionError('run')")
-    for load in (read_folder_config, lambda path: load_folder(path, weights_dtype=torch.float32)):
+    for load in (read_config, lambda base: load_pretrained(base, weights_dtype=torch.float32)):
         with pytest.raises(SnaketuneError, match=r"can't be loaded: .*contains custom code"):
-            load(folder)
+            load(Pretrained(path=str(folder)))
 
 
 def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
     """bitsandbytes would repack them for a kernel without a backward pass."""
-    model = load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
+    model = load_pretrained(Pretrained(path=str(folder)), weights_dtype=torch.float32, quantization=Quantization())
     adapted = add_lora(model, Lora(rank=4))
     ids = torch.arange(4, 36)[None]
     with torch.no_grad():
@@ -109,7 +108,7 @@ def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_have_the_requested_data_type(folder, dtype):
     saved = load_file(folder / "model.safetensors")
-    for name, parameter in load_folder(folder, weights_dtype=dtype).named_parameters():
+    for name, parameter in load_pretrained(Pretrained(path=str(folder)), weights_dtype=dtype).named_parameters():
         assert torch.equal(parameter, saved[name].to(dtype)), name
 
 

@@ -13,7 +13,7 @@ from snaketune.config.evaluations import TaskSettings
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.tasks import prepared_tasks
-from snaketune.models.load_model import load_folder, own_tokenizer, read_config
+from snaketune.models.load_model import load_pretrained, own_tokenizer, read_config
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.vocabulary import adopt
 from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
@@ -67,7 +67,7 @@ def test_code_that_comes_with_a_model_does_not_run(with_code, mark, known):
     if known:
         edit(with_code / "config.json", model_type="llama")
     for look in (
-        lambda: load_folder(with_code, weights_dtype=torch.float32),
+        lambda: load_pretrained(Pretrained(path=str(with_code)), weights_dtype=torch.float32),
         lambda: read_config(Pretrained(path=str(with_code))),
         lambda: own_tokenizer(Pretrained(path=str(with_code))),
     ):
@@ -96,7 +96,7 @@ def test_no_prompt_asks_whether_the_code_of_a_result_may_run(with_code, tmp_path
 
 
 def test_it_runs_if_configured(with_code, mark):
-    load_folder(with_code, weights_dtype=torch.float32, trust_remote_code=True)
+    load_pretrained(Pretrained(path=str(with_code), trust_remote_code=True), weights_dtype=torch.float32)
     assert mark.path.exists()
     mark.path.unlink()
 
@@ -104,24 +104,24 @@ def test_it_runs_if_configured(with_code, mark):
 def test_a_way_to_generate_that_comes_with_a_model_does_not_run(base, mark):
     (base / "custom_generate").mkdir()
     (base / "custom_generate/generate.py").write_text(mark.code("def generate(model, **_): pass"))
-    loaded = load_folder(base, weights_dtype=torch.float32)
+    loaded = load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
     loaded.generate(torch.tensor([[3, 4]]), max_new_tokens=1)
 
 
 def test_a_kernel_that_a_config_names_is_not_fetched(base):
     edit(base / "config.json", attn_implementation="somebody/kernel", _attn_implementation="somebody/kernel")
     with pytest.raises((SnaketuneError, ImportError), match="kernel"):
-        load_folder(base, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
 
 
 def test_pickled_weights_are_not_read(base, mark, monkeypatch):
     weights = base / "model.safetensors"
     for name in ("pytorch_model.bin", "model.pt", "training_args.bin", "optimizer.pt"):
         (base / name).write_bytes(mark.bomb())
-    load_folder(base, weights_dtype=torch.float32)
+    load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
     weights.unlink()
     with pytest.raises(SnaketuneError, match=r"can't be loaded"):
-        load_folder(base, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
     mark.check()
     run = {"base": {"path": str(base)}, "corpus": "c", "tokenizer": "t", "training": {"learning_rate": 1e-4}}
     corpora = {"c": {"kind": "conversations", "sources": [{"hub": {"path": "a/b", "revision": "main"}}]}}
@@ -132,7 +132,7 @@ def test_pickled_weights_are_not_read(base, mark, monkeypatch):
 def test_a_pickle_that_is_called_safetensors_is_none(base, mark):
     (base / "model.safetensors").write_bytes(mark.bomb())
     with pytest.raises(SnaketuneError, match="can't be loaded"):
-        load_folder(base, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("pickled", [True, False])
@@ -146,7 +146,7 @@ def test_an_adapter_beside_a_model_is_refused(base, mark, pickled):
     else:
         save_file({"x": torch.ones(1)}, base / "adapter_model.safetensors")
     with pytest.raises(SnaketuneError, match="comes with an adapter"):
-        load_folder(base, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_an_index_that_leads_elsewhere_is_refused(base, mark, tmp_path, name):
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(SnaketuneError, match=r"model\.safetensors\.index\.json"):
-        load_folder(base, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)

@@ -17,7 +17,7 @@ from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.load_model import load_folder
+from snaketune.models.load_model import load_pretrained
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
 from snaketune.tables import read_table
@@ -185,7 +185,7 @@ def test_results_on_adapters_equal_results_on_merged_weights(tmp_path, tokenizer
             assert "adapter/adapter_model.safetensors" in names
             assert not [name for name in names if name.endswith((".safetensors", ".index.json")) and "/" not in name]
         for dtype in (torch.float32, torch.bfloat16):
-            wanted = load_folder(with_weights.results[0].folder, weights_dtype=dtype)
+            wanted = load_pretrained(Pretrained(path=str(with_weights.results[0].folder)), weights_dtype=dtype)
             loaded = without.stack(tokenizer).load(dtype)
             assert loaded.state_dict().keys() == wanted.state_dict().keys()
             for name, tensor in wanted.state_dict().items():

@@ -17,7 +17,7 @@ from snaketune.evaluation import model_scores
 from snaketune.models import devices
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.devices import resolve_compute
-from snaketune.models.load_model import load_folder
+from snaketune.models.load_model import load_pretrained
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import read_table
 from snaketune.training import dpo, ref_logps
@@ -264,7 +264,9 @@ def test_a_continued_adapter_that_does_not_fit_is_refused(tmp_path, tokenizer):
 def test_a_quantized_base_is_in_4_bits(tmp_path, tokenizer):
     """Without this the tests above wouldn't cover QLoRA."""
     base_in(tmp_path)
-    model = load_folder(tmp_path / "base", weights_dtype=torch.float32, quantization=FOUR_BITS)
+    model = load_pretrained(
+        Pretrained(path=str(tmp_path / "base")), weights_dtype=torch.float32, quantization=FOUR_BITS
+    )
     assert any(type(parameter).__name__ == "Params4bit" for parameter in model.parameters())
 
 

@@ -20,7 +20,7 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
 from snaketune.models.adapters import add_lora, cast_parameters, merge
 from snaketune.models.attention import use_own_attention
-from snaketune.models.load_model import load_folder
+from snaketune.models.load_model import load_pretrained
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
 from snaketune.training import dpo, ref_logps, sft
@@ -96,9 +96,7 @@ class Kinds:
             dtype = save_model.choose_dtype(spec.training.save_dtype, training.config, training.run.compute)
             if spec.quantization:
                 # The trained adapter is merged into the weights before quantization.
-                seen = copy_trained(
-                    model, add_lora(load_folder(spec.base.path, weights_dtype=torch.float32), spec.lora)
-                )
+                seen = copy_trained(model, add_lora(load_pretrained(spec.base, weights_dtype=torch.float32), spec.lora))
             seen = deepcopy(seen).eval().float()
             # accelerate's, which computes in bfloat16.
             seen.__dict__.pop("forward", None)

@@ -17,7 +17,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.adapters import add_lora
 from snaketune.models.flops import count_flops
-from snaketune.models.load_model import load_folder, read_folder_config
+from snaketune.models.load_model import load_pretrained, read_config
 from snaketune.models.memory_trace import MicroBatch, trace_model
 from snaketune.models.text_part import other_parameters
 from snaketune.tokenization.chat import ChatTokenizer
@@ -95,7 +95,7 @@ def check(kinds: Kinds, name: str, base: Path) -> None:
     assert not any("language_model" in key or "lm_head" in key for key in vision)
     assert len(vision) <= len(unchanged) < len(after)
     with torch.no_grad():
-        for found in (loaded, load_folder(folder, weights_dtype=loaded.dtype)):
+        for found in (loaded, load_pretrained(Pretrained(path=str(folder)), weights_dtype=loaded.dtype)):
             logits = found.eval().float()(IDS).logits
             torch.testing.assert_close(logits, kinds.rounded[name], rtol=1e-4, atol=1e-4)
 
@@ -167,7 +167,7 @@ def test_other_names_of_a_text_part_are_those_of_the_base(kinds):
     """Llama4ForCausalLM is saved without the prefix that its tensors have in the base."""
     base = tiny_base("llama4", kinds.folder / "base")
     folder = kinds.folder / "saved"
-    model = load_folder(base, weights_dtype=torch.float32)
+    model = load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
     with torch.no_grad():
         model.lm_head.weight.add_(1)
     model.save_pretrained(folder, max_shard_size="100KB")
@@ -195,19 +195,22 @@ def test_of_a_whole_model_the_text_part_is_trained(family, lora, kinds, capsys):
 @pytest.mark.parametrize("family", WHOLE)
 def test_other_parts_are_frozen_and_get_no_adapters(family, tmp_path):
     base = tiny_base(family, tmp_path / "base")
-    model = load_folder(base, weights_dtype=torch.float32)
+    model = load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
     others = other_parameters(model)
     assert {name for name, parameter in model.named_parameters() if not parameter.requires_grad} == {
         name for name, parameter in model.named_parameters() if parameter in others
     }
     text = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    config, batch = read_folder_config(base), MicroBatch(rows=1, row_length=32, longest=16)
+    config, batch = read_config(Pretrained(path=str(base))), MicroBatch(rows=1, row_length=32, longest=16)
     traced = trace_model(config, CPU, batch=batch)
     assert (traced.trained, traced.parameters) == (text, text + sum(parameter.numel() for parameter in others))
     assert traced.activations
     assert count_flops(model).frozen == 0
     for targets in ("all-linear", ("q_proj", "down_proj")):
-        adapted = add_lora(load_folder(base, weights_dtype=torch.float32), Lora(rank=2, target_modules=targets))
+        adapted = add_lora(
+            load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32),
+            Lora(rank=2, target_modules=targets),
+        )
         names = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
         assert names
         assert all("language_model" in name for name in names)
@@ -215,11 +218,11 @@ def test_other_parts_are_frozen_and_get_no_adapters(family, tmp_path):
 
 @pytest.mark.parametrize("family", VISION)
 def test_preflight_reads_configs_without_token_ids_of_their_own(family, tmp_path, tokenizer):
-    config = read_folder_config(tiny_base(family, tmp_path / "base"))
+    config = read_config(Pretrained(path=str(tiny_base(family, tmp_path / "base"))))
     list(check_tokenizer_match("sft.run", ChatTokenizer.load(tokenizer.folder), config))
 
 
 def test_a_model_that_is_no_decoder_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "florence2"}')
     with pytest.raises(SnaketuneError, match=r"base\.path: .* is a model of type florence2"):
-        load_folder(tmp_path, weights_dtype=torch.float32)
+        load_pretrained(Pretrained(path=str(tmp_path)), weights_dtype=torch.float32)

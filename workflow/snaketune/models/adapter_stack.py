@@ -16,9 +16,8 @@ from snaketune.config.lora import Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.load_model import (
     load_base,
-    load_folder,
+    load_pretrained,
     read_config,
-    read_folder_config,
     reload_model,
     scratch_config,
     stored_dtype,
@@ -78,14 +77,17 @@ class AdapterStack:
     def weights(self) -> Pretrained | None:
         """The folder or Hub repository with the weights that adapters are applied to; None for a model from scratch."""
         if self.base is None:
-            return Pretrained(path=str(self.results[-1].folder), trust_remote_code=self.trust_remote_code)
+            return self._pretrained(self.results[-1])
         return self.base if isinstance(self.base, Pretrained) else None
+
+    def _pretrained(self, result: Artifact) -> Pretrained:
+        return Pretrained(path=str(result.folder), trust_remote_code=self.trust_remote_code)
 
     def config(self) -> PretrainedConfig | None:
         """Return the model's config, read without its weights; None for a model from scratch."""
         if not self.results:
             return read_config(self.base)
-        return read_folder_config(self.results[0].folder, trust_remote_code=self.trust_remote_code)
+        return read_config(self._pretrained(self.results[0]))
 
     def new_config(self) -> PretrainedConfig | None:
         """Return the config of a model from scratch; None for any other."""
@@ -94,13 +96,13 @@ class AdapterStack:
         return scratch_config(self.base, ChatTokenizer.load(self.tokenizer))
 
     def load(self, weights_dtype: torch.dtype, quantization: Quantization | None = None) -> PreTrainedModel:
-        """Load the model, with an embedding for every token of its tokenizer. SnaketuneError: as `load_folder`, or adapters
+        """Load the model, with an embedding for every token of its tokenizer. SnaketuneError: as `load_pretrained`, or adapters
         don't fit."""
         how = {"weights_dtype": weights_dtype, "quantization": quantization}
         if not self.results:
             return load_base(self.base, ChatTokenizer.load(self.tokenizer), **how)
         if not is_adapter_only(self.results[0]):
-            return load_folder(self.results[0].folder, trust_remote_code=self.trust_remote_code, **how)
+            return load_pretrained(self._pretrained(self.results[0]), **how)
         # Adapters draw random initial values, which are then replaced; forked, so that later random numbers are those of
         # merged weights.
         with torch.random.fork_rng([]):

@@ -37,55 +37,37 @@ def load_base(
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(weights_dtype)
     else:
         _check_tokenizer(base, chat)
-        model = load_folder(
-            base.path,
-            weights_dtype=weights_dtype,
-            quantization=quantization,
-            revision=base.revision,
-            trust_remote_code=base.trust_remote_code,
-            config=read_config(base) if base.rope else None,
-        )
-        if base.rope:
-            check_scaled(model, base.rope, base.path)
+        model = load_pretrained(base, weights_dtype=weights_dtype, quantization=quantization)
     grow_vocabulary(model, chat.vocab_size)
     set_special_tokens(model, chat)
     return model
 
 
-def load_folder(
-    path: Path | str,
-    *,
-    weights_dtype: torch.dtype,
-    quantization: Quantization | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    config: PretrainedConfig | None = None,
+def load_pretrained(
+    base: Pretrained, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
     """Load a causal language model from a local folder or the Hub, or the one in a vision-language model
-    (`models.text_part`), with its own config or with `config`. SnaketuneError: there is no such model, it has no safetensors,
-    weights are missing, or weights are in other folders."""
-    _check_own_weights(path, revision)
-    own_config = config or read_folder_config(path, revision=revision, trust_remote_code=trust_remote_code)
-    replaced = {"config": config} if config else {}
+    (`models.text_part`). SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in
+    other folders."""
+    _check_own_weights(base)
+    config = read_config(base)
+    replaced = {"config": config} if base.rope else {}
     try:
-        model, loaded = auto_class(own_config, str(path)).from_pretrained(
-            str(path),
-            revision=revision or "main",
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            **replaced,
-            **_load_arguments(weights_dtype, quantization),
+        model, loaded = auto_class(config, base.path).from_pretrained(
+            base.path, use_safetensors=True, **_source(base), **replaced, **_load_arguments(weights_dtype, quantization)
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _unloadable(path, error) from None
-    _check_loaded(str(path), loaded)
+        raise _unloadable(base.path, error) from None
+    _check_loaded(base.path, loaded)
+    if base.rope:
+        check_scaled(model, base.rope, base.path)
     return _prepared(model, quantization)
 
 
 def reload_model(
     model: PreTrainedModel, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
-    """Return the model that `load_folder` would load from the folder that `model` is saved to."""
+    """Return the model that `load_pretrained` would load from the folder that `model` is saved to."""
     arguments = _load_arguments(weights_dtype, quantization)
     loaded, report = type(model).from_pretrained(None, config=model.config, state_dict=model.state_dict(), **arguments)
     _check_loaded("in memory", report)
@@ -93,8 +75,8 @@ def reload_model(
     return _prepared(loaded, quantization)
 
 
-def _unloadable(path: Path | str, error: Exception) -> SnaketuneError:
-    return SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line(error)}")
+def _unloadable(path: str, error: Exception) -> SnaketuneError:
+    return SnaketuneError(f"the model {path!r} can't be loaded: {first_line(error)}")
 
 
 def _load_arguments(weights_dtype: torch.dtype, quantization: Quantization | None) -> dict[str, Any]:
@@ -161,11 +143,11 @@ def own_tokenizer(base: Pretrained) -> Tokenizer | None:
     return file and Tokenizer.from_file(file)
 
 
-def file_of(path: Path | str, revision: str | None, name: str) -> str | None:
+def file_of(path: str, revision: str | None, name: str) -> str | None:
     """Return the local path of a model's file; None if it has no file of that name."""
     try:
         return cached_file(
-            str(path),
+            path,
             name,
             revision=revision or "main",
             _raise_exceptions_for_missing_entries=False,
@@ -176,27 +158,27 @@ def file_of(path: Path | str, revision: str | None, name: str) -> str | None:
         raise _unloadable(path, error) from None
 
 
-def _check_own_weights(path: Path | str, revision: str | None) -> None:
+def _check_own_weights(base: Pretrained) -> None:
     """Raise SnaketuneError if a model would load files other than its own safetensors, which no fingerprint covers.
 
     transformers applies an adapter found beside a model, pickled ones too, or loads the base model that the adapter names; and
     it loads shards from any path that an index names.
     """
-    if file_of(path, revision, ADAPTER_CONFIG_NAME):
+    if file_of(base.path, base.revision, ADAPTER_CONFIG_NAME):
         raise SnaketuneError(
-            f"the model {str(path)!r} comes with an adapter ({ADAPTER_CONFIG_NAME}), which would be added to its weights or "
+            f"the model {base.path!r} comes with an adapter ({ADAPTER_CONFIG_NAME}), which would be added to its weights or "
             "replace them by another model's; merge it into the weights, or remove the file"
         )
-    if not (index := file_of(path, revision, SAFE_WEIGHTS_INDEX_NAME)):
+    if not (index := file_of(base.path, base.revision, SAFE_WEIGHTS_INDEX_NAME)):
         return
     try:
         shards = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()
         foreign = [name for name in shards if not OWN_SHARD.fullmatch(name)]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SnaketuneError(f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} can't be read: {error!r}") from None
+        raise SnaketuneError(f"the model {base.path!r}: {SAFE_WEIGHTS_INDEX_NAME} can't be read: {error!r}") from None
     if foreign:
         raise SnaketuneError(
-            f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} names {foreign[0]!r}; expected *.safetensors in its folder"
+            f"the model {base.path!r}: {SAFE_WEIGHTS_INDEX_NAME} names {foreign[0]!r}; expected *.safetensors in its folder"
         )
 
 
@@ -236,21 +218,19 @@ def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
 
 
 def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
-    """Return the config of the model that `load_base` loads, without its weights; None for a model from scratch."""
+    """Return the config of the model that `load_base` loads, without its weights; None for a model from scratch. Raises
+    SnaketuneError if there is none."""
     if isinstance(base, Scratch):
         return None
-    config = read_folder_config(base.path, revision=base.revision, trust_remote_code=base.trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(base.path, **_source(base))
+    except (OSError, ValueError, KeyError) as error:
+        raise _unloadable(base.path, error) from None
     return scaled_config(config, base.rope, base.path) if base.rope else config
 
 
-def read_folder_config(
-    path: Path | str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PretrainedConfig:
-    """Return the config of the model that `load_folder` loads. Raises SnaketuneError if there is none."""
-    try:
-        return AutoConfig.from_pretrained(str(path), revision=revision or "main", trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unloadable(path, error) from None
+def _source(base: Pretrained) -> dict[str, Any]:
+    return {"revision": base.revision or "main", "trust_remote_code": base.trust_remote_code}
 
 
 def stored_dtype(config: PretrainedConfig | None) -> torch.dtype | None:
