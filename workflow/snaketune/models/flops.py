@@ -11,6 +11,7 @@ for every token; where only positions that predict supervised tokens are project
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -189,17 +190,14 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
 def _layers_below_trained(model: PreTrainedModel) -> list[torch.nn.Module]:
     """Return the layers of the text part before the first one with a trained parameter; none if the embedding is trained, or
     nothing."""
-    decoder, embedding = model.get_decoder(), model.get_input_embeddings()
-    below: list[torch.nn.Module] = []
-    if any(one.requires_grad for one in embedding.parameters()) or not any(
-        one.requires_grad for one in model.parameters()
-    ):
-        return below
-    for layer in layers_of(decoder if isinstance(decoder, torch.nn.Module) else model):
-        if any(parameter.requires_grad for parameter in layer.parameters()):
-            break
-        below.append(layer)
-    return below
+
+    def is_frozen(module: torch.nn.Module) -> bool:
+        return not any(parameter.requires_grad for parameter in module.parameters())
+
+    if is_frozen(model) or not is_frozen(model.get_input_embeddings()):
+        return []
+    decoder = model.get_decoder()
+    return list(takewhile(is_frozen, layers_of(decoder if isinstance(decoder, torch.nn.Module) else model)))
 
 
 def _multiplied(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -62,14 +62,11 @@ def _config_reason(config: PretrainedConfig, prefixes: bool, kernel: str) -> str
     kinds = set(getattr(text, "layer_types", None) or ())
     if unknown := sorted(kinds - KNOWN_LAYERS - LAYERS_WITH_STATE):
         return f"its layers ({', '.join(unknown)}) ignore document boundaries"
-    if not model_class(config):
-        return ""
-    if kinds & LAYERS_WITH_STATE and not kinds & KNOWN_LAYERS:
-        # No attention at all.
-        return ""
-    if not model_class(config)._can_set_attn_implementation():
+    without_attention = kinds & LAYERS_WITH_STATE and not kinds & KNOWN_LAYERS
+    known = model_class(config)
+    if prefixes and known and not without_attention and not known._can_set_attn_implementation():
         # Positions alone can separate documents, but can't make another segment's prompt visible.
-        return "its own attention code can't be replaced, and doesn't support shared prompts" if prefixes else ""
+        return "its own attention code can't be replaced, and doesn't support shared prompts"
     return ""
 
 

@@ -101,9 +101,8 @@ class PackedRows:
     @cached_property
     def row_tokens(self) -> np.ndarray:
         """int64[rows]: the tokens of each row without padding."""
-        ends = np.cumsum(self.counts("segment_lengths"))
-        before = np.concatenate([[0], np.cumsum(self.values("segment_lengths"), dtype=np.int64)])
-        return np.diff(before[np.concatenate([[0], ends])])
+        before = offsets_of(self.values("segment_lengths"))
+        return np.diff(before[offsets_of(self.counts("segment_lengths"))])
 
     @cached_property
     def longest(self) -> tuple[int, int]:
