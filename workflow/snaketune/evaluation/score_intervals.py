@@ -14,7 +14,7 @@ MIN_VALUES = 5
 SHARES = ("acc", "exact_match", "f1")
 
 
-def wilson(share: float, size: int, z: float = Z) -> tuple[float, float]:
+def wilson(share: float, size: int) -> tuple[float, float]:
     """Return Wilson's interval of a share, which is also valid for few values and for shares of 0 or 1.
 
     >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
@@ -22,8 +22,8 @@ def wilson(share: float, size: int, z: float = Z) -> tuple[float, float]:
     """
     if not size:
         return share, share
-    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
-    half = z / (1 + z * z / size) * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    middle = (share + Z * Z / (2 * size)) / (1 + Z * Z / size)
+    half = Z / (1 + Z * Z / size) * math.sqrt(share * (1 - share) / size + Z * Z / (4 * size * size))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

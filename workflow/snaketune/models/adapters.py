@@ -24,7 +24,7 @@ from snaketune.config.lora import Lora
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.models.text_part import other_parameters
-from snaketune.patterns import TooSlow, fullmatch
+from snaketune.models.trainable import matching_names
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
@@ -83,16 +83,8 @@ def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | lis
     if wanted == ALL_LINEAR:
         return wanted
     names = [name for name, _ in model.named_modules() if name]
-    try:
-        matches = [name for name in names if fullmatch(wanted, name)]
-    except TooSlow as error:
-        raise SnaketuneError(f"lora.target_modules: {error}") from None
-    if not matches:
-        raise SnaketuneError(
-            f"lora.target_modules: the pattern {wanted!r} matches no full module name; examples of names: "
-            f"{', '.join([name for name in names if name.count('.') > 2][:3])}"
-        )
-    return matches
+    examples = [name for name in names if name.count(".") > 2][:3]
+    return matching_names(wanted, names, "lora.target_modules", "module name", examples)
 
 
 def _unadaptable(model: PreTrainedModel, *, all_linear: bool) -> str | None:

@@ -125,17 +125,17 @@ class AutoBatch:
     pass sum exactly as an uninterrupted one.
     """
 
-    def __init__(self, row_length: int, device: torch.device, grows: bool | None = None):
-        """Args: grows: whether to try larger batches; default: on a GPU only."""
+    def __init__(self, row_length: int, device: torch.device):
         self.rows = max(1, FORWARD_TOKENS.get(device.type, FORWARD_TOKENS_ELSEWHERE) // row_length)
-        self.grows = device.type == "cuda" if grows is None else grows
+        self.grows = device.type == "cuda"
         self.rate = 0.0
         self._passes: list[tuple[int, float]] = []
 
     def record(self, tokens: int, seconds: float) -> None:
         """Record a forward pass over a full batch, and adjust `rows`.
 
-        >>> search = AutoBatch(1024, torch.device("cpu"), grows=True)
+        >>> search = AutoBatch(1024, torch.device("cpu"))
+        >>> search.grows = True
         >>> for rows, seconds in ((8, 4.0), (8, 2.0), (8, 2.0), *[(16, 3.0)] * 3, *[(32, 6.0)] * 3):
         ...     assert search.rows == rows
         ...     search.record(rows * 1024, seconds)

@@ -20,15 +20,21 @@ def train_only(model: torch.nn.Module, pattern: str) -> None:
     ['1.weight', '1.bias']
     """
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    try:
-        matches = [name for name in parameters if fullmatch(pattern, name)]
-    except TooSlow as error:
-        raise SnaketuneError(f"training.trainable: {error}") from None
-    if not matches:
-        names = list(parameters)
-        raise SnaketuneError(
-            f"training.trainable: the pattern {pattern!r} matches no full name of a parameter; examples of names: "
-            f"{', '.join([*names[:2], names[-1]])}"
-        )
+    names = list(parameters)
+    matches = matching_names(pattern, names, "training.trainable", "name of a parameter", [*names[:2], *names[-1:]])
     for name in parameters.keys() - set(matches):
         parameters[name].requires_grad_(False)
+
+
+def matching_names(pattern: str, names: list[str], key: str, what: str, examples: list[str]) -> list[str]:
+    """Return the names that a pattern of the config matches in full. Raises as `train_only`; `key`, `what` and `examples` are
+    for the message."""
+    try:
+        matches = [name for name in names if fullmatch(pattern, name)]
+    except TooSlow as error:
+        raise SnaketuneError(f"{key}: {error}") from None
+    if not matches:
+        raise SnaketuneError(
+            f"{key}: the pattern {pattern!r} matches no full {what}; examples of names: {', '.join(examples)}"
+        )
+    return matches
