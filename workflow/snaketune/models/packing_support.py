@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.attention import Unpackable, attend, usable_kernels, use_segment_attention
 from snaketune.models.devices import Compute
+from snaketune.models.forward import packed_inputs
 from snaketune.models.kernels import SEPARATE, AttentionOptions, refusal, segments_for
 from snaketune.models.mixers import set_segments
 from snaketune.models.padded_documents import batch_dependent_rope
@@ -36,12 +37,8 @@ def unloaded_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedMo
 
 def forward_inputs(rows: SegmentLayout) -> dict[str, Any]:
     """Return the arguments of an unloaded model's forward pass over `rows`."""
-    return {
-        "input_ids": torch.zeros(1, rows.tokens, dtype=torch.int64),
-        "position_ids": torch.from_numpy(rows.positions)[None],
-        "segments": segments_for("sdpa", rows),
-        "use_cache": False,
-    }
+    ids_1T = torch.zeros(1, rows.tokens, dtype=torch.int64)
+    return packed_inputs({"input_ids": ids_1T, "segments": segments_for("sdpa", rows)})
 
 
 def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
