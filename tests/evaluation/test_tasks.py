@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from snaketune.config.evaluations import TaskSettings
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.task_code import refuse_code
-from snaketune.evaluation.tasks import TaskScores, prepared_tasks, run_tasks
+from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from tests.models.conftest import tiny_model
 
 SHIPPED = Path(lm_eval_tasks.__file__).parent
@@ -64,7 +65,7 @@ def local(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "tasks").mkdir()
     model = tiny_model("llama")
 
-    def asking(lines: str, *answers: str, name: str = "rows.jsonl", **questions) -> TaskScores:
+    def asking(lines: str, *answers: str, name: str = "rows.jsonl", **questions) -> SimpleNamespace:
         path = tmp_path / name
         text = "".join(
             json.dumps({"q": f"w7 w{8 + n}", "a": answer}) + "\n" for n, answer in enumerate(answers)
@@ -74,26 +75,26 @@ def local(tmp_path, tokenizer, monkeypatch):
         (tmp_path / "tasks/t.yaml").write_text(f"task: t\n{DATA.format(path=path)}{lines}")
         config = TaskSettings(**({"names": ["t"]} | questions))
         with prepared_tasks(config, tmp_path / "tasks", tokenizer, tmp_path / "state") as prepared:
-            results = run_tasks(model, prepared, config, 1)
+            of_tasks, harness = run_tasks(model, prepared, config, 1)
         assert not list((tmp_path / "state").iterdir())
         assert datasets.config.HF_DATASETS_CACHE is shared
-        return results
+        return SimpleNamespace(**of_tasks, harness=harness)
 
     return asking
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_a_replaced_file_with_the_same_time_is_read_again(local, name):
-    both = [local(CHOICE, answer, answer, name=name).scores["t"]["acc"] for answer in ("w5", "w6")]
+    both = [local(CHOICE, answer, answer, name=name).tasks["t"]["acc"] for answer in ("w5", "w6")]
     assert sum(both) == 1.0
 
 
 def test_scores_with_a_filter_include_its_name(local):
     results = local(FILTERED, *["w5"] * 5)
     assert (
-        list(results.scores["t"])
-        == list(results.stderrs["t"])
-        == list(results.intervals["t"])
+        list(results.tasks["t"])
+        == list(results.task_stderrs["t"])
+        == list(results.task_intervals["t"])
         == ["exact_match,strict-match"]
     )
 
@@ -105,23 +106,23 @@ def test_a_task_without_a_numeric_score_is_refused(local):
 
 def test_intervals_use_lm_evals_standard_error(local):
     results = local(CHOICE, *["w5", "w6"] * 5, "w5")
-    share, stderr = results.scores["t"]["acc"], results.stderrs["t"]["acc"]
+    share, stderr = results.tasks["t"]["acc"], results.task_stderrs["t"]["acc"]
     assert 0 < share < 1 and stderr == pytest.approx((share * (1 - share) / 10) ** 0.5, abs=1e-4)
-    assert results.intervals["t"]["acc"] == pytest.approx(
+    assert results.task_intervals["t"]["acc"] == pytest.approx(
         # Student's t with ten degrees of freedom.
         [max(0, share - 2.228 * stderr), min(1, share + 2.228 * stderr)],
         abs=4e-4,
     )
     # One document has no standard error, and that of a few is unreliable.
-    assert local(CHOICE, "w5").intervals["t"] == {}
+    assert local(CHOICE, "w5").task_intervals["t"] == {}
     few = local(CHOICE, "w5", "w6", "w5", "w6")
-    assert few.stderrs["t"] and few.intervals["t"] == {}
+    assert few.task_stderrs["t"] and few.task_intervals["t"] == {}
 
 
 def test_bootstrapped_intervals_are_reproducible(local, monkeypatch):
     monkeypatch.setattr("snaketune.evaluation.tasks.BOOTSTRAP", 50)
     lines = CHOICE.replace("metric: acc, aggregation: mean", "metric: mcc, aggregation: matthews_corrcoef")
-    both = [local(lines, *["w5", "w6"] * 4).intervals for _ in range(2)]
+    both = [local(lines, *["w5", "w6"] * 4).task_intervals for _ in range(2)]
     assert both[0] == both[1]
     assert len(both[0]["t"]["mcc"]) == 2
 
@@ -226,12 +227,12 @@ def test_shipped_tasks_run_by_name_without_a_network(shipped, tokenizer, tmp_pat
     questions = TaskSettings(names=["ai2_arc"], few_shot=2, limit=5)
     with prepared_tasks(questions, None, tokenizer, tmp_path / "state") as prepared:
         assert prepared.data == {"allenai/ai2_arc": [COMMIT]}
-        results = run_tasks(tiny_model("llama"), prepared, questions, 4)
-    assert set(results.scores) == {"arc_easy", "arc_challenge"}
-    assert set(results.scores["arc_easy"]) == set(results.intervals["arc_easy"]) == {"acc", "acc_norm"}
-    assert results.harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
-    assert results.harness["n-samples"]["arc_easy"]["effective"] == 5
-    assert results.harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
+        of_tasks, harness = run_tasks(tiny_model("llama"), prepared, questions, 4)
+    assert set(of_tasks["tasks"]) == {"arc_easy", "arc_challenge"}
+    assert set(of_tasks["tasks"]["arc_easy"]) == set(of_tasks["task_intervals"]["arc_easy"]) == {"acc", "acc_norm"}
+    assert harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
+    assert harness["n-samples"]["arc_easy"]["effective"] == 5
+    assert harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
 
 
 def test_uncached_data_are_refused_without_a_network(shipped, tokenizer, tmp_path, monkeypatch):

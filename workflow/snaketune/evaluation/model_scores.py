@@ -120,9 +120,9 @@ def score_model(
         for name in spec.conversations:
             scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
         if prepared:
-            scored = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
-            scores |= {"tasks": scored.scores, "task_stderrs": scored.stderrs, "task_intervals": scored.intervals}
-            write_json(work.payload / "lm_eval.json", scored.harness)
+            of_tasks, harness = run_tasks(loaded, prepared, spec.tasks, mode.batch_size(spec.tasks.batch_size))
+            scores |= of_tasks
+            write_json(work.payload / "lm_eval.json", harness)
             about = about | {"task_data": prepared.data}
     write_json(work.payload / "scores.json", scores)
     for name, schema, of_corpora in (("losses.arrow", LOSSES, losses), ("pairs.arrow", PAIRS, preferences)):

@@ -57,17 +57,6 @@ class PreparedTasks:
     data: dict[str, list[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskScores:
-    """Scores by task and metric (`METRIC,FILTER` where the task has a named filter); standard errors by
-    lm-evaluation-harness, and their intervals; the contents of `lm_eval.json`."""
-
-    scores: dict[str, dict[str, float]]
-    stderrs: dict[str, dict[str, float]]
-    intervals: dict[str, dict[str, list[float]]]
-    harness: dict[str, Any]
-
-
 @contextmanager
 def prepared_tasks(
     questions: TaskSettings, folder: Path | None, tokenizer_folder: Path, scratch: Path
@@ -113,8 +102,13 @@ def prepared_tasks(
 
 def run_tasks(
     model: "PreTrainedModel", prepared: PreparedTasks, questions: TaskSettings, batch_size: int
-) -> TaskScores:
-    """Evaluate a model on the tasks; SnaketuneError if a task gives no numeric score."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Evaluate a model on the tasks; SnaketuneError if a task gives no numeric score.
+
+    Returns:
+        The entries of scores.json, by task and metric (`METRIC,FILTER` where the task has a named filter): `tasks`,
+        `task_stderrs` by lm-evaluation-harness, and their `task_intervals`; and the contents of `lm_eval.json`.
+    """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
@@ -142,18 +136,15 @@ def run_tasks(
             f"eval.tasks.names: {', '.join(empty)} in {prepared.where} gives no numeric score; check its metric_list"
         )
     stderrs = {task: _numbers(values, "_stderr") for task, values in measured}
-    return TaskScores(
-        scores=scores,
-        stderrs=stderrs,
-        intervals={task: _intervals(scores[task], some, _size(results, task)) for task, some in stderrs.items()},
-        harness=harness_results(
-            results,
-            [prepared.folder, prepared.folder.absolute(), Path.cwd()],
-            fewshot_as_multiturn=prepared.chat_template and questions.few_shot_as_multiturn,
-            system_instruction=questions.system_instruction,
-            chat_template=prepared.tokenizer.chat_template if prepared.chat_template else None,
-        ),
+    intervals = {task: _intervals(scores[task], some, _size(results, task)) for task, some in stderrs.items()}
+    harness = harness_results(
+        results,
+        [prepared.folder, prepared.folder.absolute(), Path.cwd()],
+        fewshot_as_multiturn=prepared.chat_template and questions.few_shot_as_multiturn,
+        system_instruction=questions.system_instruction,
+        chat_template=prepared.tokenizer.chat_template if prepared.chat_template else None,
     )
+    return {"tasks": scores, "task_stderrs": stderrs, "task_intervals": intervals}, harness
 
 
 def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[str, Any]]:
