@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,7 +87,7 @@ def prepared_tasks(
         if name not in manager.all_tasks:
             raise SnaketuneError(f"eval.tasks.names: {where} has no {name!r}{unknown(name, manager.all_tasks)}")
     refuse_code(manager.task_index, questions.names)
-    with _own_datasets_cache(scratch if folder else None):
+    with _own_datasets_cache(scratch) if folder else nullcontext():
         loaded = _load(manager, questions.names, where)
         yield PreparedTasks(
             manager=manager,
@@ -242,13 +242,10 @@ def _portable(value: Any, folders: list[str]) -> Any:
 
 
 @contextmanager
-def _own_datasets_cache(scratch: Path | None) -> Iterator[None]:
+def _own_datasets_cache(scratch: Path) -> Iterator[None]:
     """Use a temporary cache of `datasets` in `scratch` for local data, since the shared one identifies files by path and
-    time, or, if compressed, by path alone; the shared one for None. Cached Hub data (`OWNER___NAME`, by commit) remain
-    available, also without a network."""
-    if scratch is None:
-        yield
-        return
+    time, or, if compressed, by path alone. Cached Hub data (`OWNER___NAME`, by commit) remain available,
+    also without a network."""
     from datasets import config
 
     with TemporaryDirectory(dir=scratch, prefix="datasets-") as own:

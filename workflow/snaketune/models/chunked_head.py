@@ -12,8 +12,7 @@ positions that predict them (with shared prefixes one may predict several), C of
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -22,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -74,19 +72,6 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], positions_N: torc
     forward = wraps(type(model).forward)(lambda *arguments, **inputs: _forward(*arguments, **inputs))
     model.forward = MethodType(forward, model)
     return True
-
-
-@contextmanager
-def unsharded_root(model: PreTrainedModel) -> Iterator[None]:
-    """Gather the weights outside the layers of an FSDP2 model while the context lasts, as in its forward."""
-    sharded = isinstance(model, FSDPModule)
-    if sharded:
-        model.unshard()
-    try:
-        yield
-    finally:
-        if sharded:
-            model.reshard()
 
 
 def _forward(

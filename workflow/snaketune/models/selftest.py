@@ -17,18 +17,20 @@ tokens share carries no information. In 16 bits, single tokens may differ by as 
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from snaketune.errors import first_line
 from snaketune.models.attention import Unpackable, usable_kernels, use_kernel, use_own_attention
 from snaketune.models.batches import collate
-from snaketune.models.chunked_head import chunk_head, unsharded_root
+from snaketune.models.chunked_head import chunk_head
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.models.kernels import SEPARATE
@@ -189,7 +191,11 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
     batch = collate(synthetic_rows(model.config, prefixes=False)[0], compute.kernel).to(compute.device)
     was_training = model.training
     model.eval()
-    with compute.autocast(), unsharded_root(model):
+    with compute.autocast(), ExitStack() as gathered:
+        if isinstance(model, FSDPModule):
+            # The weights outside the layers, as in the model's forward.
+            model.unshard()
+            gathered.callback(model.reshard)
         inputs = packed_inputs(batch)
         set_segments(model, batch["segments"])
         if compute.kernel == SEPARATE:

@@ -10,7 +10,7 @@ prompt that would join its completions:
 So what is computed on a unit depends on its pairs alone, however they were packed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,10 @@ class UnitRows:
         return len(self.groups)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        return _join([units_of(self._rows[unit.row])[unit.number] for unit in self.groups[number]])
-
-
-def _join(units: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    counts = np.cumsum([0, *(len(unit["segment_lengths"]) for unit in units)])
-    row = {name: np.concatenate([unit[name] for unit in units]) for name in (*TOKENS, *SEGMENTS)}
-    return row | {name: np.concatenate([unit[name] + n for unit, n in zip(units, counts)]) for name in NUMBERS}
+        units = [units_of(self._rows[unit.row])[unit.number] for unit in self.groups[number]]
+        counts = np.cumsum([0, *(len(unit["segment_lengths"]) for unit in units)])
+        row = {name: np.concatenate([unit[name] for unit in units]) for name in (*TOKENS, *SEGMENTS)}
+        return row | {name: np.concatenate([unit[name] + n for unit, n in zip(units, counts)]) for name in NUMBERS}
 
 
 def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
