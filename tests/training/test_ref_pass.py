@@ -230,8 +230,8 @@ def test_the_auto_batch_grows_while_that_is_faster_with_the_same_values(tmp_path
 
     class Growing(logprobs.AutoBatch):
         def __init__(self, row_length, device):
-            super().__init__(row_length, device, grows=True)
-            self.rows = 1
+            super().__init__(row_length, device)
+            self.rows, self.grows = 1, True
 
         def record(self, tokens, seconds):
             taken.append(self.rows)
