@@ -73,8 +73,7 @@ def measure_curve(
     allowed = limit.allows_first(_shortest_s(check, rows, run, operation.calibrated_epochs, spec.processes))
     for trial in search(possible, spec.gradient_checkpointing, runner.measure) if allowed else ():
         trials.append(trial)
-        if is_main_process():
-            print(_line(trial), flush=True)
+        print(_line(trial), flush=True)
         if not limit.allows_another(trials):
             break
     fitting = [one for one in trials if one["fits"]]
@@ -97,7 +96,7 @@ def measure_curve(
         curve["default"] = asdict(_default_plan(possible, runner))
     if is_main_process():
         write_json(work.payload / CURVE, curve)
-        _log_best(curve, spec, operation)
+    _log_best(curve, spec, operation)
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
 
 

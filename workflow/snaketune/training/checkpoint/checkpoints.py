@@ -170,12 +170,10 @@ class CheckpointMixin:
         folder, current = Path(resume_from_checkpoint), self.run.compute.about()
         self.numerics = json.loads((folder / NUMERICS).read_text(encoding="utf-8"))
         if self.numerics[-1] != current:
-            if self.is_world_process_zero():
-                before, now = (", ".join(sorted(numerics.values())) for numerics in (self.numerics[-1], current))
-                print(
-                    f"{folder.name} was computed with {before}; resuming with {now}, so the result mixes both",
-                    flush=True,
-                )
+            before, now = (", ".join(sorted(numerics.values())) for numerics in (self.numerics[-1], current))
+            print(
+                f"{folder.name} was computed with {before}; resuming with {now}, so the result mixes both", flush=True
+            )
             self.numerics.append(current)
         load_weights(folder, model or self.model)
         if self.average:

@@ -24,12 +24,11 @@ def restore(folder: Path, process: int, processes: int, seed: int, step: int) ->
     if written == processes:
         load_random_state(state_file(folder, process))
         return
-    if process == 0:
-        print(
-            f"{folder.name} was written by {written} processes, {processes} resume from it: rows come in the same order, in "
-            "the same steps; dropout, if any, draws other numbers from here on",
-            flush=True,
-        )
+    print(
+        f"{folder.name} was written by {written} processes, {processes} resume from it: rows come in the same order, in the "
+        "same steps; dropout, if any, draws other numbers from here on",
+        flush=True,
+    )
     seeds = np.random.SeedSequence([seed, step, process]).generate_state(3)
     random.seed(int(seeds[0])), np.random.seed(seeds[1]), torch.manual_seed(int(seeds[2]))
 

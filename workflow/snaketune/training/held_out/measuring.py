@@ -115,19 +115,13 @@ class HeldOutMixin:
             passes=2 if self.run.spec.lora else 3,
             limited=not training.selects,
         )
-        if not self.is_world_process_zero():
-            return
-        if not schedule.steps:
-            print(
-                "held-out rows aren't measured, since the training is too short; set training.evaluate.every",
-                flush=True,
+        told = "held-out rows aren't measured, since the training is too short; set training.evaluate.every"
+        if schedule.steps:
+            told = (
+                f"held-out rows: {len(schedule.rows)} of {len(held_out.rows)} are measured {len(schedule.steps)} times, about "
+                f"{schedule.share:.1%} of the computation"
             )
-            return
-        print(
-            f"held-out rows: {len(schedule.rows)} of {len(held_out.rows)} are measured {len(schedule.steps)} times, about "
-            f"{schedule.share:.1%} of the computation",
-            flush=True,
-        )
+        print(told, flush=True)
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
         """Measure after a step; replaces the Trainer's own evaluation."""
@@ -168,8 +162,7 @@ class HeldOutMixin:
         # Adding zero turns -0.0 into 0.0.
         line = {f"{PREFIX}{name}": round(value, 6) + 0.0 for name, value in metrics.items()}
         self.log(line | ({f"{PREFIX}samples": answers} if answers else {}))
-        if self.is_world_process_zero():
-            self._print(best, answers)
+        self._print(best, answers)
         self._select()
 
     def _select(self) -> None:
@@ -181,8 +174,7 @@ class HeldOutMixin:
         reason = reason_to_stop(points(self.state.log_history), training)
         if reason and step < self.state.max_steps:
             self.held_out.stopped = {"step": step, "reason": reason, "held_out": True}
-            if self.is_world_process_zero():
-                print(f"stopped early, after step {step}: {reason}", flush=True)
+            print(f"stopped early, after step {step}: {reason}", flush=True)
             # As for `dpo.stop_if`: a retry from the previous checkpoint repeats this step and stops again.
             self.control.should_training_stop, self.control.should_save = True, False
 
@@ -211,10 +203,7 @@ class HeldOutMixin:
             load_weights(best_folder(self.run.work.state, step), self.accelerator.unwrap_model(self.model))
         elif self.average:
             self.average.swap()
-        if self.is_world_process_zero():
-            print(
-                f"kept: the weights of step {step}, with the best held-out {training.metric}, {value:.5g}", flush=True
-            )
+        print(f"kept: the weights of step {step}, with the best held-out {training.metric}, {value:.5g}", flush=True)
         return {"kept": {"step": step, "metric": training.metric, "value": value}}
 
     def about_held_out(self, seconds: float) -> dict[str, Any]:
@@ -222,19 +211,16 @@ class HeldOutMixin:
         held_out = self.held_out
         if held_out is None or not held_out.schedule.steps:
             return {}
+        share = round(held_out.seconds / seconds, 4)
         facts = {
             "points": points(self.state.log_history),
             "rows": len(held_out.schedule.rows),
             "of_rows": len(held_out.rows),
             "seconds": round(held_out.seconds, 2),
-            "share_of_time": round(held_out.seconds / seconds, 4),
+            "share_of_time": share,
             **({"stopped": held_out.stopped} if held_out.stopped else {}),
         }
-        if self.is_world_process_zero():
-            print(
-                f"held-out rows: {held_out.measurements} measurements took {facts['share_of_time']:.1%} of the time",
-                flush=True,
-            )
+        print(f"held-out rows: {held_out.measurements} measurements took {share:.1%} of the time", flush=True)
         return {"held_out": facts}
 
     @contextmanager

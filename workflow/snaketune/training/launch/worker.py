@@ -113,7 +113,7 @@ def main(job_file: Path) -> None:
     """Run the job; exit with a message, without a traceback, on errors that the user can act on."""
     quiet_libraries()
     if not is_main_process():
-        # Every process would print the same lines into one log; errors go to stderr.
+        # Every process prints the same lines, and one log takes those of the main one; errors go to stderr.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
     # The launcher ignores SIGTERM, and this process inherits that. Before the first step there is nothing to save.

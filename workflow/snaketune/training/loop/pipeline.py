@@ -157,8 +157,7 @@ def train(training: PreparedTraining) -> Outcome:
         ) from None
     throughput = trainer.meter.about(history)
     expected = check.estimate.expected if check.estimate else None
-    if trainer.is_world_process_zero():
-        print(f"peak memory: {throughput['peak_memory_gb']:.2f} GB, {check.expected}", flush=True)
+    print(f"peak memory: {throughput['peak_memory_gb']:.2f} GB, {check.expected}", flush=True)
     on_cuda = compute.device.type == "cuda"
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
@@ -262,7 +261,7 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
         trainer.average = AveragedWeights(trainer.model, average.ema)
         trainer.add_callback(trainer.average)
     trainer.compile()
-    if is_main and (line := first_line()):
+    if line := first_line():
         print(line, flush=True)
     preemption = trainer.preemption = PreemptionCallback(_trainable_count(trainer.model), work.state)
     trainer.add_callback(preemption)

@@ -242,13 +242,12 @@ class LogCallback(TrainerCallback):
 
     def on_substep_end(self, args, state, control, **_):
         """Print the steps done after SECONDS_BETWEEN_LINES without a log line, which many slow steps may be apart."""
-        silent = time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and not control.should_log
-        if silent and state.is_world_process_zero:
+        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and not control.should_log:
             self._print(f"{state.global_step} of {state.max_steps} steps done", self._remaining_s(state))
 
     def on_prediction_step(self, args, state, control, **_):
         """Say so while a measurement of held-out rows takes long."""
-        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and state.is_world_process_zero:
+        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES:
             self._print(f"measuring held-out rows after step {state.global_step}", None)
 
     def on_log(self, args, state, control, logs=None, **_):
@@ -257,8 +256,7 @@ class LogCallback(TrainerCallback):
             return
         if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
             raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
-        if state.is_world_process_zero:
-            self._print(log_line(logs, state.global_step, state.max_steps), self._remaining_s(state))
+        self._print(log_line(logs, state.global_step, state.max_steps), self._remaining_s(state))
 
     def _print(self, line: str, remaining: float | None) -> None:
         print(line if remaining is None else f"{line}  {time_left(remaining)} left", flush=True)

@@ -146,8 +146,7 @@ class DpoTrainer(PackedTrainer):
         for sums in self.metric_sums.read(self.gather_processes):
             self.unlogged.append(sums)
             for text in self.monitor.step(add_steps(sums)):
-                if self.is_world_process_zero():
-                    print(f"warning: {text}", flush=True)
+                print(f"warning: {text}", flush=True)
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         if "loss" in logs:
@@ -173,7 +172,7 @@ class DpoTrainer(PackedTrainer):
         self.update_monitor()
         warnings = self.monitor.final_warnings()
         for warning in warnings:
-            if warning["at_end"] and self.is_world_process_zero():
+            if warning["at_end"]:
                 print(f"warning, at the end: {warning['at_end']['text']}", flush=True)
         stopped = {"stopped": self.monitor.stopped} if self.monitor.stopped else {}
         return Outcome(about=stopped, run=stopped | {"warnings": warnings})
@@ -187,7 +186,7 @@ class _StepEndCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **_):
         stop_if = self.trainer.spec.stop_if
-        if not stop_if or not state.is_world_process_zero:
+        if not stop_if:
             return
         if (first := max(stop_if.window, stop_if.from_step)) >= state.max_steps:
             print(
@@ -211,8 +210,7 @@ class _StepEndCallback(TrainerCallback):
         trainer.update_monitor()
         if stopped := trainer.monitor.early_stop():
             trainer.monitor.stopped = stopped
-            if state.is_world_process_zero:
-                print(f"stopped early, after step {stopped['step']}: {stopped['reason']}", flush=True)
+            print(f"stopped early, after step {stopped['step']}: {stopped['reason']}", flush=True)
             # A retry would train on from a checkpoint of this step. From the previous one it repeats this step and stops again.
             control.should_training_stop = control.should_log = True
             control.should_save = False
