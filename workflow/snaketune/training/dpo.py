@@ -5,7 +5,6 @@ their artifact, so no reference model is in memory. `dpo_loss` defines the loss 
 `dpo_trainer` trains.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +58,7 @@ def build(
         ref_logps: one artifact, or none for a loss without a reference.
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
+    from snaketune.training.checkpoint.save_model import copy_other_files
     from snaketune.training.launch.worker import is_main_process
     from snaketune.training.loop.pipeline import train
     from snaketune.training.loop.trainer import TrainingRun
@@ -69,9 +69,5 @@ def build(
     run = TrainingRun.of(spec, operation, work, tracked)
     outcome = train(prepare_training(run, (model, *base_layers), pack, *ref_logps))
     if is_main_process():
-        for name in model.manifest["payload"]:
-            # Copy the tokenizer and other files, but not weights, nor the index of their shards.
-            weights = name.endswith((".safetensors", ".index.json"))
-            if "/" not in name and not weights and not (work.payload / name).exists():
-                shutil.copyfile(model.folder / name, work.payload / name)
+        copy_other_files(model, work.payload)
     return outcome

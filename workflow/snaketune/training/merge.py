@@ -1,6 +1,5 @@
 """The `merge` stage: average the weights of models, without training (`training.checkpoint.merging`)."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +31,7 @@ def build(spec: MergeSpec, work: WorkFolder, *, models: list[Artifact], base: Se
     """
     from snaketune.models.adapter_stack import AdapterStack
     from snaketune.training.checkpoint.merging import merge
+    from snaketune.training.checkpoint.save_model import copy_other_files
 
     for result in models:
         result.files()
@@ -44,10 +44,5 @@ def build(spec: MergeSpec, work: WorkFolder, *, models: list[Artifact], base: Se
             )
         )
     dtype = merge(stacks, [one.weight for one in spec.models], spec.method, work.payload)
-    first = models[0]
-    for name in first.manifest["payload"]:
-        # The tokenizer and other files, but neither weights, the index of their shards, nor adapters.
-        weights = name.endswith((".safetensors", ".index.json"))
-        if "/" not in name and not weights and not (work.payload / name).exists():
-            shutil.copyfile(first.folder / name, work.payload / name)
+    copy_other_files(models[0], work.payload)
     return Outcome(about={"saved_dtype": dtype})

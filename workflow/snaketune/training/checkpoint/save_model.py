@@ -5,6 +5,7 @@ the model can also merge it.
 """
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.training_runs import SaveDtype
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.adapters import add_lora, cast_parameters, merge, parameter_cast, save_adapter
@@ -100,6 +102,14 @@ def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> N
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
+
+
+def copy_other_files(result: Artifact, folder: Path) -> None:
+    """Copy a model's tokenizer and other files that `folder` lacks: no weights, nor the index of their shards, nor adapters."""
+    for name in result.manifest["payload"]:
+        weights = name.endswith((".safetensors", ".index.json"))
+        if "/" not in name and not weights and not (folder / name).exists():
+            shutil.copyfile(result.folder / name, folder / name)
 
 
 def warn_if_tokenizer_differs(folder: Path) -> None:
