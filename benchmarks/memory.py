@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, int], dict[str, Any]]] = {
 def measure(name: str) -> dict[str, float]:
     """Train for three steps on full rows of four documents each; return the expected and the peak memory in GB."""
     import numpy as np
-    from tests.training.executed import executed
+    from tests.training.executed import executed, made_by
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
     from benchmarks.gpu.rows import MadeRows
@@ -69,7 +69,8 @@ def measure(name: str) -> dict[str, float]:
         run = TrainingRun(
             spec=spec, operation=operation, work=started(folder), compute=resolve_compute(training.precision)
         )
-        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, load=load, new_config=config)
+        initial = made_by(load, new_config=config)
+        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial)
         expected = pipeline.refuse_unfit_machine(prepared).estimate.expected
         with pipeline.ready_trainer(prepared) as trainer:
             pipeline.fit(trainer)

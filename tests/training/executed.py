@@ -1,5 +1,7 @@
-"""The operation of a test's training, with the batch plan that its settings name."""
+"""The operation of a test's training, with the batch plan that its settings name, and its initial weights."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from snaketune.config.operation import Execution
@@ -15,3 +17,9 @@ def executed(training: Training, **operation: Any) -> Execution:
         allow_cpu=True,
         **operation,
     )
+
+
+def made_by(load: Callable[..., Any], config: Any = None, new_config: Any = None) -> SimpleNamespace:
+    """Return initial weights that `load` makes, in place of an AdapterStack."""
+    configs = {"config": lambda: config, "new_config": lambda: new_config}
+    return SimpleNamespace(load=load, **configs, named_base=None, weights=None, tokenizer=None)

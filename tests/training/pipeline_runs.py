@@ -27,7 +27,7 @@ from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
-from tests.training.executed import executed
+from tests.training.executed import executed, made_by
 
 LENGTH = 32
 FORKED = multiprocessing.get_context("fork")
@@ -130,7 +130,8 @@ def train(
         **further,
     )
     run = TrainingRun(spec=made, operation=operation, work=work, compute=compute)
-    prepared = PreparedTraining(trainer_class=trainer, rows=rows, run=run, load=load, config=config, held_out=held_out)
+    initial = made_by(load, config)
+    prepared = PreparedTraining(trainer_class=trainer, rows=rows, run=run, initial=initial, held_out=held_out)
     return pipeline.train(prepared)
 
 

@@ -301,14 +301,14 @@ def test_held_out_prompts_are_answered_as_transformers_would(tmp_path, tokenizer
     corpus = chain.corpus(tmp_path / "corpus", "sft", ROWS, held_out=4)
     packed = chain.pack(tmp_path, corpus, tokenizer, "sft", length=64)
     prepared = prepare_training(run, packed, tokenizer)
-    vocabulary = prepared.load(torch.float32, None).config.vocab_size
+    vocabulary = prepared.initial.load(torch.float32, None).config.vocab_size
     config = tiny_config(family)
     config.vocab_size = vocabulary
     model = tiny_model(config)
     compute = self_test(model, [prepared.rows], CPU, training=True).compute
-    answers = SamplePrompts(prepared.held_out, prepared.tokenizer).answers(model, 2, compute)
+    answers = SamplePrompts(prepared.held_out, tokenizer.folder).answers(model, 2, compute)
     assert len(answers) == 2
-    chat = ChatTokenizer.load(prepared.tokenizer)
+    chat = ChatTokenizer.load(tokenizer.folder)
     use_own_attention(model)
     for answer in answers:
         (row,) = [row for row in ROWS if row["messages"][0]["content"] in answer["prompt"]]

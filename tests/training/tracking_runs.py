@@ -24,7 +24,7 @@ from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
 from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, tiny_model
-from tests.training.executed import executed
+from tests.training.executed import executed, made_by
 
 from .pipeline_runs import FORKED, prepare_forks, read_pack, spec
 
@@ -47,7 +47,8 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
         tracked=tracked,
     )
     rows = PackedRows(read_pack(root), "train")
-    pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, load=lambda *_: tiny_model("llama")))
+    initial = made_by(lambda *_: tiny_model("llama"))
+    pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial))
 
 
 def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from snaketune.training.autotune.timed_steps import Timing, time_steps
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
+from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
 from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 from snaketune.training.preference.dpo_trainer import DpoTrainer
 from snaketune.training.preference.pair_dataset import PairRows
@@ -57,13 +57,11 @@ def measure_curve(
     this machine."""
     tokenizer.files()
     run = TrainingRun.of(spec.run, operation, work)
-    rows, trainer_class = _rows(spec, pack, tokenizer, run)
-    initial = AdapterStack(base=spec.base, tokenizer=tokenizer.folder)
-    if isinstance(rows, PackedRows):
-        run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=trainer_class.drops_out)
+    training = _prepare(spec, pack, tokenizer, run)
+    rows, run = training.rows, training.run
     # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    runner = TrialRunner(spec, run, rows, trainer_class, initial)
+    runner = TrialRunner(spec, training)
     check = refuse_unfit_machine(runner.training(smallest))
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     batch_rows = run.spec.training.batch_rows
@@ -103,19 +101,16 @@ def measure_curve(
 class TrialRunner:
     """Runs trials, each with a newly loaded model, and stores their results in the work folder."""
 
-    def __init__(
-        self, spec: CalibrateSpec, run: TrainingRun, rows: Any, trainer_class: type[BaseTrainer], initial: AdapterStack
-    ):
-        self.spec, self.run, self.rows, self.trainer_class, self.initial = spec, run, rows, trainer_class, initial
-        self.store = Trials(run.work.state)
+    def __init__(self, spec: CalibrateSpec, calibrated: PreparedTraining):
+        self.spec, self.calibrated, self.run = spec, calibrated, calibrated.run
+        self.store = Trials(self.run.work.state)
         # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()
-        self.host_memory = None if run.compute.device.type == "cuda" else host_memory_limit()
+        self.host_memory = None if self.run.compute.device.type == "cuda" else host_memory_limit()
 
     def training(self, plan: BatchPlan) -> PreparedTraining:
         """Return the training with a batch plan."""
-        run = replace(self.run, operation=plan.apply_to(self.run.operation))
-        return PreparedTraining.of(self.trainer_class, self.rows, run, self.initial)
+        return replace(self.calibrated, run=replace(self.run, operation=plan.apply_to(self.run.operation)))
 
     def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
         """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
@@ -190,15 +185,16 @@ def _default_plan(possible: list[int], runner: "TrialRunner") -> BatchPlan:
     return plan
 
 
-def _rows(
-    spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun
-) -> tuple[PackedRows | RawRows, type[BaseTrainer]]:
+def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun) -> PreparedTraining:
+    trained = {"run": run, "initial": AdapterStack(base=spec.base, tokenizer=tokenizer.folder)}
     in_memory = run.operation.load_in_memory
     if not isinstance(spec.run, SftSpec):
-        return PairRows(pack, None, in_memory), DpoTrainer
+        rows = PairRows(pack, None, in_memory)
+        return PreparedTraining(trainer_class=DpoTrainer, rows=rows, **trained).with_kernel()
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
-        return PackedRows(pack, "train", in_memory), SftTrainer
-    return RawRows(pack, tokenizer.folder), RawTrainer
+        rows = PackedRows(pack, "train", in_memory)
+        return PreparedTraining(trainer_class=SftTrainer, rows=rows, **trained).with_kernel()
+    return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), **trained)
 
 
 def _line(trial: Trial) -> str:

@@ -79,17 +79,17 @@ def _write(model: torch.nn.Module, training: Any, dtype: torch.dtype, base_dtype
     if spec.lora:
         rows = model.get_input_embeddings().weight.shape[0]
         grown = config is not None and rows > config.get_text_config().vocab_size
-        save_adapter(model, folder / ADAPTER, base=training.base, grown=grown)
+        save_adapter(model, folder / ADAPTER, base=training.initial.named_base, grown=grown)
         if not spec.lora.merge:
             _save_configs(model.get_base_model(), folder, dtype)
             return
         if spec.quantization:
-            model = copy_trained(model, add_lora(training.load(base_dtype, None), spec.lora))
+            model = copy_trained(model, add_lora(training.initial.load(base_dtype, None), spec.lora))
         model = merge(model, dtype)
     cast_parameters(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
-    if training.weights:
-        add_other_parts(folder, model, training.weights)
+    if training.initial.weights:
+        add_other_parts(folder, model, training.initial.weights)
 
 
 def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:

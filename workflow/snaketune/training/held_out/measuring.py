@@ -75,8 +75,9 @@ class HeldOutMixin:
         """Compute metrics of the batches of all processes, `loss` among them; every process calls it, with equally many."""
         raise TypeError("a subclass defines this")
 
-    def use_held_out(self, rows: PackedRows | None, prompts: SamplePrompts | None) -> None:
-        """Measure these rows during the training, if the run has measurements, unless only another kernel can."""
+    def use_held_out(self, rows: PackedRows | None, tokenizer: Path | None) -> None:
+        """Measure these rows during the training, if the run has measurements, unless only another kernel can. Args: tokenizer:
+        its folder, for samples; None for none."""
         if not self.run.operation.evaluate:
             return
         why_not = self._cannot_measure(rows)
@@ -86,7 +87,7 @@ class HeldOutMixin:
             print(f"held-out rows aren't measured: {why_not}", flush=True)
             return
         sharded = self.run.in_shards or self.run.operation.launch == "deepspeed"
-        self.held_out = HeldOut(rows, None if sharded else prompts)
+        self.held_out = HeldOut(rows, None if sharded or tokenizer is None else SamplePrompts(rows, tokenizer))
         self.add_callback(MeasureHeldOut(self))
 
     def _cannot_measure(self, rows: PackedRows | None) -> str:

@@ -29,7 +29,6 @@ from snaketune.training.autotune.machine_check import MachineCheck, check_machin
 from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.checkpoints import MarkComplete, diverged, last_checkpoint, remove_incomplete
 from snaketune.training.checkpoint.save_model import save_trained
-from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.held_out.selection import BEST, has_its_best
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.launch.worker_endings import record_preemption
@@ -63,7 +62,7 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
         # Shards in float32 are loaded as stored: the processes then share the pages of the files, and each shard is converted
         # on its own.
         as_stored = run.in_shards and dtype == torch.float32 and not spec.quantization
-        model = training.load(stored_dtype(config) or dtype if as_stored else dtype, spec.quantization)
+        model = training.initial.load(stored_dtype(config) or dtype if as_stored else dtype, spec.quantization)
         if not spec.quantization and not run.in_shards:
             model = model.to(compute.device)
         parameters = parameter_count(model)
@@ -79,15 +78,9 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 )
                 model = _with_trained_parameters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
-            trainer.use_held_out(training.held_out, sample_prompts(training))
+            trainer.use_held_out(training.held_out, training.initial.tokenizer)
             trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
             yield trainer
-
-
-def sample_prompts(training: PreparedTraining) -> SamplePrompts | None:
-    """Return the held-out prompts that a training's model may answer."""
-    known = training.held_out is not None and training.tokenizer is not None
-    return SamplePrompts(training.held_out, training.tokenizer) if known else None
 
 
 def _trainable_count(model: torch.nn.Module) -> int:
@@ -112,10 +105,10 @@ def _with_trained_parameters(model: PreTrainedModel, run: TrainingRun) -> torch.
 
 def examine_machine(training: PreparedTraining) -> MachineCheck:
     """Compare the needs of a training with this machine, before its model is loaded."""
-    run, config = training.run, training.config or training.new_config
+    run = training.run
     summed = training.trainer_class.sums_losses and run.spec.loss != "dft" and not training.rows.weighted
     computed = {"dropout": training.trainer_class.drops_out, "summed": summed}
-    return check_machine(run.spec, run.operation, run.compute, config, training.rows, **computed)
+    return check_machine(run.spec, run.operation, run.compute, training.any_config, training.rows, **computed)
 
 
 def refuse_unfit_machine(training: PreparedTraining) -> MachineCheck:

@@ -72,10 +72,10 @@ def prepare_training(
     )
     if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
         rows = PackedRows(pack, "train", run.operation.load_in_memory)
-        run = run.with_kernel_for(initial.config() or initial.new_config(), rows, dropout=SftTrainer.drops_out)
         held_out = SourcedRows(pack, "held_out", run.operation.load_in_memory)
-        return PreparedTraining.of(SftTrainer, rows, run, initial, held_out, tokenizer.folder)
+        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
+        return prepared.with_kernel()
     # TRL takes a second to import.
     from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
 
-    return PreparedTraining.of(RawTrainer, RawRows(pack, tokenizer.folder), run, initial)
+    return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), run=run, initial=initial)

@@ -8,14 +8,13 @@ import math
 import time
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
 
-from snaketune.config.base_models import Pretrained
-from snaketune.config.lora import Quantization
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
@@ -68,11 +67,6 @@ class TrainingRun:
         compute = resolve_compute(spec.training.precision, training=True)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
-    def with_kernel_for(self, config: PretrainedConfig | None, rows: PackedRows, *, dropout: bool) -> "TrainingRun":
-        """Return the run with the kernel for the model and its rows; see `models.packing_support.choose_kernel`."""
-        longest, prefixes = rows.longest[0], rows.has_prefixes
-        return replace(self, compute=choose_kernel(self.compute, config, longest, prefixes=prefixes, dropout=dropout))
-
     @property
     def offloads(self) -> bool:
         """Whether activations are moved to host memory: from devices with memory of their own, if the config asks for it."""
@@ -94,41 +88,30 @@ class PreparedTraining:
 
     Attributes:
         rows: training rows, as the trainer takes them; `str(rows)` describes them in the log.
-        load: loads the initial model in a data type, quantized or not.
-        config: the config of the model that `load` returns; None for a model from scratch.
-        new_config: the config of a model from scratch.
         held_out: rows that may be measured while the training runs; None if it can't measure any.
-        tokenizer: folder of the tokenizer, for answers to held-out prompts.
-        base: the model that `load` loads, unless that is a result of this workflow.
-        weights: where its weights are, before adapters of other results are merged; None for a model from scratch.
     """
 
     trainer_class: "type[BaseTrainer]"
     rows: Sized
     run: TrainingRun
-    load: Callable[[torch.dtype, Quantization | None], PreTrainedModel]
-    config: PretrainedConfig | None = None
-    new_config: PretrainedConfig | None = None
+    initial: AdapterStack
     held_out: PackedRows | None = None
-    tokenizer: Path | None = None
-    base: Pretrained | None = None
-    weights: Pretrained | None = None
 
-    @classmethod
-    def of(
-        cls,
-        trainer_class: "type[BaseTrainer]",
-        rows: Sized,
-        run: TrainingRun,
-        initial: AdapterStack,
-        held_out: PackedRows | None = None,
-        tokenizer: Path | None = None,
-    ) -> Self:
-        """Return the training that starts from `initial`."""
-        model = {"load": initial.load, "base": initial.named_base, "weights": initial.weights}
-        configs = {"config": initial.config(), "new_config": initial.new_config()}
-        measured = {"held_out": held_out, "tokenizer": tokenizer}
-        return cls(trainer_class=trainer_class, rows=rows, run=run, **model, **configs, **measured)
+    @cached_property
+    def config(self) -> PretrainedConfig | None:
+        """The config of the initial model; None for a model from scratch."""
+        return self.initial.config()
+
+    @property
+    def any_config(self) -> PretrainedConfig | None:
+        """The config of the initial model, also if that is made from scratch."""
+        return self.config or self.initial.new_config()
+
+    def with_kernel(self) -> Self:
+        """Return the training with the kernel for its model and packed rows; see `models.packing_support.choose_kernel`."""
+        longest, prefixes, dropout = self.rows.longest[0], self.rows.has_prefixes, self.trainer_class.drops_out
+        compute = choose_kernel(self.run.compute, self.any_config, longest, prefixes=prefixes, dropout=dropout)
+        return replace(self, run=replace(self.run, compute=compute))
 
 
 class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin, OptimizerMixin):

@@ -263,6 +263,6 @@ def prepare_training(
         check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    run = run.with_kernel_for(initial.config(), rows, dropout=DpoTrainer.drops_out)
     held_out = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha, split="held_out")
-    return PreparedTraining.of(DpoTrainer, rows, run, initial, held_out, tokenizer)
+    prepared = PreparedTraining(trainer_class=DpoTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
+    return prepared.with_kernel()
