@@ -22,10 +22,9 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
-from snaketune.training.checkpoint import checkpoints
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
+from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed, made_by
 
@@ -138,14 +137,14 @@ def train(
 def stop_after(save: int, monkeypatch) -> None:
     """Interrupt the training when its `save`th checkpoint is complete."""
     counted = iter(range(1, 10**6))
-    on_save = checkpoints.MarkComplete.on_save
+    on_save = BaseTrainer.on_save
 
     def saved(self, *arguments, **keywords):
         on_save(self, *arguments, **keywords)
         if next(counted) == save:
             raise Interrupted
 
-    monkeypatch.setattr(checkpoints.MarkComplete, "on_save", saved)
+    monkeypatch.setattr(BaseTrainer, "on_save", saved)
 
 
 def held_out_pack(folder: Path, **what: Any) -> SourcedRows:

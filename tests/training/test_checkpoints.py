@@ -10,7 +10,7 @@ import torch
 from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoint.checkpoints import (
     COMPLETE,
-    MarkComplete,
+    CheckpointMixin,
     last_checkpoint,
     remove_incomplete,
 )
@@ -93,6 +93,11 @@ def test_the_newest_complete_checkpoint_is_used_and_incomplete_ones_are_removed(
     assert last_checkpoint(tmp_path / "nothing") is None
 
 
+def mark_saved(folder, state, check_held=lambda: None):
+    trainer = SimpleNamespace(run=SimpleNamespace(work=SimpleNamespace(check_held=check_held)))
+    CheckpointMixin.on_save(trainer, SimpleNamespace(output_dir=str(folder)), state, None)
+
+
 def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):
     """Its machine hung while it saved, and another machine has resumed the training meanwhile."""
     for number in (2, 4, 8):
@@ -104,10 +109,10 @@ def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_pa
         raise SnaketuneError("another process works here")
 
     with pytest.raises(SnaketuneError, match="another process"):
-        MarkComplete(lost).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+        mark_saved(tmp_path, state, lost)
     assert len(list(tmp_path.iterdir())) == 3 and not list(tmp_path.rglob(COMPLETE))
     # Nor if it doesn't notice: newer checkpoints aren't its own.
-    MarkComplete(lambda: None).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    mark_saved(tmp_path, state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
 
 
@@ -119,7 +124,7 @@ def test_a_damaged_checkpoint_is_removed_and_named(tmp_path, capsys, name):
         (newest / file).parent.mkdir(parents=True, exist_ok=True)
         (newest / file).write_text(f"of {file}")
     state = SimpleNamespace(is_world_process_zero=True, global_step=10)
-    MarkComplete(lambda: None).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    mark_saved(tmp_path, state)
     remove_incomplete(tmp_path)
     assert last_checkpoint(tmp_path) == newest
     content = bytearray((newest / name).read_bytes())

@@ -20,6 +20,7 @@ from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.training.checkpoint import checkpoints
 from snaketune.training.held_out import measuring
 from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.launch.worker_endings import Preempted
@@ -171,6 +172,28 @@ def test_the_best_weights_are_kept_however_often_it_was_killed(tmp_path, monkeyp
         again = train(tmp_path / f"killed-{kills}", rows, made, **settings)
         assert again.about == straight.about and points(again) == points(straight)
         assert same(weights(tmp_path / f"killed-{kills}"), weights(tmp_path / "straight"))
+
+
+def test_best_weights_are_kept_until_a_checkpoint_that_needs_others_is_complete(
+    tmp_path, monkeypatch, capsys, rows, held_out
+):
+    made, settings = spec(**OVERFIT, keep="best"), {"held_out": held_out, "evaluate": EVERY, "every": 2}
+    marked, original = [], checkpoints.mark_complete
+
+    def killed_at_the_second(folder, check_held):
+        marked.append(folder)
+        if len(marked) == 2:
+            raise Interrupted
+        original(folder, check_held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "mark_complete", killed_at_the_second)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made, **settings)
+    capsys.readouterr()
+    again = train(tmp_path / "resumed", rows, made, **settings)
+    assert "resuming from" in capsys.readouterr().out
+    assert again.about == train(tmp_path / "straight", rows, made, **settings).about
 
 
 def test_without_the_best_weights_a_checkpoint_isnt_used(tmp_path, monkeypatch, capsys, rows, held_out):

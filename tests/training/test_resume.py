@@ -12,7 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
+from snaketune.training.checkpoint.checkpoints import (
+    WEIGHTS,
+    CheckpointMixin,
+    last_checkpoint,
+    load_weights,
+    save_weights,
+)
 from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import tiny_model
 
@@ -108,13 +114,13 @@ def test_a_resumed_training_saves_and_logs_at_the_current_intervals(tmp_path, mo
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", rows, made, every=4, log_steps=4)
     saved: list[int] = []
-    on_save = MarkComplete.on_save
+    on_save = CheckpointMixin.on_save
 
     def record(self, args, state, control, **keywords):
         on_save(self, args, state, control, **keywords)
         saved.append(state.global_step)
 
-    monkeypatch.setattr(MarkComplete, "on_save", record)
+    monkeypatch.setattr(CheckpointMixin, "on_save", record)
     history = train(tmp_path / "resumed", rows, made, every=3, log_steps=1).run["history"]
     assert saved == [6, 9, 12]
     assert [entry["step"] for entry in history] == [1, 4, 5, 6, 7, 8, 9, 10, 11, 12]

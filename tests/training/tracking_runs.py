@@ -80,7 +80,7 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(to_tensorboard.Run, "write", torn)
     else:
-        on_save = checkpoints.MarkComplete.on_save
+        on_save = checkpoints.CheckpointMixin.on_save
 
         def saved(self, args, state, control, **more):
             if what == "save":
@@ -88,7 +88,7 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
             on_save(self, args, state, control, **more)
             kill(state.global_step)
 
-        patch.setattr(checkpoints.MarkComplete, "on_save", saved)
+        patch.setattr(checkpoints.CheckpointMixin, "on_save", saved)
 
 
 def fill_disk_at(step: int, patch: pytest.MonkeyPatch) -> None:

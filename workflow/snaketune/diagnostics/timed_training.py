@@ -36,7 +36,6 @@ from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop import sft_trainer
 from snaketune.training.loop.pipeline import examine_machine, ready_trainer
-from snaketune.training.loop.sample_order import SetEpoch
 from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.training.preference import dpo_trainer
 
@@ -147,7 +146,7 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
         if rising:
             # A short training goes over its rows again.
             args.max_steps = rising[0].steps
-        for callback in (SetEpoch(trainer), windows, *[profiled] * spec.profile, *rising):
+        for callback in (windows, *[profiled] * spec.profile, *rising):
             trainer.add_callback(callback)
         trainer.compile()
         trainer.train()

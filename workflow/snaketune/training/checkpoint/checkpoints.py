@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import sync_names, write_json
@@ -31,7 +30,6 @@ from snaketune.training.parallel.zero import (
     gathered_weight,
     is_zero,
     trained_weights,
-    unset_deepspeed,
 )
 
 COMPLETE = "complete"
@@ -83,26 +81,6 @@ def mark_complete(folder: Path, check_held: Callable[[], None]) -> None:
     sync_names(folder.parent)
 
 
-class MarkComplete(TrainerCallback):
-    """Marks a checkpoint as complete once all its files are on disk, and removes the older ones."""
-
-    def __init__(self, check_held: Callable[[], None]):
-        """Args: check_held: raises if another process has taken over the work folder, and may write its checkpoints there."""
-        self.check_held = check_held
-
-    def on_save(self, args, state, control, **_):
-        """Mark the checkpoint that was written; called on every process."""
-        PartialState().wait_for_everyone()
-        if not state.is_world_process_zero:
-            return
-        folder = Path(args.output_dir)
-        mark_complete(folder / f"checkpoint-{state.global_step}", self.check_held)
-        self.check_held()
-        for other in folder.glob("checkpoint-*"):
-            if _step_of(other) < state.global_step:
-                shutil.rmtree(other)
-
-
 class CheckpointMixin:
     """Mixin for transformers' Trainer: its checkpoints are safetensors and JSON instead of pickles."""
 
@@ -121,6 +99,19 @@ class CheckpointMixin:
         write(folder, WEIGHTS, self.finite_tensors(keep=is_main), is_main)
         if self.average:
             self.average.save(folder, is_main)
+
+    def on_save(self, args, state, control, **_):
+        """Mark the checkpoint as complete once all its files are on disk, and remove older ones; called on every process."""
+        PartialState().wait_for_everyone()
+        if not state.is_world_process_zero:
+            return
+        # Another process that has taken over the work folder may write its checkpoints there.
+        folder, check_held = Path(args.output_dir), self.run.work.check_held
+        mark_complete(folder / f"checkpoint-{state.global_step}", check_held)
+        check_held()
+        for other in folder.glob("checkpoint-*"):
+            if _step_of(other) < state.global_step:
+                shutil.rmtree(other)
 
     def finite_tensors(self, keep: bool = False) -> dict[str, torch.Tensor]:
         """Return the trained tensors; raise SnaketuneError in every process, which all call it, if a weight isn't finite.
@@ -141,7 +132,10 @@ class CheckpointMixin:
     def full_tensor_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
         """The function that gathers a weight; None if the model isn't sharded. Called last: it ends the use of DeepSpeed."""
         if is_zero(self.model_wrapped):
-            unset_deepspeed()
+            from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+            # Afterwards a single process can load a model on its own.
+            unset_hf_deepspeed_config()
             return gathered_weight
         return full_tensor if is_sharded(self.model) else None
 

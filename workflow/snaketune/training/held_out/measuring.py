@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch
@@ -88,7 +87,28 @@ class HeldOutMixin:
             return
         sharded = self.run.in_shards or self.run.operation.launch == "deepspeed"
         self.held_out = HeldOut(rows, None if sharded or tokenizer is None else SamplePrompts(rows, tokenizer))
-        self.add_callback(MeasureHeldOut(self))
+
+    def on_train_begin(self, args, state, control, **_):
+        """Choose the measurements, and measure at the current step: the first one, or one that was cut short."""
+        if self.held_out is None:
+            return
+        self.plan_held_out(state.max_steps)
+        self.held_out.kept_at_checkpoint = best_step(state, self.run.spec.training)
+        measured = {point["step"] for point in points(state.log_history)}
+        if state.global_step in self.held_out.schedule.steps and state.global_step not in measured:
+            self.measure(interruptible=False)
+
+    def on_step_end(self, args, state, control, **_):
+        if self.held_out:
+            control.should_evaluate = state.global_step in self.held_out.schedule.steps
+
+    def on_save(self, args, state, control, **_):
+        """Remove the best weights that no resume needs any more, once the checkpoint is complete."""
+        super().on_save(args, state, control)
+        if self.held_out:
+            self.held_out.kept_at_checkpoint = best_step(state, self.run.spec.training)
+            if state.is_world_process_zero and self.run.spec.training.keep == "best":
+                remove_other_best(self.run.work.state, self.held_out.kept_at_checkpoint)
 
     def _cannot_measure(self, rows: PackedRows | None) -> str:
         """Return why the training can't measure these rows; "" if it can."""
@@ -183,7 +203,7 @@ class HeldOutMixin:
         is_main = self.args.should_save
         self.run.work.check_held()
         if is_main:
-            remove_other_best(self.run.work.state, {self.held_out.kept_at_checkpoint})
+            remove_other_best(self.run.work.state, self.held_out.kept_at_checkpoint)
             folder.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
         write(folder, WEIGHTS, self.finite_tensors(keep=is_main), is_main)
@@ -272,29 +292,3 @@ class HeldOutMixin:
             if self.held_out.measurements == 1:
                 print(f"    prompt {number}: {answer['prompt']!r}", flush=True)
             print(f"    answer {number}: {answer['answer']!r}", flush=True)
-
-
-class MeasureHeldOut(TrainerCallback):
-    """Has held-out rows measured after the steps of the schedule."""
-
-    def __init__(self, trainer: HeldOutMixin):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, **_):
-        """Choose the measurements, and measure at the current step: the first one, or one that was cut short."""
-        trainer = self.trainer
-        trainer.plan_held_out(state.max_steps)
-        trainer.held_out.kept_at_checkpoint = best_step(state, trainer.run.spec.training)
-        measured = {point["step"] for point in points(state.log_history)}
-        if state.global_step in trainer.held_out.schedule.steps and state.global_step not in measured:
-            trainer.measure(interruptible=False)
-
-    def on_step_end(self, args, state, control, **_):
-        control.should_evaluate = state.global_step in self.trainer.held_out.schedule.steps
-
-    def on_save(self, args, state, control, **_):
-        """Remove the best weights that no resume needs any more; the checkpoint is complete."""
-        held_out, training = self.trainer.held_out, self.trainer.run.spec.training
-        held_out.kept_at_checkpoint = best_step(state, training)
-        if state.is_world_process_zero and training.keep == "best":
-            remove_other_best(self.trainer.run.work.state, {held_out.kept_at_checkpoint})

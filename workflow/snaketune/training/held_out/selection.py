@@ -75,10 +75,10 @@ def has_its_best(checkpoint: Path, state: Path, settings: Selection) -> bool:
     return settings.keep == "last" or best is None or (best_folder(state, best["step"]) / COMPLETE).is_file()
 
 
-def remove_other_best(state: Path, kept: set[int]) -> None:
-    """Remove the weights of measurements that are the best no more."""
+def remove_other_best(state: Path, kept: int | None) -> None:
+    """Remove the weights of measurements that are the best no more. Args: kept: the step of those that are."""
     for folder in (state / BEST).glob("checkpoint-*"):
-        if folder not in {best_folder(state, step) for step in kept}:
+        if folder.name != f"checkpoint-{kept}":
             shutil.rmtree(folder)
 
 

@@ -27,7 +27,7 @@ from snaketune.tracking.curves import track_curves
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
 from snaketune.training.checkpoint.average import AveragedWeights
-from snaketune.training.checkpoint.checkpoints import MarkComplete, diverged, last_checkpoint, remove_incomplete
+from snaketune.training.checkpoint.checkpoints import diverged, last_checkpoint, remove_incomplete
 from snaketune.training.checkpoint.save_model import save_trained
 from snaketune.training.held_out.selection import BEST, has_its_best
 from snaketune.training.launch.worker import is_main_process
@@ -35,9 +35,7 @@ from snaketune.training.launch.worker_endings import record_preemption
 from snaketune.training.loop.passed_tests import record_of_test
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.preflight_record import read_preflight_findings
-from snaketune.training.loop.sample_order import SetEpoch
-from snaketune.training.loop.snapshot import EndOfSnapshot
-from snaketune.training.loop.trainer import BaseTrainer, LogCallback, PreparedTraining, TrainingRun
+from snaketune.training.loop.trainer import BaseTrainer, EndOfSnapshot, LogCallback, PreparedTraining, TrainingRun
 from snaketune.training.parallel.fsdp import shard
 
 # Shorter trainings aren't worth the second that a probe of the machine takes.
@@ -229,12 +227,10 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     """
     work, is_main = trainer.run.work, trainer.is_world_process_zero()
     trainer.remove_callback(PrinterCallback)
-    callbacks = [MarkComplete(work.check_held), LogCallback(), SetEpoch(trainer)]
     if until := trainer.run.spec.training.until:
         # Before the log's, so that its last step has a line, as every checkpoint has.
-        callbacks.insert(0, EndOfSnapshot(until))
-    for callback in callbacks:
-        trainer.add_callback(callback)
+        trainer.add_callback(EndOfSnapshot(until))
+    trainer.add_callback(LogCallback())
     if is_main:
         remove_incomplete(trainer.run.checkpoints)
         remove_incomplete(work.state / BEST)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
 
 from snaketune.packing.epoch_order import epoch_order
 
@@ -76,12 +75,6 @@ class SampleOrderMixin:
         )
         return self.order
 
-
-class SetEpoch(TrainerCallback):
-    """Sets the epoch of the sample order: in a resumed epoch the Trainer informs only the wrapper that skips batches."""
-
-    def __init__(self, trainer: SampleOrderMixin):
-        self.trainer = trainer
-
     def on_epoch_begin(self, args, state, control, **_):
-        self.trainer.order.set_epoch(state.epoch)
+        """Set the epoch of the order: in a resumed epoch the Trainer informs only the wrapper that skips batches."""
+        self.order.set_epoch(state.epoch)

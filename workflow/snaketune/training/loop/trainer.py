@@ -114,8 +114,19 @@ class PreparedTraining:
         return replace(self, run=replace(self.run, compute=compute))
 
 
-class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin, OptimizerMixin):
-    """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls."""
+class BaseTrainer(
+    HeldOutMixin,
+    PrefetchMixin,
+    SampleOrderMixin,
+    ShardedModelMixin,
+    CheckpointMixin,
+    OptimizerMixin,
+    TrainerCallback,
+):
+    """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls.
+
+    It is the first of its callbacks, so that the others find a checkpoint complete when it is saved.
+    """
 
     # Whether the model's dropout is active in training.
     drops_out = True
@@ -132,6 +143,7 @@ class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMix
         self.run, self.rows = run, rows
         super().__init__(**arguments)
         self.meter = ThroughputMeter(self.model, run.compute, self.args.world_size)
+        self.add_callback(self)
 
     @staticmethod
     def check_model(
@@ -199,6 +211,24 @@ class BaseTrainer(HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMix
             # This count is saved in checkpoints, and every checkpoint has a log line, so resume counts each step once.
             self.state.num_input_tokens_seen += int(logs.pop("tokens", 0))
         super().log(logs, *arguments, **keywords)
+
+
+class EndOfSnapshot(TrainerCallback):
+    """Ends a training after this share of its steps, rounded up, with a checkpoint from which the whole run resumes."""
+
+    def __init__(self, until: float):
+        self.until = until
+
+    def on_train_begin(self, args, state, control, **_):
+        """End at once if the checkpoint that is resumed from is that of the end."""
+        control.should_training_stop |= self._ended(state)
+
+    def on_step_end(self, args, state, control, **_):
+        if self._ended(state):
+            control.should_save = control.should_training_stop = True
+
+    def _ended(self, state) -> bool:
+        return state.global_step >= math.ceil(state.max_steps * self.until)
 
 
 class LogCallback(TrainerCallback):

@@ -31,13 +31,6 @@ def gathered_weight(parameter: torch.nn.Parameter) -> torch.Tensor:
         return parameter.detach().clone()
 
 
-def unset_deepspeed() -> None:
-    """End the use of DeepSpeed in transformers, so that afterwards a single process can load a model on its own."""
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    unset_hf_deepspeed_config()
-
-
 def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch.Tensor], str | None]:
     """Gather on the CPU the tensors that `checkpoints.trained_tensors` returns for an unpartitioned model, in the processes
     that `keep` them; and the name of the first one that isn't finite, or None. Called by all processes."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snaketune.artifacts.manifest import Artifact
@@ -45,7 +44,6 @@ class DpoTrainer(PackedTrainer):
         self.unlogged: list[list[Sums]] = []
         # For a loss over a whole step: its micro-batches, between `get_batch_samples` and the first `training_step`.
         self.step_batches: list[dict[str, Any]] = []
-        self.add_callback(_StepEndCallback(self))
 
     def counts(self):
         return super().counts() | {"pairs": self.rows.pairs}
@@ -177,39 +175,31 @@ class DpoTrainer(PackedTrainer):
         stopped = {"stopped": self.monitor.stopped} if self.monitor.stopped else {}
         return Outcome(about=stopped, run=stopped | {"warnings": warnings})
 
-
-class _StepEndCallback(TrainerCallback):
-    """Ends a step's sums, and ends the training if `stop_if` says so."""
-
-    def __init__(self, trainer: DpoTrainer):
-        self.trainer = trainer
-
     def on_train_begin(self, args, state, control, **_):
-        stop_if = self.trainer.spec.stop_if
-        if not stop_if:
-            return
-        if (first := max(stop_if.window, stop_if.from_step)) >= state.max_steps:
-            print(
-                f"note: stop_if has no effect: it applies from step {first} on (window {stop_if.window}, from_step "
-                f"{stop_if.from_step}), and this training has {state.max_steps} steps; lower window or from_step",
-                flush=True,
-            )
-        labels = self.trainer.rows.distinct_labels
-        if len(labels) == 1:
-            have = "good" if labels == {True} else "bad"
-            print(
-                f"note: all completions are {have}: metrics lack the margin and the rewards of the other side",
-                flush=True,
-            )
+        if stop_if := self.spec.stop_if:
+            if (first := max(stop_if.window, stop_if.from_step)) >= state.max_steps:
+                print(
+                    f"note: stop_if has no effect: it applies from step {first} on (window {stop_if.window}, from_step "
+                    f"{stop_if.from_step}), and this training has {state.max_steps} steps; lower window or from_step",
+                    flush=True,
+                )
+            if len(labels := self.rows.distinct_labels) == 1:
+                have = "good" if labels == {True} else "bad"
+                print(
+                    f"note: all completions are {have}: metrics lack the margin and the rewards of the other side",
+                    flush=True,
+                )
+        super().on_train_begin(args, state, control)
 
     def on_step_end(self, args, state, control, **_):
-        trainer = self.trainer
-        trainer.metric_sums.end_step()
-        if not trainer.spec.stop_if or state.global_step >= state.max_steps:
+        """End the step's sums, and end the training if `stop_if` says so."""
+        super().on_step_end(args, state, control)
+        self.metric_sums.end_step()
+        if not self.spec.stop_if or state.global_step >= state.max_steps:
             return
-        trainer.update_monitor()
-        if stopped := trainer.monitor.early_stop():
-            trainer.monitor.stopped = stopped
+        self.update_monitor()
+        if stopped := self.monitor.early_stop():
+            self.monitor.stopped = stopped
             print(f"stopped early, after step {stopped['step']}: {stopped['reason']}", flush=True)
             # A retry would train on from a checkpoint of this step. From the previous one it repeats this step and stops again.
             control.should_training_stop = control.should_log = True
