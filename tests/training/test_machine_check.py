@@ -170,8 +170,8 @@ def test_too_little_memory_is_refused_and_possibly_too_little_a_warning(estimate
 
 def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch, rows):
     slow = Peak(flops_per_second=1e11, source="measured matrix product, float32, 2 threads")
-    assert duration_findings(2 * 86400 * 0.5e11, 1, slow) == []
-    assert duration_findings(4 * 86400 * 0.5e11, 2, slow) == []
+    assert list(duration_findings(2 * 86400 * 0.5e11, 1, slow)) == []
+    assert list(duration_findings(4 * 86400 * 0.5e11, 2, slow)) == []
     (finding,) = duration_findings(30 * 86400 * 0.5e11, 1, slow)
     assert "would take 30 days at best" in finding.problem
     assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.problem
@@ -221,7 +221,7 @@ def test_flash_attention_that_fails_to_load_is_a_warning():
     machine = Machine(
         **H100, threads=1, cores=1, broken_kernels=(("flash_attention_2", "ImportError: undefined symbol: x"),)
     )
-    (finding,) = machine_check.kernel_findings(machine, GPU)
+    (finding,) = machine_check.library_findings(sft(), GPU, machine)
     assert not finding.certain
     assert "fails to load (ImportError: undefined symbol: x); attention uses varlen instead" in str(finding)
 

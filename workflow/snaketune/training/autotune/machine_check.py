@@ -5,6 +5,7 @@ prints. Only `check_machine` may run a kernel: it measures the peak FLOP/s of a 
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,7 @@ def check_machine(
         sharing=sharing_mode(operation),
         already_used=resident_memory() if on_cpu else 0,
     )
-    findings = _device_findings(spec, operation, compute, machine)
+    findings = [*_device_findings(spec, operation, compute, machine)]
     if estimated:
         here = operation.processes_per_node if on_cpu and processes > 1 else 1
         findings += memory_findings(estimated, machine, spec, processes, here)
@@ -124,103 +125,84 @@ def sharing_mode(operation: Execution) -> Sharing:
     return modes.get(operation.launch, "ddp")
 
 
-def library_findings(spec: Any, compute: Compute, machine: Machine) -> list[Finding]:
-    """Findings about installed libraries that don't work on this machine, for any stage that runs a model."""
-    return kernel_findings(machine, compute) + _bitsandbytes_findings(spec, compute)
-
-
-def kernel_findings(machine: Machine, compute: Compute) -> list[Finding]:
-    """Findings about attention kernels that are installed but fail to load; the training uses the next one."""
-    return [
-        Finding(
+def library_findings(spec: Any, compute: Compute, machine: Machine) -> Iterator[Finding]:
+    """Findings about installed libraries that don't work on this machine, for any stage that runs a model: attention kernels
+    that fail to load (another one is used), and bitsandbytes where quantization or the optimizer needs it."""
+    for kernel, why in machine.broken_kernels:
+        yield Finding(
             key="flash-attn",
             problem=f"{kernel} is installed but fails to load ({why})",
             do=f"attention uses {compute.kernel} instead. To use it, reinstall it for torch {torch.__version__}: "
             + (REINSTALL_2 if kernel == "flash_attention_2" else REINSTALL),
             certain=False,
         )
-        for kernel, why in machine.broken_kernels
-    ]
-
-
-def _bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
-    """Finding that bitsandbytes, which quantization or the optimizer needs, doesn't work on this device."""
     training = getattr(spec, "training", None)
     needed = spec.quantization or (training and OPTIMIZERS[training.optimizer].package == "bitsandbytes")
-    if not needed or not (trouble := bitsandbytes_error(compute.device)):
-        return []
-    instead = "remove quantization" if spec.quantization else "use optimizer adamw_torch_fused"
-    return [
-        Finding(
+    if needed and (trouble := bitsandbytes_error(compute.device)):
+        instead = "remove quantization" if spec.quantization else "use optimizer adamw_torch_fused"
+        yield Finding(
             key="quantization" if spec.quantization else "training.optimizer",
             problem=trouble,
             do=f"`python -m bitsandbytes` shows which build torch's CUDA {torch.version.cuda} needs (pip install --upgrade "
             f"bitsandbytes installs the usual ones), or {instead}",
         )
-    ]
 
 
 def _device_findings(
     spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
-) -> list[Finding]:
-    findings = library_findings(spec, compute, machine)
+) -> Iterator[Finding]:
+    yield from library_findings(spec, compute, machine)
     if machine.used_by_others:
-        findings.append(
-            Finding(
-                key="operation.gpus",
-                problem=f"other processes use {machine.used_by_others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of "
-                f"{machine.gpu}",
-                do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
-                "CUDA_VISIBLE_DEVICES selects another GPU",
-                certain=False,
-            )
+        yield Finding(
+            key="operation.gpus",
+            problem=f"other processes use {machine.used_by_others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of "
+            f"{machine.gpu}",
+            do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
+            "CUDA_VISIBLE_DEVICES selects another GPU",
+            certain=False,
         )
     if compute.device.type == "cuda":
-        return findings
-    findings += gpu_findings(spec, operation)
+        return
+    yield from gpu_findings(spec, operation)
     if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
-        findings.append(
-            Finding(
-                key="operation.gpus",
-                problem=f"this job sees {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, and torch {torch.__version__}, built "
-                f"for {built}, can't use them",
-                do="install a torch that matches the driver (`nvidia-smi` shows its CUDA version), set gpus: 0, or allow it by "
-                + ALLOW,
-            )
+        yield Finding(
+            key="operation.gpus",
+            problem=f"this job sees {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}, and torch {torch.__version__}, built for "
+            f"{built}, can't use them",
+            do="install a torch that matches the driver (`nvidia-smi` shows its CUDA version), set gpus: 0, or allow it by "
+            + ALLOW,
         )
     if spec.quantization and compute.device.type != "cpu":
-        problem = f"4-bit weights can't be trained on {compute.device.type}"
-        do = "remove it, or run on a machine with a CUDA device"
-        findings.append(Finding(key="quantization", problem=problem, do=do))
-    return findings
+        yield Finding(
+            key="quantization",
+            problem=f"4-bit weights can't be trained on {compute.device.type}",
+            do="remove it, or run on a machine with a CUDA device",
+        )
 
 
-def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
+def memory_findings(
+    estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1
+) -> Iterator[Finding]:
     """Finding that the training doesn't fit in the memory of the GPU or the host (certain), or may not fit (possible),
     which `here` of its processes share."""
     least, whole, expected = here * estimated.minimum, machine.memory, estimated.expected
     if least > whole:
-        return [
-            Finding(
-                key="training",
-                problem=f"needs {least / 1e9:.1f} GB without any activations ({estimated}"
-                + (f", in each of {here} processes" if here > 1 else "")
-                + f"), and {machine.gpu or 'this machine'} has {whole / 1e9:.1f} GB",
-                do=_memory_advice(spec, machine, processes),
-            )
-        ]
-    if expected is None or here * expected <= machine.free:
-        return []
-    return [
-        Finding(
+        yield Finding(
+            key="training",
+            problem=f"needs {least / 1e9:.1f} GB without any activations ({estimated}"
+            + (f", in each of {here} processes" if here > 1 else "")
+            + f"), and {machine.gpu or 'this machine'} has {whole / 1e9:.1f} GB",
+            do=_memory_advice(spec, machine, processes),
+        )
+    elif expected is not None and here * expected > machine.free:
+        yield Finding(
             key="training.micro_batch_rows",
             problem=f"needs about {here * expected / 1e9:.1f} GB, and {machine.free / 1e9:.1f} of {whole / 1e9:.1f} GB are "
             "free",
             do="if memory runs out, the next attempt uses smaller micro-batches or gradient checkpointing",
             certain=False,
         )
-    ]
 
 
 def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
@@ -235,16 +217,13 @@ def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
     return f"use {', '.join(ways)}, or a card with more memory"
 
 
-def duration_findings(flops: float, processes: int, peak: Peak) -> list[Finding]:
+def duration_findings(flops: float, processes: int, peak: Peak) -> Iterator[Finding]:
     """Finding that a training would take longer than MAX_CPU_SECONDS on this CPU."""
     seconds = flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
-    if seconds <= MAX_CPU_SECONDS:
-        return []
-    return [
-        Finding(
+    if seconds > MAX_CPU_SECONDS:
+        yield Finding(
             key="operation",
             problem=f"on this CPU the training would take {seconds / DAY:,.0f} days at best ({flops:.1e} FLOPs, and half of "
             f"the {peak.flops_per_second / 1e9:,.0f} GFLOP/s of a {peak.source})",
             do=f"run it on a machine with a GPU, train a smaller model or fewer epochs, or allow it by {ALLOW}",
         )
-    ]

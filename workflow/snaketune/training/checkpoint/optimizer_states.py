@@ -42,7 +42,8 @@ def save_optimizer(
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | UnshardedOptimizer, scheduler: Any) -> None:
     """Load the states that `save_optimizer` wrote."""
-    plain = json.loads((folder / "optimizer.json").read_text(encoding="utf-8"), object_hook=_with_tuples)
+    text = (folder / "optimizer.json").read_text(encoding="utf-8")
+    plain = json.loads(text, object_hook=lambda read: tuple(read[TUPLE]) if TUPLE in read else read)
     stored = StoredTensors(folder, OPTIMIZER)
     scheduler.load_state_dict(plain["scheduler"])
     if isinstance(optimizer, UnshardedOptimizer):
@@ -121,7 +122,3 @@ def _plain(value: Any) -> Any:
         f"training.optimizer, training.schedule: a checkpoint can't hold a {type(value).__name__} of their state exactly, so a "
         "resumed training would be another one; choose others"
     )
-
-
-def _with_tuples(read: dict[str, Any]) -> Any:
-    return tuple(read[TUPLE]) if TUPLE in read else read

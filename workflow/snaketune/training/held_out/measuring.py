@@ -21,12 +21,12 @@ from snaketune.models.forward import inner_model
 from snaketune.models.kernels import SEPARATE, Unpackable
 from snaketune.models.packing_support import check_config
 from snaketune.packing.reader import PackedRows
+from snaketune.tracking.curves import HELD_OUT
 from snaketune.training.checkpoint.checkpoints import WEIGHTS, diverged, load_weights, mark_complete
 from snaketune.training.checkpoint.tensor_files import write
 from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.held_out.schedule import Schedule, plan_measurements
 from snaketune.training.held_out.selection import (
-    PREFIX,
     best_folder,
     best_point,
     best_step,
@@ -181,8 +181,8 @@ class HeldOutMixin:
         held_out.measurements += 1
         best = best_point(points(self.state.log_history), self.run.spec.training.metric)
         # Adding zero turns -0.0 into 0.0.
-        line = {f"{PREFIX}{name}": round(value, 6) + 0.0 for name, value in metrics.items()}
-        self.log(line | ({f"{PREFIX}samples": answers} if answers else {}))
+        line = {f"{HELD_OUT}{name}": round(value, 6) + 0.0 for name, value in metrics.items()}
+        self.log(line | ({f"{HELD_OUT}samples": answers} if answers else {}))
         self._print(best, answers)
         self._select()
 

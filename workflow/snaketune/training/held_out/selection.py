@@ -16,8 +16,6 @@ from snaketune.config.held_out import Metric, Selection
 from snaketune.tracking.curves import HELD_OUT
 from snaketune.training.checkpoint.checkpoints import COMPLETE
 
-# By key of the log: the loss has it always.
-PREFIX = HELD_OUT
 BEST = "best"
 Point = dict[str, Any]
 
@@ -28,9 +26,10 @@ def points(history: list[dict[str, Any]]) -> list[Point]:
     >>> points([{"loss": 2.0, "step": 5}, {"held_out_loss": 2.5, "held_out_margin": 0.1, "step": 5}])
     [{'loss': 2.5, 'margin': 0.1, 'step': 5}]
     """
-    measured = (entry for entry in history if f"{PREFIX}loss" in entry)
+    # Each has a loss.
+    measured = (entry for entry in history if f"{HELD_OUT}loss" in entry)
     return [
-        {name.removeprefix(PREFIX): value for name, value in entry.items() if name != "epoch"} for entry in measured
+        {name.removeprefix(HELD_OUT): value for name, value in entry.items() if name != "epoch"} for entry in measured
     ]
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from peft import PeftModel
 from peft.optimizers import create_loraplus_optimizer
 from torch.optim import AdamW, Muon, Optimizer
 
@@ -18,18 +17,16 @@ class OptimizerMixin:
         training, lora = self.run.spec.training, self.run.spec.lora
         model = self.model if model is None else model
         if lora and lora.loraplus_lr_ratio:
-            self.optimizer = self._loraplus(model, lora.loraplus_lr_ratio)
+            kind, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
+            arguments |= {"loraplus_weight_decay": self.args.weight_decay}
+            # Where embeddings have adapters: peft's default would be a fixed 1e-6.
+            arguments |= {"loraplus_lr_embedding": self.args.learning_rate}
+            ratio = lora.loraplus_lr_ratio
+            self.optimizer = create_loraplus_optimizer(model, kind, loraplus_lr_ratio=ratio, **arguments)
         elif training.optimizer == MUON:
             decays = set(self.get_decay_parameter_names(model))
             self.optimizer = MuonWithAdamW(model, training.learning_rate, training.betas, training.weight_decay, decays)
         return super().create_optimizer(model)
-
-    def _loraplus(self, model: PeftModel, ratio: float) -> Optimizer:
-        kind, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
-        decay = {"loraplus_weight_decay": self.args.weight_decay}
-        # Where embeddings have adapters: peft's default would be a fixed 1e-6.
-        embedding = {"loraplus_lr_embedding": self.args.learning_rate}
-        return create_loraplus_optimizer(model, kind, loraplus_lr_ratio=ratio, **arguments, **decay, **embedding)
 
 
 class MuonWithAdamW(Optimizer):

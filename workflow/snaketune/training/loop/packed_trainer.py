@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Trainer
+from transformers import Trainer
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch, collate
@@ -19,7 +19,6 @@ from snaketune.models.devices import Compute, use_threads
 from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, SEPARATE
 from snaketune.models.logprobs import summed_losses
-from snaketune.models.passed_test import PassedTest
 from snaketune.models.router_loss import RouterLoss, router_rows
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
@@ -62,9 +61,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def check_model(
-        model: PreTrainedModel, rows: PackedRows, compute: Compute, record: PassedTest | None
-    ) -> tuple[Outcome, Compute]:
+    def check_model(model, rows, compute, record):
         """Check that packed logits equal the logits of separate sequences."""
         tested = self_test(model, [rows], compute, training=True, record=record)
         return Outcome(about=tested.about(), run={"self_test_share": tested.share}), tested.compute

@@ -13,8 +13,6 @@ from trl import SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import Compute
-from snaketune.models.passed_test import PassedTest
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
@@ -80,9 +78,7 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
 
     @staticmethod
-    def check_model(
-        model: PreTrainedModel, rows: RawRows, compute: Compute, record: PassedTest | None
-    ) -> tuple[Outcome, Compute]:
+    def check_model(model, rows, compute, record):
         """Check nothing: every row is a single sequence for the model's own attention."""
         return Outcome(about={"trainer": "trl", "dtype": compute.about()["dtype"]}), compute
 
