@@ -64,7 +64,7 @@ def test_every_model_gets_the_same_first_prompts_by_id():
 def test_preference_scores_with_and_without_a_reference():
     sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
     counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
-    reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
+    reference = Reference(logps=(-7.0, -3.0), tokens=(5, 3))
     references = reference_logps(["a", "b", "c"], counts, {"b": reference})
     scores = preference_scores(sums, counts, references)
     assert scores["logp_accuracy"] == pytest.approx(2 / 3, abs=1e-4)
@@ -120,7 +120,7 @@ def test_preference_scores_by_source_equal_those_of_its_pairs_alone():
 def test_a_reference_over_different_tokens_gives_no_reward(capsys):
     """For instance, training truncated the pair and the evaluation doesn't."""
     counts = torch.tensor([[5, 3], [9, 3]])
-    reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
+    reference = Reference(logps=(-7.0, -3.0), tokens=(5, 3))
     known = {"whole": reference, "cut": reference, "elsewhere": reference}
     logps = reference_logps(["whole", "cut", "unknown"], torch.cat([counts, counts[:1]]), known)
     assert logps[0].tolist() == [-7.0, -3.0] and logps[1:].isnan().all()

@@ -94,11 +94,12 @@ class Compared:
         of_C = [logps_M[batch["member_completions"] == number].numpy() for number in range(2 * PAIRS)]
         return [
             Reference(
-                chosen_logp=chosen.sum(), rejected_logp=rejected.sum(), chosen_tokens=len(chosen),
-                rejected_tokens=len(rejected), chosen_token_logps=chosen, rejected_token_logps=rejected,
+                logps=(chosen.sum(), rejected.sum()),
+                tokens=(len(chosen), len(rejected)),
+                token_logps=(chosen, rejected),
             )
             for chosen, rejected in zip(of_C[::2], of_C[1::2])
-        ]  # fmt: skip
+        ]
 
     def assert_equal(self, loss_settings: PreferenceLoss, theirs: Any) -> None:
         """Args: theirs: computes TRL's loss with their policy."""

@@ -64,17 +64,14 @@ class Named:
 def test_values_are_read_by_pair_and_split(tmp_path):
     references = read_ref_logps(artifact(tmp_path), "train")
     assert list(references) == ["p"]
-    assert (references["p"].chosen_logp, references["p"].rejected_tokens, references["p"].chosen_token_logps) == (
-        -1.0,
-        4,
-        None,
-    )
+    assert (references["p"].logps[0], references["p"].tokens[1], references["p"].token_logps) == (-1.0, 4, None)
 
 
 def test_values_per_token_are_read_if_stored(tmp_path):
     references = read_ref_logps(artifact(tmp_path, ROWS | TOKENS), "held_out")
-    assert references["q"].rejected_token_logps.tolist() == pytest.approx([-0.8] * 5)
-    assert references["q"].rejected_token_logps.dtype == "float32"
+    _, rejected = references["q"].token_logps
+    assert rejected.tolist() == pytest.approx([-0.8] * 5)
+    assert rejected.dtype == "float32"
 
 
 def test_rows_are_sorted_and_deduplicated(tmp_path):

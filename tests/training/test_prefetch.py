@@ -10,8 +10,9 @@ from snaketune.artifacts.manifest import describe_files
 from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import KERNELS
+from snaketune.models.batches import Batch
 from snaketune.training.loop import prefetch
-from snaketune.training.loop.prefetch import Batch, Prefetcher
+from snaketune.training.loop.prefetch import Prefetcher
 from snaketune.training.loop.sft_trainer import SftTrainer
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train

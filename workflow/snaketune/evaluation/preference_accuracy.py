@@ -83,8 +83,8 @@ def reference_logps(ids: list[str], counts_P2: torch.Tensor, references: dict[st
     logps, mismatched = [], 0
     for pair, counts in zip(ids, counts_P2.tolist(), strict=True):
         reference = references.get(pair)
-        same = reference is not None and [reference.chosen_tokens, reference.rejected_tokens] == counts
-        logps.append([reference.chosen_logp, reference.rejected_logp] if same else [math.nan, math.nan])
+        same = reference is not None and list(reference.tokens) == counts
+        logps.append(reference.logps if same else (math.nan, math.nan))
         mismatched += reference is not None and not same
     if mismatched:
         print(f"{mismatched} pairs were truncated differently for the reference; they get no reward", flush=True)

@@ -61,7 +61,7 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
                 seen.add(row["id"])
                 if (ids := tokens[row["id"]]) is None:
                     continue
-                logps = {f"ref_{side}_logps": getattr(known[row["id"]], f"{side}_logp") for side in COMPLETIONS}
+                logps = {f"ref_{side}_logps": logp for side, logp in zip(COMPLETIONS, known[row["id"]].logps)}
                 tools = {"tools": row["tools"]} if "tools" in row else {}
                 rows.append({"id": row["id"]} | {name: _text(row[name]) for name in TEXTS} | tools | ids | logps)
             if rows:

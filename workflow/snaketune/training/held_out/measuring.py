@@ -269,7 +269,7 @@ class HeldOutMixin:
             batch = self.collate(
                 [rows[row] for row in own[start : start + size]] or [rows.blank()], kernel, rows.longest[0]
             )
-            yield self._prepare_inputs(Batch(batch))
+            yield self._prepare_inputs(batch)
             if interruptible and self.preemption.interrupts():
                 raise Interrupted
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)

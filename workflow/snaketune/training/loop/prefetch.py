@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from snaketune.models.batches import Batch
-
 # Prefetched batches occupy GPU memory.
 MAX_PREFETCHED = 32
 
@@ -50,11 +48,6 @@ class PrefetchMixin:
     """Mixin for transformers' Trainer: on a GPU its batches are prefetched and copied asynchronously."""
 
     prefetcher: Prefetcher | None = None
-
-    def __init__(self, *arguments: Any, **keywords: Any):
-        super().__init__(*arguments, **keywords)
-        collate = self.data_collator
-        self.data_collator = lambda items: Batch(collate(items))
 
     def prefetched(self, epoch_iterator: Iterator[Any], device: torch.device) -> Iterator[Any]:
         """The batches of an epoch. At least a whole step is prefetched: the Trainer takes all its batches before the first."""

@@ -13,6 +13,7 @@ from trl import SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
+from snaketune.models.batches import Batch
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
@@ -74,6 +75,8 @@ class RawTrainer(BaseTrainer, SFTTrainer):
             train_dataset=rows.conversations,
             processing_class=rows.tokenizer,
         )
+        collate = self.data_collator
+        self.data_collator = lambda items: Batch(collate(items))
         blank = Dataset.from_dict({"input_ids": [[rows.tokenizer.pad_token_id]], "labels": [[IGNORED]]})
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
 

@@ -67,7 +67,7 @@ class PairRows(PackedRows):
 
 
 def _logps(artifact: Artifact, reference: Reference | None, pair: str, ld_alpha: float | None) -> tuple[float, float]:
-    per_token = reference is not None and reference.chosen_token_logps is None and ld_alpha is not None
+    per_token = reference is not None and reference.token_logps is None and ld_alpha is not None
     if reference is None or per_token:
         lacks = "per token, which dpo.ld_alpha needs" if per_token else f"for pair {pair}"
         raise SnaketuneError(
@@ -80,16 +80,16 @@ def _logps(artifact: Artifact, reference: Reference | None, pair: str, ld_alpha:
 def weighted_logps(reference: Reference, ld_alpha: float | None) -> tuple[float, float]:
     """Reference log-probabilities of the chosen and the rejected completion, with the same `ld_alpha` weights as the policy's.
 
-    >>> known = Reference(chosen_logp=-6.0, rejected_logp=-1.0, chosen_tokens=3, rejected_tokens=1,
-    ...                   chosen_token_logps=np.array([-1.0, -2.0, -3.0]), rejected_token_logps=np.array([-1.0]))
+    >>> known = Reference(logps=(-6.0, -1.0), tokens=(3, 1),
+    ...                   token_logps=(np.array([-1.0, -2.0, -3.0]), np.array([-1.0])))
     >>> weighted_logps(known, None), weighted_logps(known, 0.5)
     ((-6.0, -1.0), (-3.5, -1.0))
     """
     if ld_alpha is None:
-        return reference.chosen_logp, reference.rejected_logp
-    shared = min(reference.chosen_tokens, reference.rejected_tokens)
+        return reference.logps
+    shared = min(reference.tokens)
     chosen, rejected = (
         float(logps[:shared].sum(dtype=np.float64) + ld_alpha * logps[shared:].sum(dtype=np.float64))
-        for logps in (reference.chosen_token_logps, reference.rejected_token_logps)
+        for logps in reference.token_logps
     )
     return chosen, rejected

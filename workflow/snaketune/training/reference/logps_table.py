@@ -38,14 +38,12 @@ ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Reference log-probabilities of one pair in nats, and per token, float32[tokens], if they were stored."""
+    """Reference log-probabilities of the completions of one pair in nats, chosen first; the number of tokens of each; and per
+    token, float32[tokens], if they were stored."""
 
-    chosen_logp: float
-    rejected_logp: float
-    chosen_tokens: int
-    rejected_tokens: int
-    chosen_token_logps: np.ndarray | None = None
-    rejected_token_logps: np.ndarray | None = None
+    logps: tuple[float, float]
+    tokens: tuple[int, int]
+    token_logps: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def schema(token_logps: bool = False) -> pa.Schema:
@@ -74,18 +72,15 @@ def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
     table = table.filter(pc.equal(table["split"], split)).combine_chunks()
     if table["completion"].to_pylist() != [0, 1] * (len(table) // 2):
         raise SnaketuneError(f"{path}: a pair has other than two completions; {_rebuild_hint(artifact)}")
-    logps, tokens, per_token = table["logp"].to_pylist(), table["tokens"].to_pylist(), [None] * len(table)
+    logps, tokens, per_token = table["logp"].to_pylist(), table["tokens"].to_pylist(), None
     if "token_logps" in table.column_names:
         lists = (row for chunk in table["token_logps"].chunks for row in chunk)
         per_token = [row.values.to_numpy(zero_copy_only=False) for row in lists]
     return {
         pair: Reference(
-            chosen_logp=logps[at],
-            rejected_logp=logps[at + 1],
-            chosen_tokens=tokens[at],
-            rejected_tokens=tokens[at + 1],
-            chosen_token_logps=per_token[at],
-            rejected_token_logps=per_token[at + 1],
+            logps=tuple(logps[at : at + 2]),
+            tokens=tuple(tokens[at : at + 2]),
+            token_logps=tuple(per_token[at : at + 2]) if per_token else None,
         )
         for at, pair in zip(range(0, len(table), 2), table["id"].to_pylist()[::2])
     }
