@@ -85,7 +85,6 @@ def test_without_batches_nothing_is_read(meter):
 def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
     meter = ThroughputMeter(tiny_model("llama"), CPU, 2)
     step(meter, clock)
-    meter.add(items=4, accuracy=torch.tensor(3))
 
     def gather(own):
         other = own.clone()
@@ -97,7 +96,7 @@ def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
     rates = meter.read(gather)
     assert rates["tokens_per_second"] == 2 * 28 / 4
     assert rates["memory_gb"] == 5.0
-    assert rates["accuracy"] == 0.75
+    assert rates["supervised_tokens_per_second"] == 2 * 20 / 4
     # The peak is that of both devices.
     assert rates["mfu"] == pytest.approx(
         2 * meter.flops.batch(*DOCUMENTS) / 4 / 3 / meter.peak.flops_per_second, abs=1e-5

@@ -112,7 +112,7 @@ class Windows(TrainerCallback):
             return
         if self.meter.device.type != "cpu":
             torch.accelerator.synchronize(self.meter.device)
-        self.marks.append(Mark(step, time.monotonic(), float(self.meter.sums.get("tokens", 0)), self.meter.waited))
+        self.marks.append(Mark(step, time.monotonic(), float(self.meter.sums["tokens"]), self.meter.waited))
         # Logging takes the loss and resets its mean.
         control.should_log = True
 

@@ -71,7 +71,7 @@ class Stopwatch(TrainerCallback):
 
     def on_substep_end(self, args, state, control, **_):
         lap, before = self._lap(), self.counted
-        self.counted = int(self.meter.sums["tokens"])
+        self.counted = self.meter.sums["tokens"]
         self.micro_batches.append((lap, self.counted - before))
 
     on_pre_optimizer_step = on_substep_end

@@ -6,6 +6,7 @@ it says `warming up` and is excluded from the medians.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,8 @@ class ThroughputMeter:
         self.total_peak = self.peak.flops_per_second * processes
         self.running_since: float | None = None
         self.waited_for_first_batch: float | None = None
-        self.sums: dict[str, Any] = {}
+        # Since the last line: tokens, supervised ones, FLOPs, and FLOPs less the head's of tokens that it doesn't project.
+        self.sums: Counter[str] = Counter()
         self.seconds = self.waited = 0.0
         self.lines = self.steps = 0
         # Peak bytes of each process, by rank.
@@ -66,12 +68,7 @@ class ThroughputMeter:
         """Count a batch of D documents: their prefixes and lengths, supervised tokens, and those that the head projects."""
         tokens, flops = int(lengths_D.sum()), self.flops.batch(prefixes_D, lengths_D)
         computed = self.flops.computed(flops, tokens, projected)
-        self.add(tokens=tokens, supervised=supervised, flops=flops, computed=computed)
-
-    def add(self, **sums: float | torch.Tensor) -> None:
-        """Add to the sums of the next line, which shows means over `items`. Tensors stay on their device until then."""
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0) + value
+        self.sums.update(tokens=tokens, supervised=supervised, flops=flops, computed=computed)
 
     def stop(self) -> None:
         """Stop the clock once the device is idle; the next step starts it again."""
@@ -98,15 +95,13 @@ class ThroughputMeter:
             rows = gather(torch.tensor(rows, dtype=torch.float64, device=self.device)).tolist()
         *columns, seconds, self.memory, peaks = zip(*rows)
         sums, slowest, self.total_peak = dict(zip(names, map(sum, columns))), max(seconds), sum(peaks)
-        self.sums, self.seconds, self.lines = {}, 0.0, self.lines + 1
-        tokens, items = sums.pop("tokens", 0), sums.pop("items", 0)
+        self.sums, self.seconds, self.lines = Counter(), 0.0, self.lines + 1
         return {
-            "tokens": tokens,
-            "tokens_per_second": round(tokens / slowest, 1),
-            "supervised_tokens_per_second": round(sums.pop("supervised", 0) / slowest, 1),
-            "mfu": round(sums.pop("flops", 0) / slowest / self.total_peak, 7),
-            "mfu_computed": round(sums.pop("computed", 0) / slowest / self.total_peak, 7),
-            **{name: round(total / items, 6) for name, total in sums.items() if items},
+            "tokens": sums["tokens"],
+            "tokens_per_second": round(sums["tokens"] / slowest, 1),
+            "supervised_tokens_per_second": round(sums["supervised"] / slowest, 1),
+            "mfu": round(sums["flops"] / slowest / self.total_peak, 7),
+            "mfu_computed": round(sums["computed"] / slowest / self.total_peak, 7),
             "memory_gb": round(max(self.memory) / GB, 3),
             **({"warming_up": True} if self.lines == 1 else {}),
         }
