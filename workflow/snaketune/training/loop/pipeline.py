@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, set_seed
@@ -130,7 +129,7 @@ def train(training: PreparedTraining) -> Outcome:
     with ready_trainer(training) as trainer:
         print(f"rows: {training.rows}", trainer.meter, sep="\n", flush=True)
         # Read before training, since the calibration file may change meanwhile.
-        batch_plan = _batch_plan_facts(run)
+        plan, curve = BatchPlan.from_operation(run.operation), read_curve(run.operation)
         started = time.monotonic()
         history = fit(trainer, lambda: describe_training(trainer, check))
         took = time.monotonic() - started
@@ -166,7 +165,9 @@ def train(training: PreparedTraining) -> Outcome:
             "threads": torch.get_num_threads(),
             "processes": trainer.args.world_size,
             **({"probe": probe(compute.device, run.work.state)} if took > PROBED_SECONDS else {}),
-            **batch_plan,
+            **asdict(plan),
+            "calibration": curve if curve and curve["trials"] else None,
+            "slower_than_best_percent": slowdown_percent(plan, curve) if curve else None,
             "preflight": read_preflight_findings(run.operation),
             **throughput,
             "expected_memory_gb": expected and round(expected / 1e9, 3),
@@ -176,16 +177,6 @@ def train(training: PreparedTraining) -> Outcome:
             **concluded.run,
         },
     )
-
-
-def _batch_plan_facts(run: TrainingRun) -> dict[str, Any]:
-    """The batch plan, the calibration curve of such runs, and how much slower than its best the plan is."""
-    plan, curve = BatchPlan.from_operation(run.operation), read_curve(run.operation)
-    slower = slowdown_percent(plan, curve) if curve else None
-    return asdict(plan) | {
-        "calibration": curve if curve and curve["trials"] else None,
-        "slower_than_best_percent": slower,
-    }
 
 
 def describe_training(trainer: BaseTrainer, check: MachineCheck) -> str:
