@@ -47,15 +47,11 @@ def remove_incomplete(folder: Path) -> None:
                 digests = sorted(json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8")).items())
             except (ValueError, AttributeError):
                 digests = [(COMPLETE, None)]
-            intact = {
-                name
-                for name, digest in digests
-                if (path := checkpoint / name).is_file() and digest_file(path) == digest
-            }
-            wrong = next((name for name, _ in digests if name not in intact), None)
+            files = ((checkpoint / name, digest) for name, digest in digests)
+            wrong = next((file for file, digest in files if not file.is_file() or digest_file(file) != digest), None)
             if wrong is None:
                 continue
-            print(f"{checkpoint / wrong} is missing or damaged; the checkpoint is removed", flush=True)
+            print(f"{wrong} is missing or damaged; the checkpoint is removed", flush=True)
         shutil.rmtree(checkpoint)
 
 

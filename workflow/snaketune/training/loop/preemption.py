@@ -40,11 +40,8 @@ class PreemptionCallback(TrainerCallback):
     """
 
     def __init__(self, trained_parameters: int, state: Path):
-        self.main, self.terminated, self.save_seconds_file = (
-            PartialState().is_main_process,
-            False,
-            state / SAVE_SECONDS_FILE,
-        )
+        self.main, self.terminated = PartialState().is_main_process, False
+        self.save_seconds_file = state / SAVE_SECONDS_FILE
         self.end, self.queried_at = job_end_time() if self.main else None, time.monotonic()
         self.min_seconds = min(MIN_SAVE_SECONDS, MAX_SAVE_SHARE * max(0.0, seconds_until(self.end)))
         self.timed = self._previous_save_seconds()

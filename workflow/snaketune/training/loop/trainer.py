@@ -115,13 +115,7 @@ class PreparedTraining:
 
 
 class BaseTrainer(
-    HeldOutMixin,
-    PrefetchMixin,
-    SampleOrderMixin,
-    ShardedModelMixin,
-    CheckpointMixin,
-    OptimizerMixin,
-    TrainerCallback,
+    HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin, OptimizerMixin, TrainerCallback
 ):
     """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls.
 

@@ -63,15 +63,15 @@ class DpoTrainer(PackedTrainer):
         if not self.spec.needs_reference:
             return
         batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
-        pairs: dict[bool, PairLogps] = {}
+        ratios = []
         for training in (True, False):
             self.model.train(training)
             with torch.no_grad(), self.as_in_training():
-                pairs[training] = pair_logps(self.model, batch, self.spec)
+                pairs = pair_logps(self.model, batch, self.spec)
+            ratios.append(pairs.ratios_P2)
         self.model.train()
-        ratios, counts_P2 = (pairs[True].ratios_P2, pairs[False].ratios_P2), pairs[True].counts_P2
         external = self.spec.reference is not None
-        check_policy_is_reference(*ratios, counts_P2, self.run.compute.products, external=external)
+        check_policy_is_reference(*ratios, pairs.counts_P2, self.run.compute.products, external=external)
 
     def batch_loss(self, model, batch, totals):
         pairs = pair_logps(model, batch, self.spec)
