@@ -195,10 +195,8 @@ def test_files_are_compared_again_before_the_first_step(tmp_path):
             def wait_for_everyone():
                 pass
 
-        def remove_callback(self, callback):
+        def add_callback(self, callback):
             pass
-
-        add_callback = remove_callback
 
         def compile(self):
             pass

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
@@ -141,7 +140,6 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
         window = 1 if spec.learning_rates else max(1, spec.steps // WINDOWS)
         windows = Windows(trainer, spec.warmup_steps, spec.steps, window, keeps_running=spec.profile)
         profiled = StepProfiler(windows.last, device, training.run.work.payload / TRACE)
-        trainer.remove_callback(PrinterCallback)
         rising = [RisingLearningRate(spec)] if spec.learning_rates else []
         if rising:
             # A short training goes over its rows again.

@@ -12,7 +12,6 @@ from statistics import median_high
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 from snaketune.models.machine import peak_memory
 from snaketune.training.autotune.time_limit import MAX_STEPS, MIN_STEPS, SECONDS
@@ -92,7 +91,6 @@ def time_steps(trainer: BaseTrainer) -> Timing:
     args.max_steps, args.save_strategy, args.logging_strategy = MAX_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
-    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     trainer.compile()
     trainer.train()

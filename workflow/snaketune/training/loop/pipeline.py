@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 
 import torch
 from transformers import PreTrainedModel, set_seed
-from transformers.trainer_callback import PrinterCallback
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora, leave_casts_to_autocast, load_adapter_weights
@@ -217,7 +216,6 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
         Preempted: the training ended early, with a checkpoint.
     """
     work, is_main = trainer.run.work, trainer.is_world_process_zero()
-    trainer.remove_callback(PrinterCallback)
     if until := trainer.run.spec.training.until:
         # Before the log's, so that its last step has a line, as every checkpoint has.
         trainer.add_callback(EndOfSnapshot(until))

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback
 
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
@@ -137,6 +138,7 @@ class BaseTrainer(
         self.run, self.rows = run, rows
         super().__init__(**arguments)
         self.meter = ThroughputMeter(self.model, run.compute, self.args.world_size)
+        self.remove_callback(PrinterCallback)
         self.add_callback(self)
 
     @staticmethod
