@@ -136,13 +136,13 @@ class HeldOutMixin:
             passes=2 if self.run.spec.lora else 3,
             limited=not training.selects,
         )
-        told = "held-out rows aren't measured, since the training is too short; set training.evaluate.every"
+        line = "held-out rows aren't measured, since the training is too short; set training.evaluate.every"
         if schedule.steps:
-            told = (
+            line = (
                 f"held-out rows: {len(schedule.rows)} of {len(held_out.rows)} are measured {len(schedule.steps)} times, about "
                 f"{schedule.share:.1%} of the computation"
             )
-        print(told, flush=True)
+        print(line, flush=True)
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
         """Measure after a step; replaces the Trainer's own evaluation."""
