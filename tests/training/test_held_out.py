@@ -264,6 +264,12 @@ def test_the_best_margin_is_kept(tmp_path):
     }
 
 
+def test_a_metric_that_the_held_out_rows_do_not_have_ends_at_the_first_measurement(tmp_path):
+    trained = Trained(tmp_path, "unpaired")
+    with pytest.raises(SnaketuneError, match=r"training\.metric: accuracy isn't defined .* unpaired ones no accuracy"):
+        trained.train("run", {"loss": "kto"}, evaluate=EVERY, keep="best", metric="accuracy")
+
+
 @pytest.mark.parametrize("lora", [None, Lora(rank=2)])
 def test_the_average_is_torchs_and_resumes(tmp_path, monkeypatch, rows, held_out, lora):
     made, settings = spec(lora, average={"ema": 0.8}), {"held_out": held_out, "evaluate": EVERY, "every": 4}

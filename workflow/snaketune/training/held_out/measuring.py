@@ -167,7 +167,7 @@ class HeldOutMixin:
 
         Raises:
             Interrupted: the training is to be preempted; nothing was logged. Only if `interruptible`.
-            SnaketuneError: the loss isn't finite.
+            SnaketuneError: the loss isn't finite, or the rows have no `training.metric`.
         """
         held_out, step = self.held_out, self.state.global_step
         self.meter.stop()
@@ -176,10 +176,16 @@ class HeldOutMixin:
             metrics = self.held_out_metrics(self._held_out_batches(interruptible))
             if not math.isfinite(metrics["loss"]):
                 raise diverged(step, f"the loss of held-out rows is {metrics['loss']}")
+            training = self.run.spec.training
+            if training.selects and training.metric not in metrics:
+                raise SnaketuneError(
+                    f"training.metric: {training.metric} isn't defined for these held-out rows, which have "
+                    f"{', '.join(metrics)}; completions of one label only have no margin, and unpaired ones no accuracy"
+                )
             answers = self._answers()
         held_out.seconds += time.monotonic() - started
         held_out.measurements += 1
-        best = best_point(points(self.state.log_history), self.run.spec.training.metric)
+        best = best_point(points(self.state.log_history), training.metric)
         # Adding zero turns -0.0 into 0.0.
         line = {f"{HELD_OUT}{name}": round(value, 6) + 0.0 for name, value in metrics.items()}
         self.log(line | ({f"{HELD_OUT}samples": answers} if answers else {}))
