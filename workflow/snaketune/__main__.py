@@ -116,7 +116,7 @@ def _preview(options: argparse.Namespace) -> int:
     """
     from snaketune.preview.rendered_rows import load_renderer
     from snaketune.preview.source_preview import preview_config, preview_file
-    from snaketune.preview.terminal import as_text, has_colours
+    from snaketune.preview.terminal import as_text, facts, file_lines, has_colours
 
     if bool(options.files) == bool(options.corpora):
         raise SnaketuneError("preview: name files to preview (for the sources of a config: snakemake preview)")
@@ -133,10 +133,11 @@ def _preview(options: argparse.Namespace) -> int:
         for line in as_text(preview, colour=has_colours(sys.stdout)):
             print(line.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
     if options.html:
-        from snaketune.report.preview_page import page
+        from snaketune.report.html import render
 
         options.html.parent.mkdir(parents=True, exist_ok=True)
-        options.html.write_text(page(seen), encoding="utf-8")
+        page = render("preview", previews=seen, facts=facts, file_lines=file_lines)
+        options.html.write_text(page, encoding="utf-8")
         print(f"The same as a page: {options.html}", flush=True)
     # A rule that fails would lose its page.
     return 0 if options.corpora else int(any(preview.trouble or not preview.reading.used for preview in seen))

@@ -1,4 +1,4 @@
-"""A preview as text for a terminal: facts, rows, then lines for a config.
+"""A preview as text for a terminal: facts, rows, then lines for a config. The HTML page shows the same facts.
 
 Supervised text is green if the terminal has colours, else in brackets. Control characters in the data are escaped.
 """
@@ -23,6 +23,9 @@ WIDTH, LABEL = 108, 12
 COLUMNS_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 12, 8, 3
 VALUE_LENGTH, DETAIL_LENGTH, REFUSAL_LENGTH = 60, 300, 160
 
+# A label and the text beside it; without a label, it continues the fact before it.
+Fact = tuple[str, str]
+
 
 def has_colours(output: TextIO) -> bool:
     """Return True if the output shows colours, and the user hasn't turned them off (https://no-color.org)."""
@@ -32,7 +35,12 @@ def has_colours(output: TextIO) -> bool:
 def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
     paint = _Paint(colour)
     yield paint(BOLD, printable(preview.name))
-    yield from (f"  {line}" if line else "" for line in _facts(preview, paint))
+    yield from (f"  {paint(DIM, printable(line))}" for line in file_lines(preview))
+    for trouble in preview.trouble:
+        yield from _wrapped("error", trouble, paint(RED, "error"))
+    yield from [""] * bool(preview.rows_read)
+    for label, about in facts(preview):
+        yield from _wrapped(label, about, label)
     if preview.rendered and preview.rendered.rows:
         yield ""
         yield f"  {paint(BOLD, 'As the model sees it')}, {paint.legend}"
@@ -71,72 +79,68 @@ class _Paint:
         return output + "⟧" * (weight > 0 and not self.colour)
 
 
-def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
-    reading, rows = preview.reading, preview.rows_read
-    yield from _files(preview, paint)
-    for trouble in preview.trouble:
-        yield from _fact(paint(RED, "error"), trouble, "error")
-    if not rows:
+def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
+    """The facts about the rows. Args: complete: list all columns, reasons and refusals, uncut, instead of the first."""
+    reading = preview.reading
+    if not preview.rows_read:
         return
-    yield ""
-    yield from _fact(
-        "kind", f"{reading.kind}: {preview.why}" if reading.used else "none: no corpus kind matches these rows"
-    )
+    yield "kind", f"{reading.kind}: {preview.why}" if reading.used else "none: no corpus kind matches these rows"
     if preview.columns:
-        yield from _fact("columns", _listed({name: excerpt(value) for name, value in preview.columns.items()}))
-        yield from _fact("layout", f"none is known; {preview.nearest}")
+        yield "columns", _listed({name: excerpt(value) for name, value in preview.columns.items()}, complete)
+        yield "layout", f"none is known; {preview.nearest}"
     elif layouts := reading.layouts.most_common():
-        summary = ", ".join(f"{name} ({_rows(count)})" if len(layouts) > 1 else name for name, count in layouts)
-        yield from _fact("layout", summary)
+        yield "layout", ", ".join(f"{name} ({_rows(n)})" if len(layouts) > 1 else name for name, n in layouts)
     if reading.ignored:
         ignored = reading.ignored.most_common()
         summary = {name: f"{_rows(count)}, such as {excerpt(reading.values.get(name))}" for name, count in ignored}
-        yield from _fact("ignored", _listed(summary))
+        yield "ignored", _listed(summary, complete)
     if reading.marked:
-        marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
-        where = conditions(reading)[0][0]
-        yield from _fact("marked", f"{marks}; `where: {where}` drops such rows")
-    yield from _unused_rows(preview)
+        shown = reading.marked.most_common(None if complete else COLUMNS_SHOWN)
+        marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in shown)
+        yield "marked", f"{marks}; `where: {conditions(reading)[0][0]}` drops such rows"
+    yield from _unused_rows(preview, complete)
     if reading.repeated and reading.repeats:
         example = reading.repeats
         what = f"such as {example.location}, which repeats {example.detail}; the first is used"
-        yield from _fact("repeated", f"{_rows(reading.repeated)}, {what}")
+        yield "repeated", f"{_rows(reading.repeated)}, {what}"
     if preview.rendered:
         yield from _tokens(preview.rendered, preview.lengths, preview.estimated)
-        yield from _template(preview.rendered, reading)
+        yield from _template(preview.rendered, reading, complete)
 
 
-def _unused_rows(preview: SourcePreview) -> Iterator[str]:
+def _unused_rows(preview: SourcePreview, complete: bool) -> Iterator[Fact]:
     reading, further = preview.reading, preview.further
     quarantined = reading.quarantined.copy()
     if preview.columns:
         # The nearest layout has a line already.
         del quarantined[UNKNOWN_LAYOUT]
-    yield from _reasons("quarantined", reading, quarantined)
+    yield from _reasons("quarantined", reading, quarantined, complete)
     if preview.repaired:
-        yield from _fact("", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them")
-    yield from _reasons("dropped", reading, reading.dropped)
+        yield "", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them"
+    yield from _reasons("dropped", reading, reading.dropped, complete)
     if further and (lost := further.quarantined.total() + further.dropped.total()):
-        summary = f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
-        yield from _fact("further on", summary)
-        yield from _reasons("", further, further.quarantined + further.dropped, about="about ")
+        yield "further on", f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
+        yield from _reasons("", further, further.quarantined + further.dropped, complete, about="about ")
 
 
-def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = "") -> Iterator[str]:
-    for reason, count in counts.most_common(REASONS_SHOWN):
+def _reasons(label: str, reading: Reading, counts: Counter[str], complete: bool, about: str = "") -> Iterator[Fact]:
+    shown = counts.most_common(None if complete else REASONS_SHOWN)
+    for reason, count in shown:
         example = reading.examples[reason]
-        detail = f": {_cut(example.detail, DETAIL_LENGTH)}" if example.detail else ""
+        detail = f": {_cut(example.detail, DETAIL_LENGTH, complete)}" if example.detail else ""
         # The reason is a condition of `where`, which may have underscores.
         what = reason if reason.startswith("where ") else reason.replace("_", " ")
-        yield from _fact(label, f"{_rows(count)}, {what}; {about}{example.location}{detail}")
+        yield label, f"{_rows(count)}, {what}; {about}{example.location}{detail}"
         label = ""
-    if len(counts) > REASONS_SHOWN:
-        yield from _fact("", f"and {len(counts) - REASONS_SHOWN} more reasons")
+    if more := len(counts) - len(shown):
+        yield "", f"and {more} more reasons"
 
 
-def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
+def file_lines(preview: SourcePreview, *, complete: bool = False) -> Iterator[str]:
+    """Format, size and number of rows of each file. Args: complete: of all files, not only of the first."""
     several = len(preview.samples) > 1
-    for sample in preview.samples[:COLUMNS_SHOWN]:
+    shown = preview.samples if complete else preview.samples[:COLUMNS_SHOWN]
+    for sample in shown:
         size = "" if sample.bytes is None else _size(sample.bytes)
         summary = ", ".join(filter(None, (sample.format, size)))
         if sample.raws:
@@ -153,48 +157,47 @@ def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
         if several:
             summary = f"{sample.name}: {summary}"
         if summary:
-            yield paint(DIM, printable(summary))
-    if len(preview.samples) > COLUMNS_SHOWN:
-        yield paint(DIM, f"and {len(preview.samples) - COLUMNS_SHOWN} more files")
+            yield summary
+    if more := len(preview.samples) - len(shown):
+        yield f"and {more} more files"
 
 
-def _listed(details: dict[str, str]) -> str:
+def _listed(details: dict[str, str], complete: bool) -> str:
     """Return names with their details, as many as are readable."""
-    summary = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(details.items())[:COLUMNS_SHOWN]]
-    return ", ".join(summary) + (f" and {len(details) - COLUMNS_SHOWN} more" if len(details) > COLUMNS_SHOWN else "")
+    shown = list(details.items())[: None if complete else COLUMNS_SHOWN]
+    more = f" and {len(details) - len(shown)} more" if len(details) > len(shown) else ""
+    return ", ".join(f"{name} ({_cut(about, VALUE_LENGTH, complete)})" for name, about in shown) + more
 
 
-def _tokens(rendered: RenderedRows, lengths: tuple[int, ...], estimated: str) -> Iterator[str]:
+def _tokens(rendered: RenderedRows, lengths: tuple[int, ...], estimated: str) -> Iterator[Fact]:
     if not len(rendered.lengths):
         return
     median, most = (int(np.quantile(rendered.lengths, share)) for share in (0.5, 0.9))
     about = "" if rendered.exact else "about "
-    supervised = f"{rendered.supervised:.0%} of all tokens supervised"
-    yield from _fact(
+    yield (
         "tokens",
         f"{about}{median:,} per row in the median, 90% of rows at most {most:,}, the longest {int(rendered.lengths.max()):,}; "
-        f"{supervised}",
+        f"{rendered.supervised:.0%} of all tokens supervised",
     )
     longer = rendered.longer(lengths)
     summary = ", ".join(f"{length:,}: {_rows(count)}" for length, count in longer.items() if count)
-    yield from _fact("", f"longer than {summary}" if summary else f"no row longer than {next(iter(longer)):,}")
+    yield "", f"longer than {summary}" if summary else f"no row longer than {next(iter(longer)):,}"
     if rendered.unsupervised:
-        yield from _fact("", f"{_rows(rendered.unsupervised)} with nothing supervised")
+        yield "", f"{_rows(rendered.unsupervised)} with nothing supervised"
     if estimated:
-        yield from _fact("", estimated)
+        yield "", estimated
 
 
-def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
+def _template(rendered: RenderedRows, reading: Reading, complete: bool) -> Iterator[Fact]:
     if reading.kind != TEXT:
-        yield from _fact("template", rendered.template)
+        yield "template", rendered.template
     if rendered.control_text:
-        rows = _rows(rendered.control_text)
-        yield from _fact("", f"{rows} with text like a control token; it stays text")
+        yield "", f"{_rows(rendered.control_text)} with text like a control token; it stays text"
     if rendered.refused:
         summary = f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the template, which are quarantined"
-        yield from _fact("refused", f"{summary}, or with `on_template_error: fail` of the tokenizer fail the stage")
-    for location, why in rendered.refused[:REFUSALS_SHOWN]:
-        yield from _fact("", f"{location}: {_cut(why, REFUSAL_LENGTH)}")
+        yield "refused", f"{summary}, or with `on_template_error: fail` of the tokenizer fail the stage"
+    for location, why in rendered.refused[: None if complete else REFUSALS_SHOWN]:
+        yield "", f"{location}: {_cut(why, REFUSAL_LENGTH, complete)}"
 
 
 def _row(row: RenderedRow, paint: _Paint) -> Iterator[str]:
@@ -206,12 +209,11 @@ def _row(row: RenderedRow, paint: _Paint) -> Iterator[str]:
         yield from (f"    {line}" for line in paint.spans(spans).rstrip("\n").split("\n"))
 
 
-def _fact(label: str, summary: str, plain: str = "") -> Iterator[str]:
-    """Yield a label and its text beside it, wrapped."""
-    lines = textwrap.wrap(printable(summary), WIDTH - LABEL, break_on_hyphens=False) or [""]
-    padding = " " * (LABEL - len(plain or label))
-    yield f"{label}{padding}{lines[0]}"
-    yield from (" " * LABEL + line for line in lines[1:])
+def _wrapped(label: str, about: str, painted: str) -> Iterator[str]:
+    """Yield a label and the text beside it, wrapped. Args: painted: the label with colour codes, which take no space."""
+    lines = textwrap.wrap(printable(about), WIDTH - LABEL, break_on_hyphens=False) or [""]
+    yield f"  {painted}{' ' * (LABEL - len(label))}{lines[0]}"
+    yield from (" " * (2 + LABEL) + line for line in lines[1:])
 
 
 def _escaped(text: str) -> str:
@@ -222,8 +224,8 @@ def _rows(count: int) -> str:
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
+def _cut(text: str, limit: int, complete: bool) -> str:
+    return text if complete or len(text) <= limit else f"{text[:limit]}…"
 
 
 def _size(size: int) -> str:
