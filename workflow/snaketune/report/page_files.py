@@ -7,7 +7,7 @@ of them in matplotlib.
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
 from snaketune.report.charts.race_chart import race_chart
-from snaketune.report.charts.style import model_styles, svg_file
+from snaketune.report.charts.style import Chart, model_styles, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
@@ -50,8 +50,9 @@ FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
 
 def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier: EarlierRuns) -> Outcome:
     """Fill `work.payload` with the files that `pages_for` lists for the stages of the results."""
-    pages = Pages(spec, results, earlier)
-    for name in pages_for(results.stages, compared=bool(earlier.others)):
+    files = pages_for(results.stages, compared=bool(earlier.others))
+    pages = Pages(spec, results, earlier, files)
+    for name in files:
         path = work.payload / name
         match path.suffix:
             case ".html":
@@ -83,26 +84,23 @@ class Pages:
         values: By page, a function that returns the values that only it has.
     """
 
-    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns):
+    def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns, files: Collection[str]):
         self.results, self.earlier = results, earlier
         self.races = races_of(results)
         self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
         styles = model_styles([*results.models, *earlier.labels])
+        drawn: dict[str, Callable[[], Chart]] = {
+            "sft": lambda: sft_chart(results, styles),
+            "dpo": lambda: dpo_chart(results, styles),
+            "variants": lambda: variants_chart(self.variants, self.changes, styles),
+            "race": lambda: race_chart(self.races, styles),
+            "evaluation": lambda: evaluation_chart(results, styles),
+            "preferences": lambda: preferences_chart(self.changes, styles),
+            "compare": lambda: earlier.chart(styles),
+        }
         self.charts = data_charts(results)
-        if results.of("sft"):
-            self.charts["sft"] = sft_chart(results, styles)
-        if results.of("dpo"):
-            self.charts["dpo"] = dpo_chart(results, styles)
-            self.charts["variants"] = variants_chart(self.variants, self.changes, styles)
-        if self.races:
-            self.charts["race"] = race_chart(self.races, styles)
-        if results.of("eval"):
-            self.charts["evaluation"] = evaluation_chart(results, styles)
-        if {"dpo", "eval"} <= results.stages:
-            self.charts["preferences"] = preferences_chart(self.changes, styles)
-        if earlier.others:
-            self.charts["compare"] = earlier.chart(styles)
+        self.charts |= {name: draw() for name, draw in drawn.items() if f"{name}.svg" in files}
         # The overview shows figures of other pages too; each is drawn once.
         self.panels = {name: inline_panels(chart) for name, chart in self.charts.items()}
         self.shared = {
