@@ -51,8 +51,7 @@ class Comparison:
         nearest: By label of an earlier run, the label of the run of this config that it is compared with.
         differing: The keys, inputs, code and versions that aren't the same for all runs: name → run label → value as text.
         outcomes: Loss, time, memory and other figures of the trainings, likewise.
-        scores: By label of an earlier run, the score differences of the run of this config.
-        unscored: By label of an earlier run, why scores can't be compared.
+        scores: By label of an earlier run, the score differences of the run of this config, or why there are none.
     """
 
     stage: str
@@ -60,12 +59,7 @@ class Comparison:
     nearest: dict[str, str]
     differing: Rows
     outcomes: Rows
-    scores: dict[str, list[Difference]]
-    unscored: dict[str, str]
-
-    @property
-    def labels(self) -> list[str]:
-        return [run.label for run in self.runs]
+    scores: dict[str, list[Difference] | str]
 
 
 class EarlierRuns:
@@ -138,15 +132,13 @@ class EarlierRuns:
         runs = [*ours.values(), *(other.run for other in others)]
         # Values that aren't numbers are ignored.
         runs = [replace(run, run=run.run | {"history": _numbers_of(run)}) for run in runs]
-        scores = {other.run.label: self._scores(other) for other in others}
         return Comparison(
             stage=stage,
             runs=runs,
             nearest={other.run.label: other.ours.label for other in others if other.ours},
             differing=_differing(runs),
             outcomes=_outcomes(runs),
-            scores={label: one for label, one in scores.items() if isinstance(one, list)},
-            unscored={label: one for label, one in scores.items() if isinstance(one, str)},
+            scores={other.run.label: self._scores(other) for other in others},
         )
 
     def _scores(self, other: EarlierRun) -> list[Difference] | str:
@@ -173,7 +165,7 @@ class EarlierRuns:
                 panels.append(curve("loss", f"{one.stage}: Training loss", "loss", one.runs, styles, decimal))
                 panels.append(throughput(one.runs, styles, f"{one.stage}: "))
         drawn = [panel for panel in panels if panel] or [message("None of the runs has a log.")]
-        key = {label: styles[label] for one in self.comparisons for label in one.labels}
+        key = {run.label: styles[run.label] for one in self.comparisons for run in one.runs}
         return Chart(name="compare", panels=drawn, key=key)
 
 
