@@ -5,17 +5,15 @@ loss falls fastest over the logarithm of the rate, before it is lowest (as in fa
 is nearly that at which a training diverges.
 """
 
-import io
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.diagnostics.attribution_picture import INK, LOSES, OFF, SETTINGS
+from snaketune.diagnostics.attribution_picture import INK, LOSES, OFF, svg
 
 SMOOTHING = 0.8
 # A loss that is so many times the lowest one has diverged.
@@ -71,9 +69,8 @@ def range_test(tested: list[dict[str, float | None]]) -> dict[str, Any]:
 
 def _svg(result: dict[str, Any]) -> str:
     """Return the losses over the learning rate as SVG, with the rate to try."""
-    with mpl.rc_context(SETTINGS):
-        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
-        axes = figure.subplots()
+
+    def draw(axes: Axes) -> None:
         shown = result["tested"][: len(result["smoothed"])]
         rates = [one["learning_rate"] for one in shown]
         axes.semilogx(rates, [one["loss"] for one in shown], ".", color=OFF, label="loss of a step")
@@ -82,6 +79,5 @@ def _svg(result: dict[str, Any]) -> str:
             axes.axvline(result["try"], color=LOSES, label=f"falls fastest: {result['try']:g}")
         axes.set(xlabel="learning rate", ylabel="loss")
         axes.legend(frameon=False)
-        written = io.StringIO()
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    return written.getvalue()
+
+    return svg(draw, height=3.2)
