@@ -66,41 +66,36 @@ def check_hub(key: str, base: Pretrained | Scratch | None) -> Iterator[Finding]:
     Args:
         key: the config key that names it.
     """
-    if isinstance(base, Pretrained) and not Path(base.path).is_dir():
-        problem, do, certain = _on_the_hub(base.path, base.revision or "main")
-        if problem:
-            yield Finding(key=f"{key}.path", problem=problem, do=do, certain=certain)
-
-
-def _on_the_hub(path: str, revision: str) -> tuple[str, str, bool]:
-    """Return what prevents a download, what to do, and whether that is certain; empty strings if nothing does."""
+    if not isinstance(base, Pretrained) or Path(base.path).is_dir():
+        return
     # The import takes a second, so it is done for models from the Hub only.
     from huggingface_hub import HfApi, errors, snapshot_download
 
+    path, revision, certain = base.path, base.revision or "main", True
     # It may be in the cache.
     with suppress(OSError, ValueError):
         if any(Path(snapshot_download(path, revision=revision, local_files_only=True)).glob("*.safetensors")):
-            return "", "", False
+            return
     try:
         info = HfApi().model_info(path, revision=revision, timeout=SECONDS_TO_ANSWER)
         if info.gated:
             # The description of a gated model is public, its files aren't.
             HfApi().auth_check(path)
+        if any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
+            return
+        problem = f"{path} has no safetensors at revision {revision!r}"
+        do = "choose a revision that has them; other formats could run code and aren't read"
     except errors.GatedRepoError:
         problem = f"{path} is gated on the Hub, and your account has no access"
-        return problem, "accept its conditions on its page, and set HF_TOKEN in the environment", True
+        do = "accept its conditions on its page, and set HF_TOKEN in the environment"
     except errors.RevisionNotFoundError:
-        return f"{path} has no revision {revision!r}", "choose one that is on its page", True
+        problem, do = f"{path} has no revision {revision!r}", "choose one that is on its page"
     except errors.RepositoryNotFoundError:
+        problem = f"the Hub has no model {path!r}, or your account can't see it"
         do = "check the name, which is no local folder either; for a private model set HF_TOKEN in the environment"
-        return f"the Hub has no model {path!r}, or your account can't see it", do, True
     except Exception as error:
         # Any other error: libraries have many names for a network failure, and the next try may succeed.
-        name = type(error).__name__
+        name, certain = type(error).__name__, isinstance(error, errors.OfflineModeIsEnabled)
         problem = f"{path} isn't in the Hub's cache on this machine, and the Hub can't be reached ({name})"
         do = f"download it on a machine with a network: hf download {path} --revision {revision}"
-        return problem, do, isinstance(error, errors.OfflineModeIsEnabled)
-    if any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
-        return "", "", False
-    do = "choose a revision that has them; other formats could run code and aren't read"
-    return f"{path} has no safetensors at revision {revision!r}", do, True
+    yield Finding(key=f"{key}.path", problem=problem, do=do, certain=certain)
