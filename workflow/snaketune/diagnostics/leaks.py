@@ -40,7 +40,9 @@ def check_leaks(
     pairs = {(other, name) for one in evaluations for name in one.corpora for other in one.trained_on if name != other}
     for other, group in groupby(sorted(pairs), itemgetter(0)):
         seen = corpora[other]
-        prompts = {}
+        # By corpus, whether system texts count, and the number of rows of each prompt that wasn't seen in training rows yet,
+        # in some 250 bytes each.
+        unseen: dict[str, tuple[bool, Counter[tuple[int, int]]]] = {}
         for _, name in group:
             corpus = evaluated[name]
             if _holds_documents(corpus) and _holds_documents(seen):
@@ -49,13 +51,18 @@ def check_leaks(
                 both = pc.sum(pc.is_in(ids, value_set=trained)).as_py() or 0
                 yield from _leak(corpus, seen, both, len(ids), "documents")
             elif not _holds_documents(corpus) and not _holds_documents(seen):
-                prompts[name] = _HeldOut(corpus, _has_system(corpus, "held_out") and _has_system(seen, "train"))
-        for prompt in _prompts(seen, "train") if prompts else ():
-            for held_out in prompts.values():
-                held_out.remove(*prompt)
-        for name, held_out in prompts.items():
-            both = held_out.rows - held_out.unseen.total()
-            yield from _leak(evaluated[name], seen, both, held_out.rows, "prompts")
+                systems = _has_system(corpus, "held_out") and _has_system(seen, "train")
+                unseen[name] = systems, Counter(_compared(*prompt, systems) for prompt in _prompts(corpus, "held_out"))
+        rows = {name: prompts.total() for name, (_, prompts) in unseen.items()}
+        for prompt in _prompts(seen, "train") if unseen else ():
+            for systems, prompts in unseen.values():
+                prompts.pop(_compared(*prompt, systems), None)
+        for name, (_, prompts) in unseen.items():
+            yield from _leak(evaluated[name], seen, rows[name] - prompts.total(), rows[name], "prompts")
+
+
+def _compared(system: int, user: int, systems: bool) -> tuple[int, int]:
+    return (system if systems else NO_SYSTEM), user
 
 
 def _holds_documents(corpus: Artifact) -> bool:
@@ -84,26 +91,6 @@ def _leak(corpus: Artifact, seen: Artifact, both: int, rows: int, what: str) -> 
         do=", or ".join([*ways, "remove them from the files"]),
         certain=2 * both > rows,
     )
-
-
-class _HeldOut:
-    """The held-out prompts of a corpus, some 250 bytes each.
-
-    Attributes:
-        rows: the number of held-out rows.
-        unseen: the number of rows of each prompt that wasn't seen in training rows yet.
-    """
-
-    def __init__(self, corpus: Artifact, with_system: bool):
-        self.with_system = with_system
-        self.unseen = Counter(self._key(*prompt) for prompt in _prompts(corpus, "held_out"))
-        self.rows = self.unseen.total()
-
-    def remove(self, system: int, user: int) -> None:
-        self.unseen.pop(self._key(system, user), None)
-
-    def _key(self, system: int, user: int) -> tuple[int, int]:
-        return (system if self.with_system else NO_SYSTEM), user
 
 
 def _prompts(corpus: Artifact, split: str) -> Iterator[tuple[int, int]]:
