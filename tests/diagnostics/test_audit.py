@@ -8,6 +8,7 @@ from snaketune.config.diagnose import slow_settings
 from snaketune.config.training_runs import Learning
 from snaketune.diagnostics.audit import as_markdown, audit
 from snaketune.diagnostics.step_profile import shares_by_part
+from snaketune.diagnostics.switches import Audited
 from snaketune.stages.specs import AuditSpec, Variant
 
 from .test_diagnosis import RUN
@@ -43,7 +44,8 @@ def audited(
     spec = AuditSpec(
         key="sft.demo", kind="sft", training=training, micro_batch_rows=4, gradient_checkpointing="auto", variants=names
     )
-    return audit(spec, pack, findings or [], CURVE, {"baseline": measured(**baseline)} | (variants or {}))
+    run = Audited(spec, pack, CURVE, {"baseline": measured(**baseline)} | (variants or {}))
+    return audit(run, findings or [])
 
 
 def test_a_sound_run_is_reported_as_limited_by_compute():

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.diagnostics.switches import WORTH, Switch, switches_of
+from snaketune.diagnostics.switches import WORTH, Audited, Switch, switches_of
 from snaketune.diagnostics.trial_files import MEASURED
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number, exactly_one
@@ -53,7 +53,7 @@ def build(
 
     measured = {variant.name: read(one, MEASURED) for variant, one in zip(spec.variants, trials, strict=True)}
     findings = read(preflight, FINDINGS)["findings"]
-    result = audit(spec, pack.manifest, findings, read(calibrate, CURVE), measured)
+    result = audit(Audited(spec, pack.manifest, read(calibrate, CURVE), measured), findings)
     write_json(work.payload / "audit.json", result)
     text = as_markdown(result)
     (work.payload / "audit.md").write_text(text, encoding="utf-8")
@@ -61,25 +61,13 @@ def build(
     return Outcome(counts={"switches": len(result["switches"]), "findings": len(result["findings"])})
 
 
-def audit(
-    spec: AuditSpec,
-    pack: dict[str, Any],
-    findings: list[dict[str, str]],
-    curve: dict[str, Any],
-    measured: dict[str, dict[str, Any]],
-) -> dict[str, Any]:
-    """Return the findings, the switches with their effects, and what limits the run.
-
-    Args:
-        pack: manifest of its rows.
-        findings, curve: of preflight and calibration.
-        measured: measurements of each variant's trial, the baseline first.
-    """
-    baseline = next(iter(measured.values()))
+def audit(run: Audited, findings: list[dict[str, str]]) -> dict[str, Any]:
+    """Return the findings of preflight on the run, the switches with their effects, and what limits it."""
+    spec, baseline = run.spec, run.baseline
     if not baseline["fits"]:
         limit = f"memory: {baseline['why']}"
         return {"key": spec.key, "holds_back": limit, "findings": findings, "switches": [], "parts": {}}
-    switches = switches_of(spec, pack, curve, measured)
+    switches = switches_of(run)
     prefixes = (f"{spec.key}.", "corpora", "results", "operation", "flash")
     findings = [one for one in findings if one["key"] == spec.key or one["key"].startswith(prefixes)]
     holds_back = _slows_down(switches, baseline)

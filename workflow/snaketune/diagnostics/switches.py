@@ -33,7 +33,13 @@ class Switch:
 
 @dataclass(frozen=True)
 class Audited:
-    """What is known of the run; the fields are the arguments of `audit.audit`."""
+    """What is known of the run.
+
+    Attributes:
+        pack: manifest of its rows.
+        curve: of its calibration.
+        measured: measurements of each variant's trial, the baseline first.
+    """
 
     spec: AuditSpec
     pack: dict[str, Any]
@@ -51,11 +57,8 @@ class Audited:
         return round(100 * (ratio - 1), 1)
 
 
-def switches_of(
-    spec: AuditSpec, pack: dict[str, Any], curve: dict[str, Any], measured: dict[str, dict[str, Any]]
-) -> list[Switch]:
-    """Return all switches, the largest effect first. Args: as those of `audit.audit`."""
-    run = Audited(spec, pack, curve, measured)
+def switches_of(run: Audited) -> list[Switch]:
+    """Return all switches, the largest effect first."""
     groups = (_rows, _micro_batch, _settings, _kernels, _compile, _reference)
     return sorted((one for switches in groups for one in switches(run)), key=lambda one: -(one.brings_percent or 0.0))
 
