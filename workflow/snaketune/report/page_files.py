@@ -62,13 +62,12 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
             case ".json":
                 write_json(path, measures.as_json(results))
             case ".csv":
-                _write(path, _csv(pages.table(path.stem)))
-    for evaluation, corpora in prompt_corpora(results.evaluations).items():
-        for corpus in corpora:
-            (files,) = side_by_side_files({evaluation: [corpus]}).values()
-            for name, table in zip(files, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
-                (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
-                _write(work.payload / name, _csv(table))
+                _write(path, _csv(pages.tables[path.stem]()))
+    for key, names in side_by_side_files(prompt_corpora(results.evaluations)).items():
+        evaluation, _, corpus = key.partition("/")
+        for name, table in zip(names, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
+            (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
+            _write(work.payload / name, _csv(table))
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
     # The clean target keeps the work folders of compared results.
     compared_work = {"compared": earlier.fingerprints} if earlier.others else {}
@@ -82,6 +81,7 @@ class Pages:
         charts: By the stem of their file name.
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
+        tables: By the stem of a CSV file, a function that returns its columns and rows.
     """
 
     def __init__(self, spec: ReportSpec, results: ResultSet, earlier: EarlierRuns, files: Collection[str]):
@@ -118,15 +118,11 @@ class Pages:
             "samples": self._samples_page,
             "compare": lambda: {"comparisons": earlier.comparisons},
         }
-
-    def table(self, name: str) -> Table:
-        """Columns and rows of a CSV file, by the stem of its name."""
-        match name:
-            case "data":
-                return count_rows(self.results)
-            case "variants":
-                return variants.csv_rows(self.variants)
-        return measures.csv_rows(self.results)
+        self.tables: dict[str, Callable[[], Table]] = {
+            "data": lambda: count_rows(results),
+            "variants": lambda: variants.csv_rows(self.variants),
+            "evaluation": lambda: measures.csv_rows(results),
+        }
 
     def _index(self) -> dict[str, Any]:
         results, best = self.results, self.variants.best
