@@ -1,6 +1,7 @@
 """The results that a model card or the report shows, read and checked against the names of their jobs."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,3 +121,8 @@ def at_path(scores: Any, path: str) -> Any:
             if value is not None:
                 return value
     return None
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

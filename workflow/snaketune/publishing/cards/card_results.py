@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.load import HUB_ID
-from snaketune.publishing.results import Result, Results, at_path, read_json
+from snaketune.publishing.results import Result, Results, at_path, is_number, read_json
 from snaketune.stages.specs import CardSpec
 
 # By section of scores.json: path of a score → its name, and the path of its size (tokens, prompts or pairs).
@@ -92,7 +92,7 @@ def _scores_of(result: Result) -> Iterator[Score]:
     for section, known in SCORES.items():
         for on, measured in scores.get(section, {}).items():
             for path, (name, size) in known.items():
-                if _is_number(value := at_path(measured, path)):
+                if is_number(value := at_path(measured, path)):
                     interval, size = _bounds(at_path(measured, f"{path}_interval")), at_path(measured, size)
                     about = {"evaluation": evaluation, "section": section, "on": on, "path": path, "name": name}
                     yield Score(**about, value=value, interval=interval, size=size)
@@ -100,15 +100,11 @@ def _scores_of(result: Result) -> Iterator[Score]:
     for task, measured in scores.get("tasks", {}).items():
         intervals = scores.get("task_intervals", {}).get(task, {})
         for metric, value in measured.items():
-            if _is_number(value):
+            if is_number(value):
                 about = {"evaluation": evaluation, "section": "tasks", "on": task, "path": metric, "name": metric}
                 yield Score(**about, value=value, interval=_bounds(intervals.get(metric)))
 
 
 def _bounds(interval: Any) -> tuple[float, float] | None:
-    known = isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval))
+    known = isinstance(interval, list) and len(interval) == 2 and all(map(is_number, interval))
     return (interval[0], interval[1]) if known else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import ScalarFormatter, StrMethodFormatter
 
-from snaketune.publishing.results import Result
+from snaketune.publishing.results import Result, is_number
 from snaketune.report.charts.style import (
     COLOURS,
     MUTED,
@@ -24,7 +24,7 @@ from snaketune.report.charts.style import (
 from snaketune.report.compare.differing_keys import loss_text
 from snaketune.report.compare.variants import stopped_early
 from snaketune.report.data.held_out_points import held_out_points
-from snaketune.report.data.results import ResultSet, is_number
+from snaketune.report.data.results import ResultSet
 from snaketune.report.text import clean, decimal, percent, short, whole, words
 
 Styles = dict[str, Style]

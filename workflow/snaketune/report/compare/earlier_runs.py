@@ -13,12 +13,12 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.results import Result, read_json
+from snaketune.publishing.results import Result, is_number, read_json
 from snaketune.report.charts.style import Chart, Style, message
 from snaketune.report.charts.training_charts import curve, throughput
 from snaketune.report.compare.differing_keys import leaves, value_text
 from snaketune.report.compare.earlier_results import COMPARED, KEY, result_of
-from snaketune.report.data.results import ResultSet, ScoredModel, is_number, logged_numbers, natural, scored_of
+from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers, natural, scored_of
 from snaketune.report.judge.verdict import Difference, differences
 from snaketune.report.text import NOTHING, clean, decimal, duration, percent, whole
 from snaketune.stages.cache.status import differing as differing_paths

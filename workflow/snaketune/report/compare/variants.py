@@ -11,11 +11,11 @@ from typing import Any
 from snaketune.config.score_names import REWARDS
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.results import Result, at_path
+from snaketune.publishing.results import Result, at_path, is_number
 from snaketune.report.compare.differing_keys import differing, run_name
 from snaketune.report.compare.measures import Measure, measures
 from snaketune.report.data.races import paused_runs
-from snaketune.report.data.results import ResultSet, is_number, natural
+from snaketune.report.data.results import ResultSet, natural
 from snaketune.report.text import clean, words
 from snaketune.stages.table import STAGES
 

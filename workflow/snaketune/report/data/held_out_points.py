@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from snaketune.publishing.results import Result
-from snaketune.report.data.results import ResultSet, is_number
+from snaketune.publishing.results import Result, is_number
+from snaketune.report.data.results import ResultSet
 from snaketune.report.text import clip
 
 # Answers of a prompt on the page; of more measurements, some in between are left out.

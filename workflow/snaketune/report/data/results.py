@@ -1,7 +1,6 @@
 """All results of a report: manifests, run.json files, and the scores and responses of every evaluated model."""
 
 import json
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from snaketune.publishing.results import Result, Results, read_json
+from snaketune.publishing.results import Result, Results, is_number, read_json
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
@@ -129,11 +128,6 @@ def model_order(label: str) -> tuple[int, list[tuple[int, Any]], float]:
 def unique(values: Iterable[Any]) -> list[Any]:
     """Distinct values in order of first appearance."""
     return list(dict.fromkeys(values))
-
-
-def is_number(value: Any) -> bool:
-    """Return True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def logged_numbers(run: Result, key: str) -> list[float]:

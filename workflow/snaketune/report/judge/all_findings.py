@@ -5,10 +5,11 @@ from statistics import median
 from typing import Any
 
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.results import is_number
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import pack_flows
-from snaketune.report.data.results import ResultSet, is_gpu, is_number
+from snaketune.report.data.results import ResultSet, is_gpu
 from snaketune.report.judge import data_rules
 from snaketune.report.judge.findings import NOTES, WARNS, ReportFinding, in_order
 from snaketune.report.judge.training_rules import training_findings, trainings
