@@ -18,8 +18,8 @@ class Race:
         metric: as the report writes it.
         rows: the number of held-out rows.
         rungs: ascending.
-        scores: by label of the variant, its mean score by rung, as long as it ran.
-        differences: by label and rung, the bounds of its difference to the best.
+        measured: by label of the variant and by rung, as long as it ran, its line in the decision of the rung: its mean score,
+            and the bounds of its `difference` to the best. Empty for one that was stopped before the first rung.
         paused: by label, the rung at which it was paused.
         stopped: by label, the step at which a threshold ended it.
     """
@@ -28,14 +28,9 @@ class Race:
     metric: str
     rows: int
     rungs: list[float]
-    scores: dict[str, dict[float, float]]
-    differences: dict[str, dict[float, tuple[float, float]]]
+    measured: dict[str, dict[float, dict[str, Any]]]
     paused: dict[str, float]
     stopped: dict[str, int]
-
-    @property
-    def variants(self) -> int:
-        return len(self.scores | self.stopped)
 
 
 def races_of(results: ResultSet) -> list[Race]:
@@ -49,22 +44,19 @@ def races_of(results: ResultSet) -> list[Race]:
 
 def _race(name: str, rungs: list[tuple[float, Result, dict[str, Any]]]) -> Race:
     _, last, decisions = rungs[-1]
-    scores: dict[str, dict[float, float]] = {}
-    differences: dict[str, dict[float, tuple[float, float]]] = {}
+    stopped = {_label(run): step for run, step in sorted(decisions.get("stopped", {}).items())}
+    measured: dict[str, dict[float, dict[str, Any]]] = {}
     # The last rung first, whose table has the best variant first.
     for rung, _, found in reversed(rungs):
         for line in found["table"]:
-            label = _label(line["run"])
-            scores.setdefault(label, {})[rung] = line["mean"]
-            differences.setdefault(label, {})[rung] = tuple(line["difference"])
+            measured.setdefault(_label(line["run"]), {})[rung] = line
     return Race(
         name=name.replace("-", ".", 1),
         metric=words(last.spec["metric"].removesuffix("_nats")),
         rows=decisions["rows"],
         rungs=[rung for rung, *_ in rungs],
-        scores=scores,
-        differences=differences,
-        stopped={_label(run): step for run, step in sorted(decisions.get("stopped", {}).items())},
+        measured=measured | {label: {} for label in stopped if label not in measured},
+        stopped=stopped,
         paused={
             _label(run): share for run, share in sorted(decisions["paused"].items(), key=lambda one: natural(one[0]))
         },
