@@ -13,8 +13,8 @@ from typing import Any
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
+from snaketune.report.charts.learning_curves import race_chart
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
-from snaketune.report.charts.race_chart import race_chart
 from snaketune.report.charts.style import Chart, model_styles, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants

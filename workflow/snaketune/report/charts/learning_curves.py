@@ -1,9 +1,10 @@
-"""Scores of a run's snapshots over the share of its steps."""
+"""Scores over the share of a run: of its snapshots, and of the variants of a race at each rung."""
 
 from matplotlib.axes import Axes
 
-from snaketune.report.charts.style import Panel, Style, percentages
+from snaketune.report.charts.style import Chart, Panel, Style, percentages
 from snaketune.report.compare.measures import FORMATS, Measure
+from snaketune.report.data.races import Race
 from snaketune.report.text import percent
 
 
@@ -59,3 +60,28 @@ def _curve(measure: Measure, runs: dict[str, list[tuple[float, str]]], styles: d
     )  # fmt: skip
     ending = f": best {FORMATS[measure.unit](best[0] * measure.better)} at {best[2]:.0%} of {best[1]}" if best else ""
     return Panel(title=f"{measure.on}{where}: {measure.name}{ending}", draw=draw)
+
+
+def race_chart(races: list[Race], styles: dict[str, Style]) -> Chart:
+    """A panel per race: the score of each variant at each rung, and a cross where it was paused."""
+    return Chart(
+        name="race",
+        panels=[_race(race, styles) for race in races],
+        key={label: styles[label] for race in races for label, by_rung in race.measured.items() if by_rung},
+    )
+
+
+def _race(race: Race, styles: dict[str, Style]) -> Panel:
+    def draw(ax: Axes) -> None:
+        for label, by_rung in race.measured.items():
+            if not by_rung:
+                continue
+            style, rungs = styles[label], sorted(by_rung)
+            scores = [by_rung[rung]["mean"] for rung in rungs]
+            ax.plot(rungs, scores, color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4)
+            if label in race.paused:
+                ax.plot(rungs[-1:], scores[-1:], color=style.hex, marker="x", markersize=9, linestyle="none")
+        ax.set(xlabel="share of the run", ylabel=race.metric, xlim=(0, 1))
+        percentages(ax, "x")
+
+    return Panel(title=f"{race.name}: {len(race.paused)} of {len(race.measured)} variants paused", draw=draw)
