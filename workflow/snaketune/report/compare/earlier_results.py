@@ -30,7 +30,7 @@ def further_files(spec: ReportSpec) -> dict[str, list[str]]:
     return compared_files(spec.compare)
 
 
-def compared_files(entries: Iterable[str], work_root: Path = WORK_ROOT) -> dict[str, list[str]]:
+def compared_files(entries: Iterable[str]) -> dict[str, list[str]]:
     """The files that the report reads of these results, by role, as absolute paths, which match no rule's outputs.
 
     Raises:
@@ -39,7 +39,7 @@ def compared_files(entries: Iterable[str], work_root: Path = WORK_ROOT) -> dict[
     manifests, evaluations = [], []
     for entry in entries:
         check_plain(KEY, entry)
-        folder = _folder(entry, work_root)
+        folder = _folder(entry)
         try:
             content = result_of(folder / "manifest.json", COMPARED).content
         except SnaketuneError as error:
@@ -83,7 +83,7 @@ def result_of(manifest: Path, stages: Iterable[str]) -> Artifact:
     return artifact
 
 
-def _folder(entry: str, work_root: Path) -> Path:
+def _folder(entry: str) -> Path:
     """The folder of the result that an entry names."""
     folder = Path(entry)
     if folder.is_dir():
@@ -101,12 +101,12 @@ def _folder(entry: str, work_root: Path) -> Path:
             f"{KEY}: there is no folder {entry!r}, and it is too short for a fingerprint; expected {MIN_PREFIX_DIGITS} digits "
             "or more"
         )
-    matches = sorted(path for stage in COMPARED for path in (work_root / stage).glob(f"{entry}*") if path.is_dir())
+    matches = sorted(path for stage in COMPARED for path in (WORK_ROOT / stage).glob(f"{entry}*") if path.is_dir())
     done = [path for path in matches if (path / "manifest.json").is_file()]
     if len(done) > 1:
         raise SnaketuneError(f"{KEY}: {entry!r} fits {' and '.join(map(str, done))}; give more digits")
     if not done:
-        why = f"no cached training in {work_root} matches"
+        why = f"no cached training in {WORK_ROOT} matches"
         if matches:
             why = f"{matches[0]} isn't finished: it has no manifest.json"
         raise SnaketuneError(f"{KEY}: {entry!r}: {why}; `snakemake clean_work` may have removed it")
