@@ -23,7 +23,7 @@ from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import choose
 from snaketune.report.data.tokenized import tokenized_rows
 from snaketune.report.judge.headline import cards, model_lineage
-from snaketune.report.judge.training_rules import trainings
+from snaketune.report.judge.training_rules import training_findings, trainings
 from snaketune.report.text import short
 from snaketune.tables import read_table
 
@@ -301,7 +301,8 @@ def test_the_time_of_a_run_includes_all_attempts(results):
     assert (row["seconds"], "3 attempts, the last one 10.0 s" in row["facts"]) == ("5 min 10 s", True)
     # The waiting time is that of the last attempt.
     (training,) = trainings(reported)
-    assert (training.waited_s, training.seconds) == (5.0, 10.0)
+    (waited,) = (one.message for one in training_findings(training) if one.kind == "waited for data")
+    assert waited == "waited 5.0 s for data, 50% of its time"
     (card,) = (card for card in cards(reported) if card.title == "Compute time")
     assert (card.value, card.note.split(";")[0]) == ("5 min 10 s", "1 jobs in 3 attempts")
 

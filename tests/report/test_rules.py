@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from snaketune.publishing.results import Result
 from snaketune.report.compare.measures import Measure
-from snaketune.report.compare.variants import EarlyStop, TrainingWarning
 from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow
 from snaketune.report.judge.all_findings import parse_findings, slow_nodes
@@ -21,10 +21,21 @@ from snaketune.report.judge.data_rules import (
 from snaketune.report.judge.findings import KINDS, ReportFinding, groups, in_order, steps
 from snaketune.report.judge.training_rules import TrainingFacts, training_findings
 from snaketune.report.judge.verdict import Difference, Verdict
+from snaketune.stages.specs import ReportedJob
+
+HEALTHY = {
+    "device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 1.0, "seconds": 100.0, "slower_than_best_percent": 2.0
+}  # fmt: skip
+
+
+def ran(name: str = "a", config_key: str = "", **run) -> Result:
+    """A DPO run whose run.json differs from a healthy one in some entries."""
+    job = ReportedJob(stage="dpo", name=name, config_key=config_key)
+    return Result(job=job, artifact=SimpleNamespace(manifest={}), run=HEALTHY | run)
+
 
 RUN = TrainingFacts(
-    label="dpo:a", key="dpo.a", epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}, mfu=0.4,
-    gpu=True, waited_s=1.0, seconds=100.0, slowdown_percent=2.0,
+    run=ran(), epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}
 )  # fmt: skip
 SPLIT = SplitFlow(
     split="train", read=100, read_tokens=1000, kept=100, documents=100, tokens=1000, supervised=300, dropped={},
@@ -57,7 +68,7 @@ PROMPTS = EvaluatedPrompts(
     truncated=3,
     max_new_tokens=64,
 )
-COLLAPSE = TrainingWarning(kind="collapse", step=20, text="is collapsing", at_end="has collapsed")
+COLLAPSE = {"kind": "collapse", "step": 20, "text": "is collapsing", "at_end": {"text": "has collapsed"}}
 
 
 def of_split(split: SplitFlow) -> list[ReportFinding]:
@@ -67,9 +78,9 @@ def of_split(split: SplitFlow) -> list[ReportFinding]:
 # The rules, healthy facts, changes that make one fire, its kind, a part of its message, and the key that it names.
 TRAINING, DATA = (training_findings, RUN), (of_split, SPLIT)
 FIRES = [
-    (*TRAINING, {"stopped": EarlyStop(step=40, reason="kl 60")}, "stopped early", "step 40: kl 60",
+    (*TRAINING, {"run": ran(stopped={"step": 40, "reason": "kl 60"})}, "stopped early", "step 40: kl 60",
      "dpo.a.training.learning_rate"),
-    (*TRAINING, {"warnings": (COLLAPSE,)}, "training warning: collapse", "has collapsed", "dpo.a.loss"),
+    (*TRAINING, {"run": ran(warnings=[COLLAPSE])}, "training warning: collapse", "has collapsed", "dpo.a.loss"),
     (*TRAINING, {"loss": (2.0, 1.99)}, "loss not falling", "did not fall: 2 → 1.99", "dpo.a.training.learning_rate"),
     (*TRAINING, {"loss": (2.0, 2.5)}, "loss not falling", "rose: 2 → 2.5", "dpo.a.training.learning_rate"),
     (*TRAINING, {"loss": (-0.5, -0.4), "held_out": {}}, "loss not falling", "rose: -0.5 → -0.4",
@@ -77,11 +88,12 @@ FIRES = [
     (*TRAINING, {"chosen": (-1.0, -1.2)}, "chosen falling", "-1 → -1.2 nats per token", "dpo.a.loss"),
     (*TRAINING, {"held_out": {"chat": (1.0, 1.1)}}, "held-out loss rising", "chat rose: 1 → 1.1", "dpo.a.training.epochs"),
     (*TRAINING, {"loss": (2.0, 0.2)}, "overfitting", "training loss of the last steps 0.2", "dpo.a.training.epochs"),
-    (*TRAINING, {"mfu": 0.05}, "low MFU", "MFU is 5%", "dpo.a.training.micro_batch_rows"),
-    (*TRAINING, {"mfu": 0.05, "calibrated": True}, "low MFU", "MFU is 5%", "dpo.a.training.batch_rows"),
-    (*TRAINING, {"mfu": 0.04, "gpu": False}, "low MFU", "5 to 80%", "dpo.a.training.micro_batch_rows"),
-    (*TRAINING, {"waited_s": 20.0}, "waited for data", "20% of its time", "dpo.a.operation.load_in_memory"),
-    (*TRAINING, {"slowdown_percent": 35.0}, "slow micro-batch", "35% slower than the best", "dpo.a.training.micro_batch_rows"),
+    (*TRAINING, {"run": ran(mfu_median=0.05)}, "low MFU", "MFU is 5%", "dpo.a.training.micro_batch_rows"),
+    (*TRAINING, {"run": ran(mfu_median=0.05, calibration={"trials": []})}, "low MFU", "MFU is 5%", "dpo.a.training.batch_rows"),
+    (*TRAINING, {"run": ran(mfu_median=0.04, device="cpu")}, "low MFU", "5 to 80%", "dpo.a.training.micro_batch_rows"),
+    (*TRAINING, {"run": ran(waited_for_data_s=20.0)}, "waited for data", "20% of its time", "dpo.a.operation.load_in_memory"),
+    (*TRAINING, {"run": ran(slower_than_best_percent=35.0)}, "slow micro-batch", "35% slower than the best",
+     "dpo.a.training.micro_batch_rows"),
     (*DATA, {"lost_to_length": {"rows": 10, "tokens": 260, "enough": 1024}}, "tokens lost", "26% of the tokens don't fit",
      "sft.a.packing.length"),
     (*DATA, {"supervised": 9}, "little supervised", "0.9% of the tokens", "sft.a.packing.train_on"),
@@ -147,20 +159,20 @@ def test_findings_are_sorted_by_severity_and_kind():
         # Missing values.
         ("loss not falling", {"loss": None}),
         ("chosen falling", {"chosen": None}),
-        ("low MFU", {"mfu": None}),
-        ("slow micro-batch", {"slowdown_percent": None}),
-        ("waited for data", {"waited_s": None}),
-        ("waited for data", {"seconds": None, "waited_s": 50.0}),
+        ("low MFU", {"run": ran(mfu_median=None)}),
+        ("slow micro-batch", {"run": ran(slower_than_best_percent=None)}),
+        ("waited for data", {"run": ran(waited_for_data_s=None)}),
+        ("waited for data", {"run": ran(seconds=None, waited_for_data_s=50.0)}),
         # Reported by another rule, or resolved by the end.
-        ("loss not falling", {"loss": (2.0, 2.5), "stopped": EarlyStop(step=1, reason="")}),
-        ("chosen falling", {"chosen": (-1.0, -2.0), "warnings": (COLLAPSE,)}),
-        ("training warning", {"warnings": (replace(COLLAPSE, at_end=None),)}),
+        ("loss not falling", {"loss": (2.0, 2.5), "run": ran(stopped={"step": 1, "reason": ""})}),
+        ("chosen falling", {"chosen": (-1.0, -2.0), "run": ran(warnings=[COLLAPSE])}),
+        ("training warning", {"run": ran(warnings=[COLLAPSE | {"at_end": None}])}),
         ("overfitting", {"loss": (2.0, 0.2), "held_out": {"chat": (1.0, 1.2)}}),
         # A single epoch doesn't overfit; nor does a training that didn't learn.
         ("overfitting", {"loss": (2.0, 0.2), "epochs": 1.0}),
         ("held-out loss rising", {"loss": (1.0, 2.0), "held_out": {"chat": (1.0, 2.0)}}),
         # Usual for a small model on a CPU.
-        ("low MFU", {"mfu": 0.06, "gpu": False}),
+        ("low MFU", {"run": ran(mfu_median=0.06, device="cpu")}),
     ],
 )
 def test_a_rule_does_not_fire_without_meaningful_values(kind, changes):
@@ -271,8 +283,9 @@ def test_preflight_findings_have_location_key_and_action():
 
 
 def test_equal_findings_are_grouped_and_steps_are_not_repeated():
-    runs = [replace(RUN, label=f"dpo:s-{n}", key="dpo.sweep", loss=(1.0, 1.0 + n), mfu=0.01) for n in range(5)]
-    ended = replace(RUN, stopped=EarlyStop(step=1, reason="x"))
+    swept = [ran(name=f"s-{n}", config_key="dpo.sweep", mfu_median=0.01) for n in range(5)]
+    runs = [replace(RUN, run=run, loss=(1.0, 1.0 + n)) for n, run in enumerate(swept)]
+    ended = replace(RUN, run=ran(stopped={"step": 1, "reason": "x"}))
     # One rule's findings at a time.
     found = [one for run in (*runs, ended) for one in training_findings(run)]
     finding = [one for one in found if one.kind in ("loss not falling", "stopped early")]

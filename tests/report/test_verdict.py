@@ -21,7 +21,7 @@ from snaketune.report.judge.data_rules import (
 )
 from snaketune.report.judge.headline import headline, judged_lineage
 from snaketune.report.judge.intervals import paired, separate
-from snaketune.report.judge.training_rules import trainings
+from snaketune.report.judge.training_rules import training_findings, trainings
 from snaketune.report.judge.verdict import row_outcomes
 from snaketune.stages.specs import ReportedJob
 
@@ -202,7 +202,7 @@ def test_runs_of_a_grid_have_the_config_key_of_the_grid(results):
         results.jobs[key] = results.jobs[key].model_copy(update={"config_key": "dpo.s"})
         results.evaluate(f"main/dpo-{name}", right=beta)
     reported = result_set(results)
-    assert {run.key for run in trainings(reported)} == {"sft.a", "dpo.s"}
+    assert {facts.run.key for facts in trainings(reported)} == {"sft.a", "dpo.s"}
     sorted_, unsorted = (compare_variants(reported, by) for by in ("preferences.pairs.logp_accuracy", None))
     assert swept_values(sorted_) == {"beta": {"dpo:s-b1": 0.1, "dpo:s-b2": 0.2, "dpo:s-b3": 0.3}}
     # Three runs aren't many.
@@ -218,16 +218,15 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
         results.evaluate(f"main/{model}", right=right, preferences=())
     path = results.folder / "results/sft/a/run.json"
     run = json.loads(path.read_text())
-    measured = {"device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
-    path.write_text(json.dumps(run | measured | {"calibration": {"trials": []}}))
+    measured = {"device": "NVIDIA H200", "mfu_median": 0.1, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
+    path.write_text(json.dumps(run | measured | {"seconds": 20.0, "calibration": {"trials": []}}))
     (reported,) = trainings(result_set(results))
-    assert (reported.gpu, reported.mfu, reported.waited_s, reported.slowdown_percent, reported.calibrated) == (
-        True,
-        0.4,
-        2.0,
-        20.0,
-        True,
-    )
+    found = {one.kind: one for one in training_findings(reported)}
+    # As of a GPU whose micro-batches were calibrated.
+    assert found["low MFU"].message.startswith("MFU is 10%; 30 to 50% is usual")
+    assert found["low MFU"].key == "sft.a.training.batch_rows"
+    assert "is 20% slower than the best" in found["slow micro-batch"].message
+    assert found["waited for data"].message == "waited 2.0 s for data, 10% of its time"
     # The first and the last three of thirty steps.
     losses = [entry["loss"] for entry in run["history"]]
     assert reported.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))

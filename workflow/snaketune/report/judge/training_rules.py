@@ -5,10 +5,10 @@ beside it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from snaketune.publishing.results import Result
-from snaketune.report.compare.variants import EarlyStop, TrainingWarning, stopped_early, warnings_of
+from snaketune.report.compare.variants import stopped_early, warnings_of
 from snaketune.report.data.packing_flow import training_flow
 from snaketune.report.data.results import ResultSet, is_gpu, logged_numbers
 from snaketune.report.judge.findings import ReportFinding
@@ -43,55 +43,31 @@ class TrainingFacts:
     """One SFT or DPO run.
 
     Attributes:
-        label, key: `dpo:demo`, and the config key that defines it, `dpo.demo`.
         epochs: Epochs that ran; None if unknown.
         loss, chosen: Means over the first and the last tenth of the log, of the loss and of the log-probability per token of
             chosen completions; None if fewer than MIN_LOGGED steps were logged.
         held_out: By corpus, held-out loss before and after; only for SFT runs whose initial model was evaluated too.
-        waited_s, seconds: Time that the last attempt waited for data, and its duration.
-        calibrated: Whether a calibration of this run on its device exists; a configured batch plan may differ from its best.
-        slowdown_percent: Throughput lost by a configured batch plan, relative to the best measured one.
     """
 
-    label: str
-    key: str
+    run: Result
     epochs: float | None
-    gpu: bool = False
-    loss: tuple[float, float] | None = None
-    chosen: tuple[float, float] | None = None
-    held_out: dict[str, tuple[float, float]] = field(default_factory=dict)
-    stopped: EarlyStop | None = None
-    warnings: tuple[TrainingWarning, ...] = ()
-    mfu: float | None = None
-    waited_s: float | None = None
-    seconds: float | None = None
-    calibrated: bool = False
-    slowdown_percent: float | None = None
+    loss: tuple[float, float] | None
+    chosen: tuple[float, float] | None
+    held_out: dict[str, tuple[float, float]]
 
 
 def trainings(results: ResultSet) -> list[TrainingFacts]:
     """The facts of every SFT and DPO run."""
-    return [_facts(results, result) for result in results.of("sft", "dpo")]
-
-
-def _facts(results: ResultSet, result: Result) -> TrainingFacts:
-    run = result.run
-    return TrainingFacts(
-        label=result.label,
-        key=result.key,
-        epochs=training_flow(results, result).epochs,
-        gpu=is_gpu(run),
-        loss=_first_and_last(logged_numbers(result, "loss")),
-        chosen=_first_and_last(logged_numbers(result, "chosen_logp_per_token")),
-        held_out=_held_out(results, result) if result.stage == "sft" else {},
-        stopped=stopped_early(result),
-        warnings=tuple(warnings_of(result)),
-        mfu=run.get("mfu_median"),
-        waited_s=run.get("waited_for_data_s"),
-        seconds=(run.get("attempts") or [run.get("seconds")])[-1],
-        calibrated=bool(run.get("calibration")),
-        slowdown_percent=run.get("slower_than_best_percent"),
-    )
+    return [
+        TrainingFacts(
+            run=run,
+            epochs=training_flow(results, run).epochs,
+            loss=_first_and_last(logged_numbers(run, "loss")),
+            chosen=_first_and_last(logged_numbers(run, "chosen_logp_per_token")),
+            held_out=_held_out(results, run) if run.stage == "sft" else {},
+        )
+        for run in results.of("sft", "dpo")
+    ]
 
 
 def _first_and_last(values: list[float]) -> tuple[float, float] | None:
@@ -115,22 +91,23 @@ def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]
     return dict(sorted(held_out.items()))
 
 
-def training_findings(run: TrainingFacts) -> Iterator[ReportFinding]:
+def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
     """The findings about one training."""
 
     def finding(kind: str, message: str, action: str, key: str) -> ReportFinding:
-        full_key = key and f"{run.key}.{key}"
-        return ReportFinding(kind=kind, where=run.label, message=message, action=action, key=full_key)
+        full_key = key and f"{facts.run.key}.{key}"
+        return ReportFinding(kind=kind, where=facts.run.label, message=message, action=action, key=full_key)
 
-    if run.stopped:
-        message = f"stopped by stop_if at step {whole(run.stopped.step)}: {run.stopped.reason}"
+    run, stopped, warnings = facts.run.run, stopped_early(facts.run), warnings_of(facts.run)
+    if stopped:
+        message = f"stopped by stop_if at step {whole(stopped.step)}: {stopped.reason}"
         yield finding("stopped early", message, "halve it", "training.learning_rate")
-    if lasting := [one for one in run.warnings if one.at_end is not None]:
+    if lasting := [one for one in warnings if one.at_end is not None]:
         more = f" (and {len(lasting) - 1} more, below)" if len(lasting) > 1 else ""
         remedy = REMEDIES.get(lasting[0].kind, ("", ""))
         yield finding(f"training warning: {lasting[0].kind}", f"{lasting[0].at_end}{more}", *remedy)
-    if run.loss and not run.stopped:
-        first, last = run.loss
+    if facts.loss and not stopped:
+        first, last = facts.loss
         least = MIN_LOSS_CHANGE * abs(first)
         change = f"{decimal(first)} → {decimal(last)}"
         if last - first > least:
@@ -140,43 +117,49 @@ def training_findings(run: TrainingFacts) -> Iterator[ReportFinding]:
             message, action = f"the training loss did not fall: {change}", "multiply it by three, or train more epochs"
             yield finding("loss not falling", message, action, "training.learning_rate")
     # Other runs have warnings of their own; those of TRL's trainers have none.
-    if run.chosen and not run.warnings and run.chosen[0] - run.chosen[1] >= CHOSEN_FELL:
-        change = f"{decimal(run.chosen[0])} → {decimal(run.chosen[1])}"
+    if facts.chosen and not warnings and facts.chosen[0] - facts.chosen[1] >= CHOSEN_FELL:
+        change = f"{decimal(facts.chosen[0])} → {decimal(facts.chosen[1])}"
         message = f"log-probability of chosen completions fell: {change} nats per token"
         yield finding("chosen falling", message, REMEDIES["collapse"][0], "loss")
-    if found := _overfitting(run):
+    if found := _overfitting(facts):
         yield finding(*found, "training.epochs")
-    if run.mfu is not None and run.mfu < (LOW_MFU if run.gpu else LOW_MFU_CPU):
-        usual = "30 to 50%" if run.gpu else "5 to 80%"
-        message = f"MFU is {percent(run.mfu)}; {usual} is usual for a model that keeps the device busy"
+    mfu, gpu = run.get("mfu_median"), is_gpu(run)
+    if mfu is not None and mfu < (LOW_MFU if gpu else LOW_MFU_CPU):
+        usual = "30 to 50%" if gpu else "5 to 80%"
+        message = f"MFU is {percent(mfu)}; {usual} is usual for a model that keeps the device busy"
         action, key = "remove it, so that the fastest size is measured", "training.micro_batch_rows"
-        if run.calibrated:
+        # A calibration measured the sizes of this run on its device, though a configured one may differ from its best.
+        if run.get("calibration"):
             action, key = "use more rows per step, which allows larger micro-batches", "training.batch_rows"
         yield finding("low MFU", message, action, key)
-    if run.slowdown_percent is not None and run.slowdown_percent >= SLOWER:
-        message = f"the configured micro-batch is {run.slowdown_percent:.0f}% slower than the best that was measured"
+    # Of a configured batch plan, relative to the best that was measured.
+    slower = run.get("slower_than_best_percent")
+    if slower is not None and slower >= SLOWER:
+        message = f"the configured micro-batch is {slower:.0f}% slower than the best that was measured"
         yield finding("slow micro-batch", message, "remove it", "training.micro_batch_rows")
-    if run.waited_s and run.seconds and run.waited_s >= WAITED * run.seconds:
-        message = f"waited {duration(run.waited_s)} for data, {percent(run.waited_s / run.seconds)} of its time"
+    # Both in seconds, of the last attempt.
+    waited, took = run.get("waited_for_data_s"), (run.get("attempts") or [run.get("seconds")])[-1]
+    if waited and took and waited >= WAITED * took:
+        message = f"waited {duration(waited)} for data, {percent(waited / took)} of its time"
         yield finding("waited for data", message, "set it to true", "operation.load_in_memory")
 
 
-def _overfitting(run: TrainingFacts) -> tuple[str, str, str] | None:
+def _overfitting(facts: TrainingFacts) -> tuple[str, str, str] | None:
     """Kind, message and action if held-out loss rose while the training loss fell, or is far above it after an epoch."""
-    if not run.loss or not run.held_out:
+    if not facts.loss or not facts.held_out:
         return None
-    for corpus, (before, after) in run.held_out.items():
-        if run.loss[1] < run.loss[0] and after > before * (1 + MIN_LOSS_CHANGE):
+    for corpus, (before, after) in facts.held_out.items():
+        if facts.loss[1] < facts.loss[0] and after > before * (1 + MIN_LOSS_CHANGE):
             message = (
                 f"the training loss fell, but held-out loss of {corpus} rose: {decimal(before)} → {decimal(after)}; "
                 "overfitting, or the held-out rows differ from the training rows"
             )
             return "held-out loss rising", message, "train fewer epochs, or lower the learning rate"
-    corpus, (_, lowest) = min(run.held_out.items(), key=lambda entry: entry[1][1])
-    if run.epochs is None or run.epochs <= 1 or lowest <= OVERFIT * max(run.loss[1], 0.01):
+    corpus, (_, lowest) = min(facts.held_out.items(), key=lambda entry: entry[1][1])
+    if facts.epochs is None or facts.epochs <= 1 or lowest <= OVERFIT * max(facts.loss[1], 0.01):
         return None
     message = (
-        f"overfitting after {decimal(run.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of the "
-        f"last steps {decimal(run.loss[1])}"
+        f"overfitting after {decimal(facts.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of "
+        f"the last steps {decimal(facts.loss[1])}"
     )
     return "overfitting", message, "train fewer epochs, or on more rows"
