@@ -1,6 +1,6 @@
 """Rules of the report: facts for which each fires, facts for which it doesn't, and the config key that it names."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,6 @@ from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow
 from snaketune.report.judge.all_findings import parse_findings, slow_nodes
 from snaketune.report.judge.data_rules import (
-    EvaluatedPrompts,
     corpus_findings,
     difference_findings,
     pack_findings,
@@ -58,21 +57,34 @@ CORPUS = CorpusFlow(
     notes={}, repairs={}, cleaned={}, masked={},
     near_duplicates=None, contamination=None, characters=None,
 )  # fmt: skip
-PROMPTS = EvaluatedPrompts(
-    evaluation="main",
-    corpus="chat",
-    model="dpo:a",
-    prompts=100,
-    distinct=98,
-    answers=100,
-    truncated=3,
-    max_new_tokens=64,
-)
 COLLAPSE = {"kind": "collapse", "step": 20, "text": "is collapsing", "at_end": {"text": "has collapsed"}}
 
 
 def of_split(split: SplitFlow) -> list[ReportFinding]:
     return list(pack_findings(replace(PACK, splits=[split]), split, "sft.a.packing"))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A hundred prompts: how many of them are distinct, and how many responses reach the limit of 64 tokens."""
+
+    distinct: int = 98
+    truncated: int = 3
+
+
+def of_prompts(prompts: Prompts) -> list[ReportFinding]:
+    responses = [
+        {
+            "corpus": "chat",
+            "prompt": f"p{n % prompts.distinct}",
+            "correct": True,
+            "tokens": 64 if n < prompts.truncated else 9,
+        }
+        for n in range(100)
+    ]
+    evaluated = SimpleNamespace(spec={"generation": {"max_new_tokens": 64}})
+    scored = SimpleNamespace(model="dpo:a", responses=responses, result=evaluated)
+    return list(prompt_findings(SimpleNamespace(evaluations={"main": [scored]}), ["sft:a", "dpo:a"]))
 
 
 # The rules, healthy facts, changes that make one fire, its kind, a part of its message, and the key that it names.
@@ -102,9 +114,9 @@ FIRES = [
     (corpus_findings, CORPUS,
      {"quarantined": {"not_json": 9, "empty": 1}, "rows": replace(CORPUS.rows, quarantined=10, kept=990)},
      "quarantined", "(1%) are quarantined: 9 not json", "corpora.chat.repair"),
-    (prompt_findings, PROMPTS, {"distinct": 80}, "repeated prompts", "20 of 100 held-out prompts of chat",
+    (of_prompts, Prompts(), {"distinct": 80}, "repeated prompts", "20 of 100 held-out prompts of chat",
      "corpora.chat.near_duplicates"),
-    (prompt_findings, PROMPTS, {"truncated": 30}, "truncated responses", "30% of the responses of dpo:a",
+    (of_prompts, Prompts(), {"truncated": 30}, "truncated responses", "30% of the responses of dpo:a",
      "eval.main.generation.max_new_tokens"),
 ]  # fmt: skip
 

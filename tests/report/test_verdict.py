@@ -13,8 +13,8 @@ from snaketune.report.data.packing_flow import pack_flows
 from snaketune.report.data.results import logged_numbers
 from snaketune.report.judge.all_findings import collect_findings
 from snaketune.report.judge.data_rules import (
-    evaluated_prompts,
     pack_findings,
+    prompt_findings,
     sweep_findings,
     swept_values,
     users_of_packs,
@@ -247,10 +247,11 @@ def test_truncated_responses_are_counted(results):
     results.evaluate("main/base-a", preferences=())
     path = results.folder / "results/eval/main/base-a/manifest.json"
     manifest = json.loads(path.read_text())
-    for most, cut_off in ((5, 12), (6, 0)):
+    for most, cut_off in ((5, ["100% of the responses of base:a to chat were truncated at 5 tokens"]), (6, [])):
         path.write_text(json.dumps(manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}}))
-        (reported,) = evaluated_prompts(result_set(results), ["base:a"])
-        assert (reported.answers, reported.distinct, reported.truncated) == (12, 6, cut_off)
+        repeated, *truncated = (one.message for one in prompt_findings(result_set(results), ["base:a"]))
+        assert repeated.startswith("6 of 12 held-out prompts of chat are duplicates")
+        assert truncated == cut_off
 
 
 def test_preflight_findings_are_on_the_page(results):

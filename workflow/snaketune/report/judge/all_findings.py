@@ -55,8 +55,7 @@ def collect_findings(
             findings += data_rules.pack_findings(flow, split, users.get(f"pack/{flow.name}", ""))
     for flow in corpus_flows(results):
         findings += data_rules.corpus_findings(flow)
-    for prompts in data_rules.evaluated_prompts(results, lineage):
-        findings += data_rules.prompt_findings(prompts)
+    findings += data_rules.prompt_findings(results, lineage)
     return in_order(findings)
 
 

@@ -1,7 +1,7 @@
 """Rules that find problems in data and evaluations. The reason for each threshold is given beside it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from snaketune.packing.truncation import is_worth_a_warning
 from snaketune.report.compare.variants import Variants
@@ -20,26 +20,6 @@ TRUNCATED = 0.1
 MANY_RUNS = 5
 # The difference of shares that an evaluation should be able to detect.
 RESOLUTION = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedPrompts:
-    """One corpus of prompts in one evaluation.
-
-    Attributes:
-        model: The model that answered: the last one of the lineage.
-        prompts, distinct: Prompts with a checkable answer, and how many of them are distinct.
-        truncated: Responses that reached `max_new_tokens`.
-    """
-
-    evaluation: str
-    corpus: str
-    model: str
-    prompts: int
-    distinct: int
-    answers: int
-    truncated: int
-    max_new_tokens: int | None
 
 
 def users_of_packs(results: ResultSet) -> dict[str, str]:
@@ -94,48 +74,41 @@ def _count_errors(flow: PackFlow | CorpusFlow) -> Iterator[ReportFinding]:
         yield ReportFinding(kind="counts", where=flow.name, message=message, severity=NOTES)
 
 
-def evaluated_prompts(results: ResultSet, lineage: list[str]) -> Iterator[EvaluatedPrompts]:
-    """The prompts of every corpus in every evaluation, answered by the last evaluated model of the lineage."""
+def prompt_findings(results: ResultSet, lineage: list[str]) -> Iterator[ReportFinding]:
+    """The findings about the prompts of every evaluation, and the responses of the last evaluated model of the lineage."""
     for evaluation, models in results.evaluations.items():
         by_label = {scored.model: scored for scored in models}
-        last = next((by_label[label] for label in reversed(lineage) if label in by_label), None)
-        most = last and (last.result.spec.get("generation") or {}).get("max_new_tokens")
-        for corpus in unique(row["corpus"] for row in last.responses) if last else ():
-            answers = [row for row in last.responses if row["corpus"] == corpus]
-            checked = [row["prompt"] for row in answers if row["correct"] is not None]
-            yield EvaluatedPrompts(
-                evaluation=evaluation,
-                corpus=corpus,
-                model=last.model,
-                prompts=len(checked),
-                distinct=len(set(checked)),
-                answers=len(answers),
-                truncated=sum(row["tokens"] >= most for row in answers) if most else 0,
-                max_new_tokens=most,
-            )
+        if last := next((by_label[label] for label in reversed(lineage) if label in by_label), None):
+            most = (last.result.spec.get("generation") or {}).get("max_new_tokens")
+            for corpus in unique(row["corpus"] for row in last.responses):
+                rows = [row for row in last.responses if row["corpus"] == corpus]
+                yield from _prompt_findings(evaluation, corpus, last.model, rows, most)
 
 
-def prompt_findings(prompts: EvaluatedPrompts) -> Iterator[ReportFinding]:
-    """The findings about the prompts of one corpus."""
-    again = prompts.prompts - prompts.distinct
-    if prompts.prompts and again >= REPEATED * prompts.prompts:
+def _prompt_findings(
+    evaluation: str, corpus: str, model: str, rows: list[dict[str, Any]], most: int | None
+) -> Iterator[ReportFinding]:
+    """The findings about one corpus. Args: rows: responses; most: `max_new_tokens`."""
+    prompts = [row["prompt"] for row in rows if row["correct"] is not None]
+    again = len(prompts) - len(set(prompts))
+    if prompts and again >= REPEATED * len(prompts):
         yield ReportFinding(
             kind="repeated prompts",
-            where=prompts.evaluation,
-            message=f"{whole(again)} of {whole(prompts.prompts)} held-out prompts of {prompts.corpus} are duplicates, so "
+            where=evaluation,
+            message=f"{whole(again)} of {whole(len(prompts))} held-out prompts of {corpus} are duplicates, so "
             "intervals are too narrow",
             action="drop near duplicates",
-            key=f"corpora.{prompts.corpus}.near_duplicates",
+            key=f"corpora.{corpus}.near_duplicates",
         )
-    most = prompts.max_new_tokens or 0
-    if prompts.answers and prompts.truncated >= TRUNCATED * prompts.answers:
-        share = percent(prompts.truncated / prompts.answers)
+    truncated = sum(row["tokens"] >= most for row in rows) if most else 0
+    if truncated and truncated >= TRUNCATED * len(rows):
+        share = percent(truncated / len(rows))
         yield ReportFinding(
             kind="truncated responses",
-            where=prompts.evaluation,
-            message=f"{share} of the responses of {prompts.model} to {prompts.corpus} were truncated at {whole(most)} tokens",
+            where=evaluation,
+            message=f"{share} of the responses of {model} to {corpus} were truncated at {whole(most)} tokens",
             action=f"set it to {2 * most} if responses may be longer; else the model didn't learn to stop",
-            key=f"eval.{prompts.evaluation}.generation.max_new_tokens",
+            key=f"eval.{evaluation}.generation.max_new_tokens",
         )
 
 
