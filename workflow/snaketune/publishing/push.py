@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -34,17 +33,8 @@ WEIGHTS = (".safetensors", ".safetensors.index.json")
 SNAKEMAKE_FILE = ".snakemake_timestamp"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Upload:
-    """What is pushed of a model: its files by their names in the repository, with verified digests.
-
-    Attributes:
-        fingerprint: Fingerprint of its training.
-    """
-
-    paths: dict[str, Path]
-    digests: dict[str, str]
-    fingerprint: str
+# The files of a model by their names in the repository: verified, each with its digest.
+Files = dict[str, tuple[Path, str]]
 
 
 def requested_models(names: list[str], config: Path, section: str | None) -> dict[str, Push]:
@@ -90,14 +80,17 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
     Raises:
         SnaketuneError: If a result is damaged or incomplete, there is no token, or the Hub refuses.
     """
-    uploads = {name: _upload_of(push.model) for name, push in models.items()}
+    uploads = {name: _files_of(push.model) for name, push in models.items()}
     for name, push in models.items():
         visibility = "private" if push.private else "public"
         print(f"push.{name}: {push.model} to {push.repository} ({visibility}, branch {push.branch})")
-        sizes = {file: path.stat().st_size for file, path in uploads[name].paths.items()}
-        for file, size in sizes.items():
-            print(f"{size:>16,}  {uploads[name].digests[file]}  {file}")
-        print(f"{sum(sizes.values()):>16,}  in {len(sizes)} files", flush=True)
+        files, _ = uploads[name]
+        total = 0
+        for file, (path, digest) in files.items():
+            size = path.stat().st_size
+            total += size
+            print(f"{size:>16,}  {digest}  {file}")
+        print(f"{total:>16,}  in {len(files)} files", flush=True)
     if dry_run:
         print("nothing was sent", flush=True)
         return
@@ -108,11 +101,11 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
         )
     for name, push in models.items():
         with _readable_errors(name, push, token):
-            print(f"push.{name}: {_send(push, uploads[name], token)}", flush=True)
+            print(f"push.{name}: {_send(push, *uploads[name], token)}", flush=True)
 
 
-def _upload_of(model: str) -> Upload:
-    """Collect the files of a model (`sft:NAME` or `dpo:NAME`) and its card.
+def _files_of(model: str) -> tuple[Files, str]:
+    """The files of a model (`sft:NAME` or `dpo:NAME`) and its card, and the fingerprint of its training.
 
     Raises:
         SnaketuneError: If a file is missing or changed, the card is of another result, or there are files that no manifest has.
@@ -131,14 +124,11 @@ def _upload_of(model: str) -> Upload:
             f"{trained.folder} has {', '.join(others[:5])}, not in {trained.manifest_path}; move these files elsewhere"
         )
     owner = dict(sorted((dict.fromkeys(trained.manifest["payload"], trained) | {CARD: card}).items()))
-    return Upload(
-        paths={file: result.file(file) for file, result in owner.items()},
-        digests={file: result.manifest["payload"][file]["digest"] for file, result in owner.items()},
-        fingerprint=trained.manifest["fingerprint"],
-    )
+    files = {file: (result.file(file), result.manifest["payload"][file]["digest"]) for file, result in owner.items()}
+    return files, trained.manifest["fingerprint"]
 
 
-def _send(push: Push, upload: Upload, token: str) -> str:
+def _send(push: Push, files: Files, fingerprint: str, token: str) -> str:
     """Create the repository and commit the files. Return what was done, as a sentence."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import disable_progress_bars
@@ -155,14 +145,14 @@ def _send(push: Push, upload: Upload, token: str) -> str:
         api.create_branch(push.repository, branch=push.branch, exist_ok=True)
     remote = api.model_info(push.repository, revision=push.branch)
     remote_files = {file.rfilename for file in remote.siblings or ()}
-    stale = sorted(file for file in remote_files - upload.paths.keys() if file.endswith(WEIGHTS))
+    stale = sorted(file for file in remote_files - files.keys() if file.endswith(WEIGHTS))
     done = api.create_commit(
         push.repository,
         [
-            *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=path) for file, path in upload.paths.items()),
+            *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=path) for file, (path, _) in files.items()),
             *(CommitOperationDelete(path_in_repo=file) for file in stale),
         ],
-        commit_message=f"{push.model}, snaketune {upload.fingerprint[:8]}",
+        commit_message=f"{push.model}, snaketune {fingerprint[:8]}",
         revision=push.branch,
     )
     if done.oid == remote.sha:
