@@ -115,10 +115,6 @@ class Renderer:
     template: str
     exact: bool
 
-    def as_substitute_for(self, model: str) -> "Renderer":
-        """Return this renderer, named as the substitute for a model's own template, which isn't available yet."""
-        return replace(self, template=f"{self.template}, instead of {model}'s own, which isn't available yet")
-
 
 def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
     """Load a renderer from a template file and a tokenizer folder, each optional.

@@ -7,7 +7,7 @@ columns; a source of a config is read as the config says.
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def preview_config(content: str) -> Iterator[SourcePreview]:
         tokenizer = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
         renderer = cached_renderer(template, tokenizer)
         if template is None and tokenizer is None and corpus.adopt:
-            renderer = renderer.as_substitute_for(corpus.adopt)
+            named = f"{renderer.template}, instead of {corpus.adopt}'s own, which isn't available yet"
+            renderer = replace(renderer, template=named)
         for number in range(1, len(corpus.content.sources) + 1):
             yield _preview_source(corpus, number, renderer)
 
