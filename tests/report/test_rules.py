@@ -54,7 +54,7 @@ PACK = PackFlow(
 CORPUS = CorpusFlow(
     name="chat", kind="conversations", quarantined={"not_json": 2}, kept={"train": 898, "held_out": 100}, sources=[],
     rows=RowCounts(read=1000, extra=0, repeated=0, joined=0, quarantined=2, dropped={}, kept=998),
-    notes={}, repairs={}, cleaned={}, masked={},
+    changes={},
     near_duplicates=None, contamination=None, characters=None,
 )  # fmt: skip
 COLLAPSE = {"kind": "collapse", "step": 20, "text": "is collapsing", "at_end": {"text": "has collapsed"}}

@@ -63,8 +63,8 @@ class CorpusFlow:
     """Rows of one corpus.
 
     Attributes:
-        repairs, cleaned: Rows changed, by repair and by cleaning step.
-        masked: Items of personal data replaced, by kind.
+        changes: By reason, the number of rows that were `noted`, `repaired` and `cleaned`, and of items of personal data that
+            were `masked`.
         near_duplicates, contamination: Results of these checks; None if they were off.
         characters: Rows by length, if the manifest has them.
     """
@@ -74,10 +74,7 @@ class CorpusFlow:
     rows: RowCounts
     quarantined: dict[str, int]
     kept: dict[str, int]
-    notes: dict[str, int]
-    repairs: dict[str, int]
-    cleaned: dict[str, int]
-    masked: dict[str, int]
+    changes: dict[str, dict[str, int]]
     sources: list[SourceFlow]
     near_duplicates: dict[str, int] | None
     contamination: dict[str, Any] | None
@@ -123,10 +120,12 @@ def _corpus_flow(result: Result) -> CorpusFlow:
         rows=_rows(counts, total, sum(kept.values())),
         quarantined=_largest_first(quarantined),
         kept=kept,
-        notes={note: n for note, n in notes.items() if not note.startswith(REPAIRED)},
-        repairs={note.removeprefix(REPAIRED): n for note, n in notes.items() if note.startswith(REPAIRED)},
-        cleaned={step: n for step, n in cleaned.items() if step not in PERSONAL_DATA},
-        masked={kind: n for kind, n in cleaned.items() if kind in PERSONAL_DATA},
+        changes={
+            "noted": {note: n for note, n in notes.items() if not note.startswith(REPAIRED)},
+            "repaired": {note.removeprefix(REPAIRED): n for note, n in notes.items() if note.startswith(REPAIRED)},
+            "cleaned": {step: n for step, n in cleaned.items() if step not in PERSONAL_DATA},
+            "masked": {kind: n for kind, n in cleaned.items() if kind in PERSONAL_DATA},
+        },
         sources=[
             SourceFlow(
                 name=_origin(source),

@@ -47,9 +47,8 @@ def _corpus_rows(flow: CorpusFlow) -> Iterator[Row]:
         counts += [{"what": "kept", "rows": rows.kept}]
         counts += _by_reason("layout", source.layouts) + _by_reason("ignored", source.ignored)
         yield from ({"source": source.name} | row for row in counts)
-    for what in ("notes", "repairs", "cleaned", "masked"):
-        name = {"notes": "noted", "repairs": "repaired"}.get(what, what)
-        yield from _by_reason(name, getattr(flow, what))
+    for what, counts in flow.changes.items():
+        yield from _by_reason(what, counts)
     if near := flow.near_duplicates:
         yield from ({"what": f"near duplicates: {key}", "rows": near[key]} for key in ("groups", "largest"))
     yield from _by_reason("rows that hit", (flow.contamination or {}).get("hits") or {})
