@@ -103,11 +103,20 @@ def test_findings_of_a_run_with_the_same_prefix_are_not_shown():
     assert audited(findings=[other, own])["findings"] == [own]
 
 
-def test_a_change_that_doesnt_fit_is_no_advice():
+@pytest.mark.parametrize(
+    ("variant", "switch", "set_to"),
+    [
+        ("activations-kept", "gradient checkpointing", "on; off doesn't fit"),
+        ("packed", "packing", "off; on doesn't fit"),
+        ("precision-auto", "precision", "float32; auto doesn't fit"),
+        ("fused-optimizer", "optimizer", "adamw_torch_fused; adamw_torch_fused doesn't fit"),
+    ],
+)
+def test_a_change_that_doesnt_fit_is_no_advice(variant, switch, set_to):
     gone = {"fits": False, "why": "out of memory"}
-    audit = audited(gradient_checkpointing=True, variants={"activations-kept": gone})
-    (row,) = [one for one in audit["switches"] if one["switch"] == "gradient checkpointing"]
-    assert row["set_to"] == "on; off doesn't fit" and row["brings_percent"] == 0 and row["do"] == ""
+    audit = audited(gradient_checkpointing=True, variants={variant: gone})
+    (row,) = [one for one in audit["switches"] if one["switch"] == switch]
+    assert row["set_to"] == set_to and row["brings_percent"] == 0 and row["do"] == ""
 
 
 def test_a_run_that_does_not_fit_is_reported():

@@ -63,14 +63,18 @@ def switches_of(run: Audited) -> list[Switch]:
     return sorted((one for switches in groups for one in switches(run)), key=lambda one: -(one.brings_percent or 0.0))
 
 
+def _tried(run: Audited, variant: str, switch: str, set_to: str, other: str, do: str, holds_back: str) -> Switch:
+    """Return a switch whose other setting a variant's trial had; one that doesn't fit isn't advised."""
+    if not run.measured[variant]["fits"]:
+        set_to, do = f"{set_to}; {other} doesn't fit", ""
+    return Switch(switch, set_to, run.gain(variant), "measured", do, holds_back=holds_back)
+
+
 def _rows(run: Audited) -> Iterator[Switch]:
     key = f"{run.spec.key}.packing"
     if "packed" in run.measured:
-        do, holds_back = (
-            f"{key}.strategy: best-fit-decreasing",
-            "padding: each row of a batch is as long as its longest",
-        )
-        yield Switch("packing", "off", run.gain("packed"), "measured", do, holds_back=holds_back)
+        holds_back = "padding: each row of a batch is as long as its longest"
+        yield _tried(run, "packed", "packing", "off", "on", f"{key}.strategy: best-fit-decreasing", holds_back)
         return
     metadata, counts, length = run.pack["packing_metadata"], run.pack["counts"]["train"], run.pack["row_length"]
     full = metadata["packing_efficiency"] / 100
@@ -110,35 +114,33 @@ def _micro_batch(run: Audited) -> Iterator[Switch]:
 def _settings(run: Audited) -> Iterator[Switch]:
     """Yield gradient checkpointing, precision and optimizer, which are tried if they are slow on most machines."""
     baseline, training, key = run.baseline, run.spec.training, f"{run.spec.key}.training"
-    if kept := run.measured.get("activations-kept"):
-        set_to, do = (
-            ("on", "training.gradient_checkpointing: false, or auto") if kept["fits"] else ("on; off doesn't fit", "")
+    if "activations-kept" in run.measured:
+        do, holds_back = (
+            f"{key}.gradient_checkpointing: false, or auto",
+            "recomputed activations, though they fit in memory",
         )
-        holds_back = "recomputed activations, though they fit in memory"
-        gain = run.gain("activations-kept")
-        yield Switch("gradient checkpointing", set_to, gain, "measured", do, holds_back=holds_back)
+        yield _tried(run, "activations-kept", "gradient checkpointing", "on", "off", do, holds_back)
     elif baseline["gradient_checkpointing"]:
         yield Switch("gradient checkpointing", "on, since memory is short", 0.0, "measured")
     else:
         # One more forward pass, in a step of three.
         yield Switch("gradient checkpointing", "off; on would cost about 25%", 0.0, "estimated")
 
-    if moved := run.measured.get("activations-on-device"):
-        gain, holds_back = run.gain("activations-on-device"), "activations that are moved, though they fit in memory"
-        off = f"{run.spec.key}.operation.activation_offloading: false"
-        set_to, do = ("on", off) if moved["fits"] else ("on; off doesn't fit", "")
-        yield Switch("activation offloading", set_to, gain, "measured", do, holds_back=holds_back)
+    if "activations-on-device" in run.measured:
+        holds_back = "activations that are moved, though they fit in memory"
+        do = f"{run.spec.key}.operation.activation_offloading: false"
+        yield _tried(run, "activations-on-device", "activation offloading", "on", "off", do, holds_back)
 
     if "precision-auto" in run.measured:
-        gain, holds_back = run.gain("precision-auto"), "float32 products where the device has faster ones"
-        yield Switch("precision", "float32", gain, "measured", f"{key}.precision: auto", holds_back=holds_back)
+        holds_back = "float32 products where the device has faster ones"
+        yield _tried(run, "precision-auto", "precision", "float32", "auto", f"{key}.precision: auto", holds_back)
     else:
         yield Switch("precision", training.precision, 0.0, "estimated")
 
     if "fused-optimizer" in run.measured:
-        gain, do = run.gain("fused-optimizer"), f"{key}.optimizer: adamw_torch_fused"
-        holds_back = "an optimizer in many small kernels"
-        yield Switch("optimizer", training.optimizer, gain, "measured", do, holds_back=holds_back)
+        fused, holds_back = "adamw_torch_fused", "an optimizer in many small kernels"
+        do = f"{key}.optimizer: {fused}"
+        yield _tried(run, "fused-optimizer", "optimizer", training.optimizer, fused, do, holds_back)
     else:
         share, of = baseline["parts"].get("optimizer"), OPTIMIZERS[training.optimizer]
         details = "" if share is None else f", {share:.0%} of a step"
