@@ -20,21 +20,22 @@ PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
 Language = Annotated[str, Field(pattern="^[a-z]{2,3}$")]
 
 
-def regex(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern; ValueError if it isn't a regular expression."""
+def _compiles(pattern: str) -> str:
     try:
-        return re.compile(pattern)
+        re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return pattern
 
 
 def _with_one_group(pattern: str) -> str:
-    if (groups := regex(pattern).groups) != 1:
+    if (groups := re.compile(pattern).groups) != 1:
         raise ValueError(f"expected exactly one group in parentheses, found {groups}")
     return pattern
 
 
-RegexWithOneGroup = Annotated[str, AfterValidator(_with_one_group)]
+Regex = Annotated[str, AfterValidator(_compiles)]
+RegexWithOneGroup = Annotated[Regex, AfterValidator(_with_one_group)]
 
 
 class HubDataset(Model):
@@ -192,17 +193,10 @@ class Cleaning(Model):
     """Drops rows with fewer characters."""
     max_characters: PositiveInt | None = None
     """Drops rows with more characters."""
-    drop_matching: tuple[str, ...] = ()
+    drop_matching: tuple[Regex, ...] = ()
     """Regular expressions; rows that match any of them are dropped."""
     languages: tuple[Language, ...] = ()
     """Drops rows in other languages than these (ISO 639-1 codes), as detected by py3langid. Default: keeps all languages."""
-
-    @field_validator("drop_matching")
-    @classmethod
-    def _valid_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            regex(pattern)
-        return patterns
 
     @model_validator(mode="after")
     def _non_empty_range(self) -> Self:

@@ -22,7 +22,7 @@ from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 
 # pydantic puts the names of union members into the location of an error, between the keys.
-MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
+MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained|function-after)\b.*|bool")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 RUN_SECTIONS = ("sft", "dpo")
 # Alternative keys: a run's own key replaces the inherited alternative.

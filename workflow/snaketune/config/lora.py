@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from snaketune.config.base import Model, PositiveFloat, PositiveInt
-from snaketune.config.corpus_sources import regex
+from snaketune.config.corpus_sources import Regex
 
 ModuleName = Annotated[str, Field(min_length=1)]
 # Initial adapters that take the place of a part of the base weights, which are changed to those that remain.
@@ -27,7 +27,7 @@ class Lora(Model):
     """Scale of an adapter's output, which is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout probability of an adapter's inputs."""
-    target_modules: str | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
+    target_modules: Regex | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
     """Layers with an adapter: a list of suffixes of their names, or a regular expression that matches full names. `all-linear`
     is all linear layers except the output head, routers, and those in Mamba's mixers whose adapters fused kernels would ignore;
     and the experts of mixture models that peft supports."""
@@ -76,13 +76,6 @@ class Lora(Model):
         if self.init_lora_weights == "orthogonal" and self.rank % 2:
             raise ValueError(f"init_lora_weights: orthogonal needs an even rank, found {self.rank}")
         return self
-
-    @field_validator("target_modules")
-    @classmethod
-    def _valid_pattern(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if isinstance(targets, str):
-            regex(targets)
-        return targets
 
 
 class Quantization(Model):

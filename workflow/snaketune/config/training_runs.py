@@ -6,9 +6,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
-from snaketune.config.corpus_sources import regex
+from snaketune.config.corpus_sources import Regex
 from snaketune.config.held_out import Selection, SnapshotShare, snapshot_name
-from snaketune.config.lora import Lora, LoraOrContinued, ModuleName, Quantization
+from snaketune.config.lora import Lora, LoraOrContinued, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
 from snaketune.config.optimizers import (
@@ -58,7 +58,9 @@ class Optimization(Model):
     """Decay rates of the running means of the gradient and of its square, for optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum gradient norm; larger gradients are scaled down to it."""
-    trainable: Annotated[ModuleName | None, Field(exclude_if=lambda pattern: pattern is None)] = None
+    trainable: Annotated[
+        Annotated[Regex, Field(min_length=1)] | None, Field(exclude_if=lambda pattern: pattern is None)
+    ] = None
     """A regular expression that matches the full names of the parameters to train; the others are frozen. For example
     `model\\.layers\\.(2[0-9])\\..*` trains the layers 20 to 29, and `(?!.*embed_tokens).*` all but the embedding. Not with
     `lora`."""
@@ -81,13 +83,6 @@ class Optimization(Model):
     """Seed of the order of rows, of dropout and of new weights."""
 
     _supported = field_validator("optimizer", "schedule", mode="before")(check_supported)
-
-    @field_validator("trainable")
-    @classmethod
-    def _valid_pattern(cls, pattern: str | None) -> str | None:
-        if pattern:
-            regex(pattern)
-        return pattern
 
     @field_validator("schedule_options")
     @classmethod
