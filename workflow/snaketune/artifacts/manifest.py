@@ -122,6 +122,15 @@ def write_json(path: Path, value: Any) -> None:
     sync_names(path.parent)
 
 
+def read_json(path: str | Path, default: Any) -> Any:
+    """Read a JSON file; `default` if there is none, it is damaged, or its value isn't of the default's type."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return default
+    return content if isinstance(content, type(default)) else default
+
+
 def sync_names(folder: Path) -> None:
     """Flush the entries of a folder to disk: which names exist, not the files' content."""
     entries = os.open(folder, os.O_RDONLY)

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from snaketune.artifacts.manifest import read_json
 from snaketune.cluster.site import ResourceRequest
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.stages.declaration import Cost, ModelCost
@@ -99,7 +100,7 @@ class Estimates:
     def _alone(self, job: Job) -> ResourceRequest:
         computes, cost = STAGES[job.stage].gpu, STAGES[job.stage].cost
         cost = cost(job.spec) if callable(cost) else cost
-        measured = _read(job.run) or (self._measured_alike(job) if computes else {})
+        measured = read_json(job.run, {}) or (self._measured_alike(job) if computes else {})
         if isinstance(cost, ModelCost):
             threads, mem_mb, minutes = self._computing(job, cost, measured.get("tokens_per_second_median"))
         else:
@@ -109,7 +110,7 @@ class Estimates:
             # A measurement of another spec, of files that have grown since, or of an attempt that only resumed another one may
             # be too low; and memory is measured on the first node only.
             alike = computes and job.operation.nodes == 1
-            alike = alike and _read(job.manifest).get("spec") == json.loads(canonical(job.spec))
+            alike = alike and read_json(job.manifest, {}).get("spec") == json.loads(canonical(job.spec))
             mem_mb = peak if alike else max(peak, mem_mb)
         if (seconds := measured.get("seconds")) and "tokens_per_second_median" not in measured:
             minutes = max(MARGIN_MINUTES + 1.5 * seconds / 60, minutes)
@@ -120,7 +121,7 @@ class Estimates:
     def _measured_alike(self, job: Job) -> dict[str, float]:
         """Return what other jobs of the stage measured, as in run.json: the lowest rate, and the most seconds and memory."""
         if job.stage not in self._measured:
-            runs = ((one, _read(one.run)) for one in self.jobs if one.stage == job.stage)
+            runs = ((one, read_json(one.run, {})) for one in self.jobs if one.stage == job.stage)
             self._measured[job.stage] = [(one, canonical(one.spec), run) for one, run in runs if run]
         base, operation, spec = _base(job), job.operation, canonical(job.spec)
         alike = [
@@ -199,7 +200,7 @@ def _activations(job: Job) -> float:
     if isinstance(base, Scratch):
         width, inner, layers = base.hidden_size, base.intermediate_size, base.layers
     else:
-        about = _read(f"{base.path}/config.json") if base else {}
+        about = read_json(f"{base.path}/config.json", {}) if base else {}
         names = ("hidden_size", "intermediate_size", "num_hidden_layers")
         width, inner, layers = (about.get(name) or 0 for name in names)
     length = max((pack.spec.length for pack in job.artifacts.get("pack", ())), default=0)
@@ -225,15 +226,6 @@ def _size(source: Any) -> float:
 def _tokens_in(pack: Job) -> float:
     """Return the number of tokens in the rows of a pack; 0 if it doesn't exist yet."""
     try:
-        return float(_read(pack.manifest)["counts"]["train"]["tokens"])
+        return float(read_json(pack.manifest, {})["counts"]["train"]["tokens"])
     except (ValueError, LookupError, TypeError):
         return 0.0
-
-
-def _read(path: str) -> dict[str, Any]:
-    """Return the content of a manifest or run.json; empty if there is none."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

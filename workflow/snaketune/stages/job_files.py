@@ -19,6 +19,7 @@ from typing import Any, Literal, TextIO
 
 from pydantic import ValidationError
 
+from snaketune.artifacts.manifest import read_json
 from snaketune.config.base import Model
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
@@ -100,7 +101,7 @@ def write_job_file(
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"
     with _told(path):
-        existing, changed = _content_of(path), changed_at(path)
+        existing, changed = read_json(path, {}), changed_at(path)
         planned = existing.pop("planned", None)
         if keep_content and changed >= 0 and {k: v for k, v in existing.items() if k != "stale"} != content:
             return False
@@ -161,11 +162,3 @@ def _told(path: Path) -> Iterator[None]:
         raise SnaketuneError(f"{error.filename} is no folder, but job files are stored there; remove it") from None
     except OSError as error:
         raise SnaketuneError(f"{path} can't be written ({error.strerror}), but each job needs its job file") from None
-
-
-def _content_of(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

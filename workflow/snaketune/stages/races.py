@@ -4,9 +4,10 @@ A paused run is its snapshot at that rung: its spec ends there (`training.until`
 the run's name. If a later race doesn't pause the run, its spec is the whole run's again, which resumes from the snapshot.
 """
 
-import json
 from pathlib import Path
 from typing import Any
+
+from snaketune.artifacts.manifest import read_json
 
 PAYLOAD, FILE = "decisions", "race.json"
 
@@ -18,10 +19,7 @@ def paused_at(manifest: Path, run: str) -> float | None:
         manifest: of the race.
         run: as `stage/name`.
     """
-    try:
-        decisions = json.loads(manifest.with_name(PAYLOAD).joinpath(FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    decisions = read_json(manifest.with_name(PAYLOAD) / FILE, {"paused": {}})
     return decisions["paused"].get(run.partition("@")[0])
 
 

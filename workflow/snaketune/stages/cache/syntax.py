@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from snaketune.artifacts.manifest import read_json
+
 PACKAGE = "snaketune"
 CACHE = Path("results/.jobs/.code.json")
 # What may have a docstring.
@@ -53,11 +55,7 @@ def _parser_version() -> str:
 
 @cache
 def _cache() -> dict[str, Any]:
-    try:
-        cached = json.loads(CACHE.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return cached if isinstance(cached, dict) else {}
+    return read_json(CACHE, {})
 
 
 def _write_cache() -> None:

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, sync_names, write_json, write_manifest
+from snaketune.artifacts.manifest import (
+    Artifact,
+    note_published,
+    read_artifact,
+    read_json,
+    sync_names,
+    write_json,
+    write_manifest,
+)
 from snaketune.errors import SnaketuneError
 from snaketune.stages.host.locks import Lease
 
@@ -83,10 +91,7 @@ class WorkFolder:
         return artifact
 
     def made_at(self) -> str:
-        try:
-            return json.loads(self.run.read_text(encoding="utf-8"))["started"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return "earlier"
+        return read_json(self.run, {}).get("started", "earlier")
 
     def start(self) -> None:
         """Create an empty `payload`; the state of an earlier attempt is retained."""
@@ -177,11 +182,8 @@ class Claim:
 
     def check(self) -> None:
         """Raise SnaketuneError if a process that started later makes another result for this folder."""
-        try:
-            last = json.loads(self.file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            # The claim was removed, as by a clean-up.
-            return
+        # Without its file, as after a clean-up, the claim holds.
+        last = read_json(self.file, self.fingerprint)
         if last != self.fingerprint:
             raise SnaketuneError(
                 f"{self.out}: a job that started later makes another result for it ({last}); this one ({self.fingerprint}) "
