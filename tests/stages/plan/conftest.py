@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.config.load import load
-from snaketune.stages.plan.all_jobs import plan_jobs
+from snaketune.stages.graph import plan_jobs
 from tests.stages.plan.large import CONFIG, without_digest, write_files
 
 

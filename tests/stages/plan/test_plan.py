@@ -3,9 +3,8 @@
 import pytest
 
 from snaketune.config.load import load
-from snaketune.stages.graph import JobGraph
+from snaketune.stages.graph import JobGraph, plan_jobs
 from snaketune.stages.job import Job
-from snaketune.stages.plan.all_jobs import plan_jobs
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 from tests.stages.plan.large import CONFIG, keys, made_from, of_stage, write_files

@@ -1,13 +1,20 @@
-"""The job graph: all jobs of a config, by stage and name, for the rules to look up."""
+"""The job graph: all jobs of a config, by stage and name, for the rules to look up; the report is planned here."""
 
 import json
 from collections.abc import Iterable, Iterator
 
 from snaketune.config.suggestions import unknown
-from snaketune.config.workflow import Workflow
+from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
-from snaketune.stages.plan.all_jobs import plan_jobs
+from snaketune.stages.plan.context import Context
+from snaketune.stages.plan.data_jobs import corpus_job, tokenizer_job
+from snaketune.stages.plan.dpo_jobs import dpo_job
+from snaketune.stages.plan.model_jobs import eval_job, merge_job
+from snaketune.stages.plan.published_jobs import is_rung, reported
+from snaketune.stages.plan.training_jobs import sft_job
+from snaketune.stages.plan.trial_jobs import audit_jobs, diagnosis_job
+from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
 
 
@@ -20,7 +27,7 @@ class JobGraph:
         same_as: by manifest, the earlier job that makes the same result under another name.
     """
 
-    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]):
+    def __init__(self, config: Workflow, variants: Variants):
         """Args: config and variants from `load`."""
         for name in config.reruns_on:
             if name not in STAGES:
@@ -39,6 +46,56 @@ class JobGraph:
 
     def stage(self, stage: str) -> Iterator[Job]:
         return (job for job in self.jobs.values() if job.stage == stage)
+
+
+def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
+    """Return all jobs of a config, each after those that it is made from; the report is the last. Args: from `config.load`."""
+    context = Context(config=config, variants=variants)
+    for plan, names in (
+        (corpus_job, config.corpora),
+        (tokenizer_job, config.tokenizers),
+        (sft_job, config.sft),
+        (dpo_job, config.dpo),
+        (merge_job, config.merge),
+        (diagnosis_job, config.diagnose),
+    ):
+        for name in names:
+            plan(context, name)
+    audit_jobs(context)
+    for name, evaluation in config.eval.items():
+        for model in evaluation.every_model(variants):
+            eval_job(context, name, evaluation, model)
+    planned = tuple(context.jobs.values())
+    for stage in STAGES.values():
+        for job in stage.jobs(config, planned) if stage.jobs else ():
+            context.add(job)
+    _report_job(context)
+    return tuple(context.jobs.values())
+
+
+def _report_job(context: Context) -> Job:
+    """Plan the job of the report, which reads all results that it shows."""
+    # Sorted, so that the order of the config doesn't matter.
+    stages = list(STAGES)
+    compared = {
+        one for job in context.jobs.values() if job.stage == "race" for one in map(id, job.artifacts["evaluated"])
+    }
+    chosen = (
+        job
+        for job in context.jobs.values()
+        # Of races, the comparisons are shown, not what they compare.
+        if STAGES[job.stage].in_report and id(job) not in compared and not is_rung(context.config, job)
+    )
+    jobs = tuple(sorted(chosen, key=lambda job: (stages.index(job.stage), job.name)))
+    grids = {
+        (section, variant): f"{section}.{name}"
+        for section, names in context.variants.items()
+        for name, variants in names.items()
+        for variant in variants
+        if variant != name
+    }
+    shown = tuple(reported(job, job.artifacts, grids.get((job.stage, job.name), "")) for job in jobs)
+    return context.plan("report", "", spec_from(ReportSpec, context.config.report, jobs=shown), {"results": jobs})
 
 
 def _same(jobs: Iterable[Job]) -> dict[str, Job]:

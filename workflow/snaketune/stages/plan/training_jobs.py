@@ -51,7 +51,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     """Return a job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
     Args: artifacts: by role, its inputs besides weights and rows."""
     # A race plans trainings, those before it.
-    from snaketune.stages.plan.race_jobs import race_before
+    from snaketune.stages.plan.model_jobs import race_before
 
     config, training, sft = context.config, run.training, sft_below(of, run)
     start, pack = start_of(context, run), pack_of(context, run)

@@ -1,0 +1,132 @@
+"""The jobs that use trained models: `merge`, `eval`, and `race`, which compares evaluations of the variants of a grid.
+
+    V@0.1 ─ eval ┐                    V@0.3 ─ eval ┐
+    W@0.1 ─ eval ┴ race@0.1 ┬──────── W@0.3 ─ eval ┴ race@0.3 ┬─ V
+                            └ V@0.3, W@0.3                    └─ W
+
+A training waits for the race before it, which may pause it (`stages.races`).
+"""
+
+from snaketune.config.evaluations import Evaluation, ExactMatch, Generation, TaskSettings
+from snaketune.config.held_out import snapshot_name
+from snaketune.config.operation import Execution
+from snaketune.config.references import sft_of
+from snaketune.config.task_files import TaskFiles, task_files
+from snaketune.stages.job import Job
+from snaketune.stages.plan.context import Context, Weights, cached, trusts_remote_code
+from snaketune.stages.plan.data_jobs import corpus_job, pack_job, tokenizer_job
+from snaketune.stages.plan.dpo_jobs import dpo_job
+from snaketune.stages.plan.training_jobs import sft_job, start_of, weights_of
+from snaketune.stages.specs import EvalSpec, MergedModel, MergeSpec, RaceSpec, spec_from
+
+
+@cached
+def merge_job(context: Context, name: str) -> Job:
+    """Return the job of an entry of `merge:`."""
+    config, merge = context.config, context.config.merge[name]
+    models, results, files = [], [], []
+    for model, weight in merge.models.items():
+        kind, run = model.split(":")
+        job = dpo_job(context, run) if kind == "dpo" else sft_job(context, run)
+        weights = weights_of(context, getattr(config, kind)[run], job)
+        models.append(MergedModel(weight=weight, results=len(weights.results), base=weights.base))
+        results += weights.results
+        files += weights.files
+    trusted = any(trusts_remote_code(config, sft_of(config, *model.split(":"))) for model in merge.models)
+    return context.plan(
+        "merge",
+        name,
+        MergeSpec(models=tuple(models), method=merge.method, trust_remote_code=trusted),
+        {"models": tuple(results)},
+        files={"base": tuple(dict.fromkeys(files))},
+    )
+
+
+def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, model: str) -> Job:
+    """Return the job of one model, such as `dpo:demo`, in an evaluation."""
+    config = context.config
+    kind, _, name = model.partition(":")
+    trained = sft_of(config, kind, name)
+    sft = config.sft[trained]
+    if kind == "base":
+        weights, references = start_of(context, sft), ()
+    elif kind == "merge":
+        weights, references = Weights(results=(merge_job(context, name),)), ()
+    else:
+        run = config.dpo[name] if kind == "dpo" else sft
+        job = dpo_job(context, name) if kind == "dpo" else sft_job(context, name)
+        weights = weights_of(context, run, job)
+        # The log-probabilities of unpaired completions don't belong to the pairs that are evaluated.
+        references = job.artifacts["ref_logps"] if kind == "dpo" and not run.unpaired else ()
+    # None: tasks that lm-evaluation-harness ships.
+    folder = evaluation.tasks and evaluation.tasks.folder
+    tasks = task_files(folder) if folder else TaskFiles((), ())
+    packs = [("sft", corpus) for corpus in evaluation.conversations]
+    packs += [("preference", corpus) for corpus in evaluation.preferences]
+    return context.plan(
+        "eval",
+        f"{evaluation_name}/{kind}-{name}",
+        spec_from(
+            EvalSpec,
+            evaluation,
+            base=weights.base,
+            trust_remote_code=trusts_remote_code(config, trained),
+            tasks=spec_from(TaskSettings, evaluation.tasks) if evaluation.tasks else None,
+        ),
+        weights.artifacts
+        | {
+            "tokenizer": (tokenizer_job(context, sft.tokenizer),),
+            "corpora": tuple(corpus_job(context, corpus) for corpus in evaluation.conversations),
+            "packs": tuple(pack_job(context, of, corpus, sft.tokenizer, evaluation.packing) for of, corpus in packs),
+            "ref_logps": references,
+        },
+        files={"base": weights.files, "tasks": tasks.inside, "task_data": tasks.outside},
+        operation=Execution(gpus=sft.operation.gpus and 1),
+    )
+
+
+def race_before(context: Context, stage: str, name: str) -> Job | None:
+    """Return the last race that may pause a run before its end; None if there is none."""
+    runs, variant = getattr(context.config, stage), name.partition("@")[0]
+    if variant not in runs or not (race := runs[variant].race):
+        return None
+    passed = [rung for rung in race.rungs if rung < (runs[name].training.until or 1.0)]
+    grid = next(grid for grid, made in context.variants[stage].items() if variant in made)
+    return _race_job(context, stage, grid, passed[-1]) if passed else None
+
+
+@cached
+def _race_job(context: Context, stage: str, grid: str, rung: float) -> Job:
+    variants = context.variants[stage][grid]
+    run = getattr(context.config, stage)[variants[0]]
+    race, name = run.race, f"{stage}-{grid}"
+    models = [f"{stage}:{snapshot_name(variant, rung)}" for variant in variants]
+    rows = {"conversations" if stage == "sft" else "preferences": (run.corpus,)}
+    # As few responses as can be.
+    evaluation = Evaluation(
+        models=tuple(models),
+        packing=run.packing.model_copy(update={"order": "shuffled"}),
+        generation=Generation(max_new_tokens=1),
+        exact_match=ExactMatch(limit=1),
+        samples=1,
+        **rows,
+    )
+    evaluated = tuple(eval_job(context, f"race-{name}", evaluation, model) for model in models)
+    earlier = [one for one in race.rungs if one < rung][-1:]
+    return context.plan(
+        "race",
+        snapshot_name(name, rung),
+        RaceSpec(
+            metric=race.metric,
+            keep=race.keep,
+            tolerance=race.tolerance,
+            looks=len(race.rungs),
+            rung=rung,
+            runs=tuple(f"{stage}/{variant}" for variant in variants),
+        ),
+        {
+            "snapshots": tuple(context.jobs[stage, snapshot_name(variant, rung)] for variant in variants),
+            "evaluated": evaluated,
+            "before": tuple(_race_job(context, stage, grid, one) for one in earlier),
+        },
+    )
