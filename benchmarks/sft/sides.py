@@ -69,18 +69,21 @@ def gemm(project: Project, *_: int, times: int = 30, seconds: float = 1.0) -> di
     """Return the highest matmul rate of this core: for each shape, of so many products or those in so many seconds."""
     import torch
 
+    from snaketune.models.cpu_products import cpu_products, product
+
     rates, dtype = {}, torch.bfloat16 if in_bfloat16(project.precision) else torch.float32
-    for rows, inner, columns in SHAPES:
-        one, other = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
-        best, began = float("inf"), time.perf_counter()
-        for _ in range(times):
-            started = time.perf_counter()
-            one @ other
-            now = time.perf_counter()
-            best = min(best, now - started)
-            if now - began > seconds:
-                break
-        rates[f"{rows}x{inner}x{columns}"] = 2 * rows * inner * columns / best / 1e9
+    with cpu_products(dtype):
+        for rows, inner, columns in SHAPES:
+            one, other = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+            best, began = float("inf"), time.perf_counter()
+            for _ in range(times):
+                started = time.perf_counter()
+                product(one, other)
+                now = time.perf_counter()
+                best = min(best, now - started)
+                if now - began > seconds:
+                    break
+            rates[f"{rows}x{inner}x{columns}"] = 2 * rows * inner * columns / best / 1e9
     return {"gflops_per_s": rates}
 
 

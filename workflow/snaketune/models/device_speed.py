@@ -7,7 +7,7 @@ everywhere, so that figures of one kind of device can be compared between nodes,
 import os
 import re
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
+from snaketune.models.cpu_products import cpu_products, product
 from snaketune.models.devices import Compute
 
 TERA = 10**12
@@ -103,25 +104,25 @@ def known_peak(name: str, dtype: str) -> float | None:
 def measured_peak(
     device: torch.device, dtype: torch.dtype, dtype_name: str, threads: int, seconds: float = 0.1
 ) -> Peak:
-    """Measure the fastest of a few square matmuls, once per process. The matrices come from a separate generator, so that
-    the training's random numbers don't change."""
+    """Measure the fastest of a few square matmuls, as models multiply, once per process. The matrices come from a separate
+    generator, so that the training's random numbers don't change."""
     on_cpu = device.type == "cpu"
     # A GPU gets several matmuls per synchronization, so that launch overhead doesn't count.
     side, calls = (1024, 1) if on_cpu else (4096, 16)
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
-    product = torch.empty_like(left)
     best, begin = float("inf"), time.perf_counter()
     # The first repetition is a warm-up.
-    for repeat in range(50):
-        started = time.perf_counter()
-        for _ in range(calls):
-            torch.matmul(left, right, out=product)
-        now = _finished(device)
-        if repeat:
-            best = min(best, (now - started) / calls)
-        if repeat >= 2 and now - begin > seconds:
-            break
+    with cpu_products(dtype) if on_cpu else nullcontext():
+        for repeat in range(50):
+            started = time.perf_counter()
+            for _ in range(calls):
+                product(left, right)
+            now = _finished(device)
+            if repeat:
+                best = min(best, (now - started) / calls)
+            if repeat >= 2 and now - begin > seconds:
+                break
     on = f", {threads} thread{'s' if threads > 1 else ''}" if on_cpu else ""
     return Peak(flops_per_second=2 * side**3 / best, source=f"measured matrix product, {dtype_name}{on}")
 
