@@ -9,9 +9,8 @@ from snaketune.config.base import Model, PositiveInt
 
 Metric = Literal["loss", "accuracy", "margin"]
 Share = Annotated[float, Field(gt=0, lt=1)]
-# Shares that are in names of results. Text such as '0.1' isn't one, since loading makes runs of them before they are validated.
-LEAST, MOST = 0.001, 0.999
-SnapshotShare = Annotated[float, Field(ge=LEAST, le=MOST, strict=True)]
+# A share that is in the names of results.
+SnapshotShare = Annotated[float, Field(ge=0.001, le=0.999, strict=True)]
 
 
 def snapshot_name(run: str, share: float) -> str:

@@ -1,7 +1,7 @@
 """Validate a parsed config and convert it to a `Workflow`, with error messages that say what to change."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from difflib import get_close_matches
 from itertools import product
@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained
-from snaketune.config.held_out import LEAST, MOST, snapshot_name
+from snaketune.config.held_out import snapshot_name
 from snaketune.config.paths import check_plain, is_local_path
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
 from snaketune.config.suggestions import unknown
+from snaketune.config.training_runs import snapshots_of
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 
@@ -52,6 +53,8 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, Variants]:
     except ValidationError as error:
         lines = sorted({_line(issue) for issue in error.errors() if not _is_echo(issue)})
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
+    expanded = {name: _with_snapshots(name, getattr(config, name), variants[name]) for name in RUN_SECTIONS}
+    config = config.model_copy(update=expanded)
     _check_files(config)
     check_references(config, variants)
     check_sort_by(config, variants)
@@ -82,15 +85,12 @@ def _expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], Variants]:
         expanded: dict[str, Any] = {}
         for name in runs:
             made = _vary(f"{section}.{name}", str(name), _inherit(section, name, runs))
-            made = {called: _with_rungs(run) for called, run in made.items()}
             if taken := next((variant for variant in made if variant in expanded), None):
                 raise SnaketuneError(
                     f"{section}.{name}: expands to the name {taken!r}, which another run has; rename one of them"
                 )
             variants[section][str(name)] = tuple(made)
-            # Snapshots first, since the run resumes from them; by share, since a race compares those of all variants.
-            snapshots = [snapshot for one in made for snapshot in _snapshots(one, made[one])]
-            expanded |= {called: run for _, called, run in sorted(snapshots, key=lambda one: one[0])} | made
+            expanded |= made
         config[section] = expanded
     return config, variants
 
@@ -144,33 +144,21 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
     return made
 
 
-def _with_rungs(run: Any) -> Any:
-    """Return a run with the rungs of its race among its snapshots. Wrong values are reported with the run's own keys."""
-    race, training = (run.get("race"), run.get("training")) if isinstance(run, dict) else (None, None)
-    rungs = race.get("rungs") if isinstance(race, dict) else None
-    if not isinstance(training, dict) or not isinstance(rungs, list):
-        return run
-    snapshots = training.get("snapshots", [])
-    if not isinstance(snapshots, list):
-        return run
-    added = [rung for rung in rungs if isinstance(rung, float) and rung not in snapshots]
-    return run | {"training": training | {"snapshots": [*snapshots, *added]}}
+def _with_snapshots(section: str, runs: dict[str, Any], variants: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return runs with their snapshots, which are runs that end earlier.
 
-
-def _snapshots(name: str, run: Any) -> Iterator[tuple[float, str, Any]]:
-    """Yield the share and the name of a run's snapshots, and the runs that end there. Wrong values are reported with the run's
-    own keys."""
-    training = run.get("training") if isinstance(run, dict) else None
-    shares = training.get("snapshots") if isinstance(training, dict) else None
-    known = (
-        [share for share in shares if isinstance(share, float) and LEAST <= share <= MOST]
-        if isinstance(shares, list)
-        else []
-    )
-    for share in sorted(set(known)):
-        others = {key: value for key, value in training.items() if key != "snapshots"}
-        snapshot = deepcopy({key: value for key, value in run.items() if key != "race"})
-        yield share, snapshot_name(name, share), snapshot | {"training": others | {"until": share}}
+    They precede their runs, which resume from them; those of a grid are sorted by share, since a race compares them.
+    """
+    expanded: dict[str, Any] = {}
+    for made in variants.values():
+        ends = [(share, snapshot_name(name, share), runs[name]) for name in made for share in snapshots_of(runs[name])]
+        for share, name, run in sorted(ends, key=lambda end: end[0]):
+            if name in runs:
+                raise SnaketuneError(f"{section}.{name}: a snapshot of another run has this name; rename one of them")
+            training = run.training.model_copy(update={"snapshots": (), "until": share})
+            expanded[name] = run.model_copy(update={"training": training, "race": None})
+        expanded |= {name: runs[name] for name in made}
+    return expanded
 
 
 def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:

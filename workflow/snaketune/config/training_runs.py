@@ -113,15 +113,6 @@ class Training(Learning):
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
-        if self.snapshots and self.keep == "best":
-            raise ValueError(
-                "snapshots, and the rungs of a race, are weights on the way, and keep: best replaces those at the end; choose "
-                "one of them"
-            )
-        if len({snapshot_name("", share) for share in self.snapshots}) < len(set(self.snapshots)):
-            raise ValueError(
-                f"two snapshots (or rungs of a race) would have one name, of {list(self.snapshots)}; remove one of them"
-            )
         rows, micro = self.batch_rows, self.micro_batch_rows
         if micro != "auto" and rows % micro:
             raise ValueError(f"batch_rows {rows} is not a multiple of micro_batch_rows {micro}")
@@ -228,10 +219,25 @@ class Dpo(PreferenceLoss):
         return _check_together(self)
 
 
+def snapshots_of(run: Sft | Dpo) -> tuple[float, ...]:
+    """Return the shares at which a run's snapshots end, ascending; the rungs of its race are among them."""
+    return tuple(sorted({*run.training.snapshots, *(run.race.rungs if run.race else ())}))
+
+
 def _check_together(run):
     """Return the run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
     training, processes = run.training, run.operation.processes
     micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows
+    snapshots = snapshots_of(run)
+    if snapshots and training.keep == "best":
+        raise ValueError(
+            "training.snapshots, and the rungs of a race, are weights on the way, and keep: best replaces those at the end; "
+            "choose one of them"
+        )
+    if len({snapshot_name("", share) for share in snapshots}) < len(snapshots):
+        raise ValueError(
+            f"two snapshots (or rungs of a race) would have one name, of {list(snapshots)}; remove one of them"
+        )
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
     if training.trainable and run.lora:

@@ -4,7 +4,7 @@ from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import Evaluate, snapshot_name
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
-from snaketune.config.training_runs import Dpo, Learning, Sft, Training
+from snaketune.config.training_runs import Dpo, Learning, Sft, Training, snapshots_of
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job, short_digest
 from snaketune.stages.plan.context import (
@@ -107,7 +107,7 @@ def _learning(training: Training) -> Learning:
 def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, float]:
     """Return the snapshots that a run of this name resumes from, in the order of the shares where they end."""
     runs, whole = getattr(config, stage), name.partition("@")[0]
-    shares = sorted(set(runs[whole].training.snapshots)) if whole in runs else ()
+    shares = snapshots_of(runs[whole]) if whole in runs else ()
     end = runs[name].training.until or 1.0
     return {snapshot_name(whole, share): share for share in shares if share < end}
 
