@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages import job_files
+from snaketune.stages.host import locks
 from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
     LONG_AGO,
@@ -81,7 +81,7 @@ def hold_elsewhere() -> subprocess.Popen:
 @pytest.mark.parametrize("flock", [True, False])
 def test_one_run_at_a_time_has_the_job_files(monkeypatch, flock):
     if not flock:
-        monkeypatch.setattr(job_files, "try_lock", no_locks)
+        monkeypatch.setattr(locks, "try_lock", no_locks)
     other = hold_elsewhere()
     assert not lock_job_files()
     other.kill()

@@ -12,10 +12,10 @@ import atexit
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from snaketune.artifacts.manifest import read_json
 from snaketune.config.base import Model
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.host.locks import Lease, NoLocks, try_lock
+from snaketune.stages.host.locks import Lease, take
 from snaketune.stages.job import RESULTS
 
 JOBS = RESULTS / ".jobs"
@@ -33,7 +33,7 @@ LOCK = ".lock"
 # 2000-01-01, before any result.
 LONG_AGO = 946_684_800
 # Locks that this process holds until it ends.
-_held: list[TextIO] = []
+_held: list[AbstractContextManager] = []
 
 
 class JobFile(Model):
@@ -128,21 +128,11 @@ def write_job_file(
 
 def lock_job_files() -> bool:
     """Lock the job files until this process ends. Return False if another run holds them."""
-    with _told(JOBS):
-        JOBS.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = try_lock(JOBS / LOCK)
-        except NoLocks:
-            flock = False
-        else:
-            if lock is None:
-                return False
-            _held.append(lock)
-            flock = True
-    # Other hosts may not see the lock.
     lease = Lease(JOBS / LOCK)
-    if not lease.take(flock=flock):
-        return False
+    with _told(JOBS):
+        if not (file := take(JOBS / LOCK, lease)):
+            return False
+    _held.append(file)
     lease.beat(on_lost=lambda lost: None)
     atexit.register(lease.give_back)
     return True

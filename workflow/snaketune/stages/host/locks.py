@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -46,22 +46,8 @@ class NoLocks(OSError):
 @contextmanager
 def locked(lock: Path, what: str) -> Iterator["Lease"]:
     """Hold `lock`, waiting for its present holder; the lease that is yielded shows whether it is still held."""
-    logged, lease, flock = False, Lease(lock), True
-    while True:
-        # The holder may be removing the folder.
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file = try_lock(lock)
-        except NoLocks as error:
-            if flock:
-                problem = f"no flock in {lock.parent} ({error.strerror})"
-                print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
-            file, flock = nullcontext(), False
-        if file:
-            if lease.take(flock=flock):
-                break
-            if flock:
-                file.close()
+    logged, lease = False, Lease(lock)
+    while not (file := take(lock, lease)):
         if not logged:
             print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
             logged = True
@@ -72,6 +58,23 @@ def locked(lock: Path, what: str) -> Iterator["Lease"]:
             yield lease
         finally:
             lease.give_back()
+
+
+def take(lock: Path, lease: "Lease") -> AbstractContextManager | None:
+    """Take a lock and its lease if both are free, and return what holds the lock until it is closed; otherwise None."""
+    # The holder may be removing the folder.
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file = try_lock(lock)
+    except NoLocks as error:
+        if lease.flock:
+            problem = f"no flock in {lock.parent} ({error.strerror})"
+            print(f"{problem}: using a lease that is renewed every few seconds instead", flush=True)
+        file, lease.flock = nullcontext(), False
+    if file and not lease.take(flock=lease.flock):
+        with file:
+            return None
+    return file
 
 
 def try_lock(lock: Path) -> TextIO | None:
@@ -184,6 +187,8 @@ class Lease:
         self.own = Holder.here()
         self._partial = lock.with_name(f".{self.path.name}.{self.own.token}")
         self._ended = threading.Event()
+        # Whether the lock's file system has flock, as far as is known.
+        self.flock = True
         # The last heartbeat seen of another holder, and since when it is unchanged.
         self._seen, self._since = (None, 0.0), 0.0
 
