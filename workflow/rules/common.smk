@@ -56,24 +56,25 @@ def job_of(stage, wildcards):
 
 
 @cache
-def log_triggers():
-    """Log the effect of triggers other than times: a training has fewer inputs once its result is current."""
+def start_planning():
+    """Write the job files of this run, before anything is looked up.
+
+    The effect of triggers other than times is logged: a training has fewer inputs once its result is current. `--until` is
+    refused for jobs that follow each other, since Snakemake would run only the first ones.
+    """
     if workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}:
         logger.info(
             "note: by its other triggers Snakemake may list a job whose result is current (`set of input files has changed`); "
             "it computes nothing then. With --rerun-triggers mtime it isn't listed"
         )
-
-
-@cache
-def check_until():
-    """Raise an error if `--until` names jobs that follow each other, since Snakemake would run only the first ones."""
     for stage in STAGES:
         if getattr(rules, stage).rule.name in workflow.dag_settings.until and (job := planner.first_following(stage)):
             raise Error(
                 f"--until {stage} would end before {job.key}, which follows another {stage} job; name results instead: "
                 f"snakemake {job.manifest}"
             )
+    # Without an executor, the graph is only drawn.
+    planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
 
 
 def is_current(job):
@@ -81,10 +82,7 @@ def is_current(job):
     if not PLANS:
         return True
     with plain_errors():
-        log_triggers()
-        check_until()
-        # Without an executor, the graph is only drawn.
-        planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
+        start_planning()
         for line in planner.results.log_lines(job):
             logger.info(line)
         current = planner.results.of(job).current

@@ -301,9 +301,8 @@ def _check_race(key: str, runs: list[Sft] | list[Dpo], config: Workflow) -> None
                 f"{key}.metric: {race.metric} needs the reference's log-probabilities, which a variant doesn't have (its loss "
                 "has no reference, or its weights are in 4 bits); choose logp_accuracy or logp_margin_nats"
             )
-        tokenizer = (run if isinstance(run, Sft) else config.sft[run.from_]).tokenizer
-        first = (runs[0] if isinstance(runs[0], Sft) else config.sft[runs[0].from_]).tokenizer
-        if (run.corpus, run.packing, tokenizer) != (runs[0].corpus, runs[0].packing, first):
+        first = runs[0].corpus, runs[0].packing, config.tokenizer_of(runs[0])
+        if (run.corpus, run.packing, config.tokenizer_of(run)) != first:
             raise SnaketuneError(
                 f"{key}: variants have different held-out rows; vary neither corpus, packing nor tokenizer"
             )

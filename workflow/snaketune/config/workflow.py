@@ -35,3 +35,7 @@ class Workflow(Model):
     reruns_on: dict[str, Literal["code", "versions"]] = {}
     """Additional reasons to rerun a stage, by the name of its rule: `code` reruns it when its code changes; `versions` also
     when versions of its libraries change."""
+
+    def tokenizer_of(self, run: Sft | Dpo) -> str:
+        """Return the name of a run's tokenizer."""
+        return (run if isinstance(run, Sft) else self.sft[run.from_]).tokenizer

@@ -56,8 +56,6 @@ class Planner:
         SnaketuneError if they can't be written, or another snakemake runs here with another config. Args: dry_run: whether
         nothing runs, so that files which another run reads stay unchanged.
         """
-        if self._files:
-            return
         holds = not dry_run and lock_job_files()
         for key, job in self.graph.jobs.items():
             path = self._files[job.key] = job_file_of(*key)

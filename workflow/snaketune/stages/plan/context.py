@@ -97,11 +97,6 @@ def sft_below(name: str, run: Sft | Dpo) -> str:
     return name if isinstance(run, Sft) else run.from_
 
 
-def tokenizer_of(config: Workflow, run: Sft | Dpo) -> str:
-    """Return the name of a run's tokenizer."""
-    return (run if isinstance(run, Sft) else config.sft[run.from_]).tokenizer
-
-
 def first_run(config: Workflow, sft: str) -> str:
     """Return the first SFT run of the chain of `use_base` that ends in this one; for a snapshot, that of its run."""
     previous = config.sft[sft].continues

@@ -12,7 +12,7 @@ from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, cached, kind_of, local_files, tokenizer_of
+from snaketune.stages.plan.context import Context, cached, kind_of, local_files
 from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
@@ -111,7 +111,7 @@ def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: 
 
 def pack_of(context: Context, run: Sft | Dpo) -> Job:
     """Return the job of the packed rows that a run trains on."""
-    return pack_job(context, kind_of(run), run.corpus, tokenizer_of(context.config, run), run.packing)
+    return pack_job(context, kind_of(run), run.corpus, context.config.tokenizer_of(run), run.packing)
 
 
 def corpus_of(pack: Job) -> Job:

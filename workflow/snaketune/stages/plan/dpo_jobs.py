@@ -9,7 +9,7 @@ from snaketune.config.diagnose import slow_settings, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, Weights, cached, tokenizer_of, trusts_remote_code
+from snaketune.stages.plan.context import Context, Weights, cached, trusts_remote_code
 from snaketune.stages.plan.data_jobs import pack_of, tokenizer_job
 from snaketune.stages.plan.training_jobs import start_of, training_job
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
@@ -45,7 +45,7 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
     first = (_ref_logps_job(context, detailed),) if detailed != key and detailed in _runs_by_reference(context) else ()
     name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
     model = Weights(base=run.reference) if run.reference else start_of(context, run)
-    tokenizer = (tokenizer_job(context, tokenizer_of(context.config, run)),) if run.reference else ()
+    tokenizer = (tokenizer_job(context, context.config.tokenizer_of(run)),) if run.reference else ()
     inputs = {
         "artifacts": model.artifacts | {"pack": (pack,), "tokenizer": tokenizer},
         "files": {"base": model.files},

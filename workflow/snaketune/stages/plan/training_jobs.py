@@ -16,7 +16,6 @@ from snaketune.stages.plan.context import (
     kind_of,
     lora_of,
     sft_below,
-    tokenizer_of,
     trusts_remote_code,
 )
 from snaketune.stages.plan.data_jobs import corpus_job, corpus_of, pack_of, tokenizer_job
@@ -152,7 +151,7 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
         "calibrate",
         job_name,
         measured,
-        {"pack": (pack,), "tokenizer": (tokenizer_job(context, tokenizer_of(config, run)),)},
+        {"pack": (pack,), "tokenizer": (tokenizer_job(context, config.tokenizer_of(run)),)},
         files={"base": Weights(base=base).files},
         operation=spec_from(
             Execution,

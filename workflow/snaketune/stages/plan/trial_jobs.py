@@ -6,7 +6,7 @@ from typing import Any
 from snaketune.config.diagnose import BASELINE, LEARNING_RATES, slow_settings, variants_of
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, first_run, kind_of, sft_below, tokenizer_of
+from snaketune.stages.plan.context import Context, first_run, kind_of, sft_below
 from snaketune.stages.plan.data_jobs import tokenizer_job
 from snaketune.stages.plan.dpo_jobs import reference_jobs
 from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, training_job
@@ -78,7 +78,7 @@ def _trial_jobs(
     for repeat in range(1, repeats + 1):
         for variant, run in runs.items():
             references = reference_jobs(context, run) if isinstance(run, Dpo) else ()
-            tokenizer = tokenizer_job(context, tokenizer_of(context.config, run))
+            tokenizer = tokenizer_job(context, context.config.tokenizer_of(run))
             inputs = {"tokenizer": (tokenizer,), "ref_logps": references}
             job = training_job(context, "trial", f"{name}/{variant}/{repeat}", of, run, **inputs)
             own = {"run": job.spec, "repeat": repeat, "profile": variant == profiled}
