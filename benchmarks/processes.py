@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shlex
 import signal
 import subprocess
@@ -11,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.clock import FIRST_STEP
+from benchmarks.jobs import Project
 from benchmarks.results import ROOT
 
 ONE_THREAD = {
@@ -77,22 +78,27 @@ def copy_code(folder: Path, commit: str = "", *paths: str) -> None:
     subprocess.run(["tar", "xf", "-"], cwd=folder, input=archive, check=True)
 
 
-def measured(function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> dict[str, Any]:
+def measured(
+    function: Callable[..., dict[str, Any]], project: Project, *arguments: Any, **keywords: Any
+) -> dict[str, Any]:
     """Call a function of a module in a process; return what it returns, the process's peak memory, and its log lines on
-    compilation."""
+    compilation. Arguments besides the project are values of JSON."""
     with tempfile.TemporaryDirectory() as name:
         folder, result = Path(name), Path(name, "result")
-        command = call_command(result, function, *arguments, **keywords)
+        command = call_command(result, function, project, *arguments, **keywords)
         lines = checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
         found = json.loads(result.read_text(encoding="utf-8"))
     said = [line for line in lines if line.startswith("compil")]
     return found | ({"said": said} if said else {})
 
 
-def call_command(result: Path, function: Callable[..., dict[str, Any]], *arguments: Any, **keywords: Any) -> list[str]:
-    """Return the command that calls a function and writes what it returns into a file."""
+def call_command(
+    result: Path, function: Callable[..., dict[str, Any]], project: Project, *arguments: Any, **keywords: Any
+) -> list[str]:
+    """Return the command that calls a function as `measured` does and writes what it returns into a file."""
     call = result.with_suffix(".call")
-    call.write_bytes(pickle.dumps((function, arguments, keywords)))
+    of = [function.__module__, function.__name__], [str(project.folder), project.config]
+    call.write_text(json.dumps([*of, arguments, keywords]), encoding="utf-8")
     return [sys.executable, "-m", "benchmarks.processes", str(call), str(result)]
 
 
@@ -128,8 +134,9 @@ def checked(done: subprocess.CompletedProcess) -> str:
 
 if __name__ == "__main__":
     call, result = map(Path, sys.argv[1:])
-    function, arguments, keywords = pickle.loads(call.read_bytes())  # noqa: S301
-    found = function(*arguments, **keywords)
+    (module, name), (folder, config), arguments, keywords = json.loads(call.read_text(encoding="utf-8"))
+    project = Project(folder=Path(folder), config=config)
+    found = getattr(import_module(module), name)(project, *arguments, **keywords)
     # Imported late, since they take a second, which would count as a side's start.
     import torch
 

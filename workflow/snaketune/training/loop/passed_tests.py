@@ -55,13 +55,12 @@ def record_of_evaluation(
 
 
 def _record(key: dict[str, Any], attempt: Attempt, work: WorkFolder, compute: Compute) -> PassedTest:
+    on_gpu = compute.device.type == "cuda"
     key |= {
         "code": attempt.code,
         "versions": attempt.versions,
         "compute": compute.about(),
-        "device": torch.cuda.get_device_name(compute.device)
-        if compute.device.type == "cuda"
-        else cpu_info("model name"),
+        "device": torch.cuda.get_device_name(compute.device) if on_gpu else cpu_info("model name"),
         "threads": torch.get_num_threads(),
     }
     return PassedTest(work.root / SELF_TESTS / digest_json(key))
