@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.data_path.rows import FILES
 from benchmarks.data_path.sequences import memory, pack, plan, read_rows
-from benchmarks.data_path.texts import prepare, tokenize
+from benchmarks.data_path.texts import edited, prepare, tokenize
 from benchmarks.results import Goals, options_of, require, run_parts, table
 
 GOALS: Goals = {
@@ -31,7 +31,8 @@ GOALS: Goals = {
 
 
 MEASURES: dict[str, Callable[[int, Path, Path], dict[str, Any]]] = {
-    "plan": plan, "read": read_rows, "tokenize": tokenize, "prepare": prepare, "pack": pack, "memory": memory,
+    "plan": plan, "read": read_rows, "tokenize": tokenize, "edited": edited, "prepare": prepare, "pack": pack,
+    "memory": memory,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from benchmarks.jobs import started
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import conversation_rows
-from snaketune.tokenization.token_store import ROWS_PER_BATCH, TokenWriter
+from snaketune.tokenization.token_store import ROWS_PER_BATCH, TokenWriter, to_store
 
 GSM8K = "gsm8k/train.jsonl"
 FILES = (GSM8K, "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")
@@ -37,7 +37,7 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
                 ids = generator.integers(0, 32000, int(offsets[-1]), dtype=np.int32)
                 names = pa.array([f"{first + i:016x}" for i in range(len(own))])
                 sequences = EncodedBatch(ids, offsets, supervised, np.zeros(len(ids), bool))
-                writer.write(conversation_rows(names, sequences, np.zeros(len(own), bool)))
+                writer.write(to_store(conversation_rows(names, sequences, np.zeros(len(own), bool))))
     counts = {
         "train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))},
         "held_out": {"rows": 0, "tokens": 0},

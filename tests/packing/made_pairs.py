@@ -13,7 +13,7 @@ from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import PackSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.token_rows import pair_rows
-from snaketune.tokenization.token_store import TokenWriter
+from snaketune.tokenization.token_store import TokenWriter, to_store
 from tests.packing.chain import pack_tokens
 
 # A token, and whether it is supervised.
@@ -55,7 +55,7 @@ def tokenized(
                 names = pa.array([str(first + at) for at in range(len(some))], pa.string())
                 rows = pair_rows(names, both, np.zeros(len(some), bool))
                 counts[split]["tokens"] += len(rows.sequences.ids)
-                writer.write(rows)
+                writer.write(to_store(rows))
     manifest = {"payload": describe_files(folder), "records": {}, "counts": counts, "pad_id": 0}
     return Artifact(folder.parent / "tokens.json", manifest, folder)
 

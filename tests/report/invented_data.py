@@ -155,9 +155,7 @@ class DataResults:
                 spec={"kind": kind, "train_on": "assistant", "part": part, "parts": parts},
                 counts=counts,
                 inputs={"corpus": [corpus], "tokenizer": [tokenizer]},
-                run={},
-                parity_rows=rows if way[0] == "fast" else 0,
-                rows_by_reference=0,
+                run={"parity_rows": rows if way[0] == "fast" else 0, "rows_by_reference": 0},
                 samples=shown if part == 1 else [],
                 **about,
             )

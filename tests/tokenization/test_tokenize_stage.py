@@ -119,9 +119,8 @@ def test_a_conversation_in_the_index(tmp_path, corpus, tokenizer):
         "path": "fast",
         "why": "",
         "samples": 0,
-        "parity_rows": 73,
-        "rows_by_reference": 2,
     }
+    assert outcome.run == {"rows_encoded": 73, "parity_rows": 73, "rows_by_reference": 2}
     assert outcome.counts["train"]["control_text"] == 1 and outcome.counts["train"]["rows"] == 63
     together = "".join(text for text, _ in outcome.about["samples"][0])
     assert together == chat.text(expected.ids)
@@ -302,7 +301,7 @@ def test_without_a_proof_the_reference_path_is_used_and_the_reason_logged(
 
 def test_an_adopted_tokenizer(tmp_path, corpus):
     made, outcome = run(tmp_path / "work", corpus, artifact(byte_level(tmp_path / "bytes")))
-    assert outcome.about["path"] == "fast" and outcome.about["rows_by_reference"] < 60
+    assert outcome.about["path"] == "fast" and outcome.run["rows_by_reference"] < 60
     # Its tags strip the whitespace after them; only contents with outer whitespace use the reference path.
     assert rows_of(TokenParts([made]), "train")[0]["turn_ends"]
 

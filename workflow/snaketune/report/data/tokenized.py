@@ -49,8 +49,8 @@ def merge_parts(name: str, parts: list[Result]) -> Tokenized:
         train_on=manifests[0]["train_on"],
         counts=counts,
         paths=dict(Counter((manifest["path"], manifest["why"]) for manifest in manifests)),
-        parity_rows=sum(manifest["parity_rows"] for manifest in manifests),
-        rows_by_reference=sum(manifest.get("rows_by_reference", 0) for manifest in manifests),
+        parity_rows=sum(part.run.get("parity_rows", 0) for part in parts),
+        rows_by_reference=sum(part.run.get("rows_by_reference", 0) for part in parts),
         parts=len(parts),
         expected_parts=spec["parts"],
     )
