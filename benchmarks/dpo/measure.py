@@ -132,8 +132,8 @@ def speed(rounds: int, project: Project, name: str) -> dict[str, Any]:
     }
 
 
-def sweep(project: Project, name: str, raced: str) -> dict[str, Any]:
-    """Time eight variants, four betas by two losses, an epoch each: from an SFT model and pairs to the metrics of all eight.
+def sweep(project: Project, name: str, raced: str, epochs: int = 1) -> dict[str, Any]:
+    """Time eight variants, four betas by two losses: from an SFT model and pairs to the metrics of all eight.
 
     Ours by the workflow, `snakemake --cores 1`, from raw pairs to eight models with their run.json: preparation, one reference
     pass for all, and a process or three for each training. TRL's in one process, which spares it seven starts: a trainer for
@@ -146,11 +146,11 @@ def sweep(project: Project, name: str, raced: str) -> dict[str, Any]:
     """
     make_reference(project, name)
     with pinned():
-        ours = run_ours(project, name, project.folder / "sweep")
-        race = run_ours(project, raced, project.folder / "race", RACE)
+        ours = run_ours(project, name, project.folder / f"sweep-{epochs}", epochs)
+        race = run_ours(project, raced, project.folder / f"race-{epochs}", epochs, RACE)
         trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
         started = time.perf_counter()
-        theirs = measured(sides.trl_sweep, project, run=name, variants=trained, at_once=AT_ONCE[SWEPT])
+        theirs = measured(sides.trl_sweep, project, run=name, variants=trained, at_once=AT_ONCE[SWEPT], epochs=epochs)
         seconds = time.perf_counter() - started
     later = [run["seconds"] for run in theirs["runs"][1:]]
     # Its start and the first variant once; the others are as long as a later one of their loss.
@@ -158,11 +158,12 @@ def sweep(project: Project, name: str, raced: str) -> dict[str, Any]:
     steps = {
         side: sum(run["steps"] for run in found["runs"].values()) for side, found in (("all", ours), ("race", race))
     }
+    longer = f"_{epochs}_epochs" if epochs > 1 else ""
     return {
-        "sweep8_speedup_vs_trl": whole / ours["seconds"],
-        "sweep8_race_speedup_vs_trl": whole / race["seconds"],
-        "race_share_of_steps": steps["race"] / steps["all"],
-        "race_winner": rank_of_winner(project, raced, project.folder / "race"),
+        f"sweep8_speedup_vs_trl{longer}": whole / ours["seconds"],
+        f"sweep8_race_speedup_vs_trl{longer}": whole / race["seconds"],
+        f"race_share_of_steps{longer}": steps["race"] / steps["all"],
+        "race_winner": rank_of_winner(project, raced, project.folder / f"race-{epochs}", epochs),
         "data": SWEPT,
         "seconds": {
             "snaketune": ours["seconds"],
@@ -177,12 +178,14 @@ def sweep(project: Project, name: str, raced: str) -> dict[str, Any]:
     }
 
 
-def run_ours(project: Project, name: str, folder: Path, race: dict[str, Any] | None = None) -> dict[str, Any]:
+def run_ours(
+    project: Project, name: str, folder: Path, epochs: int, race: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Time the workflow in a project that has only the SFT model and its tokenizer."""
     folder.mkdir()
     for file in (f"{name}.jsonl", "chats.jsonl"):
         shutil.copy(project.folder / file, folder)
-    write_config(project, name, folder, race)
+    write_config(project, name, folder, epochs, race)
     snakemake(folder, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
     started = time.perf_counter()
     snakemake(folder, "--", *(f"results/dpo/{variant}/manifest.json" for variant in VARIANTS))
@@ -195,16 +198,21 @@ def run_ours(project: Project, name: str, folder: Path, race: dict[str, Any] | N
         own = folder / "results/dpo" / variant
         manifest, run = (json.loads((own / f"{file}.json").read_text()) for file in ("manifest", "run"))
         of_steps = manifest["counts"]["tokens_per_epoch"] / run["tokens_per_second_median"]
-        found[variant] = {"steps": manifest["counts"]["steps"], "epoch_s": of_steps, "last": run["history"][-1]}
-    return {"seconds": seconds, "step_seconds": sum(one["epoch_s"] for one in found.values()), "runs": found}
+        found[variant] = {
+            "steps": manifest["counts"]["steps"],
+            "steps_s": epochs * of_steps,
+            "last": run["history"][-1],
+        }
+    return {"seconds": seconds, "step_seconds": sum(one["steps_s"] for one in found.values()), "runs": found}
 
 
 def write_config(
-    project: Project, name: str, folder: Path, race: dict[str, Any] | None, evaluated: bool = False
+    project: Project, name: str, folder: Path, epochs: int, race: dict[str, Any] | None, evaluated: bool = False
 ) -> None:
     """Write the sweep's config. Args: race: with held-out rows for it; evaluated: evaluate the variants on these rows."""
     config = deepcopy(project.config)
     run = config["dpo"][name]
+    run["training"]["epochs"] = epochs
     config["corpora"] = {corpus: config["corpora"][corpus] for corpus in (run["corpus"], "chats")}
     if race or evaluated:
         config["corpora"][run["corpus"]]["held_out"] = HELD_OUT
@@ -216,10 +224,10 @@ def write_config(
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
-def rank_of_winner(project: Project, name: str, folder: Path) -> dict[str, Any]:
+def rank_of_winner(project: Project, name: str, folder: Path, epochs: int) -> dict[str, Any]:
     """Train all variants of a race to their ends, and return the rank and the score of its winner among them."""
     decisions = json.loads((folder / f"results/race/dpo-run@{RACE['rungs'][-1]}/decisions/race.json").read_text())
-    write_config(project, name, folder, None, evaluated=True)
+    write_config(project, name, folder, epochs, None, evaluated=True)
     snakemake(folder)
     scores = {}
     for variant in VARIANTS:

@@ -132,7 +132,7 @@ def trl(
 
 
 def trl_sweep(
-    project: Project, *, run: str, variants: list[dict[str, Any]], at_once: tuple[int, int]
+    project: Project, *, run: str, variants: list[dict[str, Any]], at_once: tuple[int, int], epochs: int
 ) -> dict[str, Any]:
     """Run one TRL trainer after another in this process, each from the file of pairs to its last metrics."""
     from datasets import load_dataset
@@ -142,7 +142,7 @@ def trl_sweep(
     for variant in variants:
         started = time.perf_counter()
         rows = load_dataset("json", data_files=str(project.folder / f"{run}.jsonl"), split="train")
-        settings = {"loss_type": [variant["loss"]], "beta": variant["beta"]}
+        settings = {"loss_type": [variant["loss"]], "beta": variant["beta"], "num_train_epochs": epochs}
         trainer = trl_trainer(DPOTrainer, project, rows, at_once, **settings)
         metrics = next(line for line in reversed(trainer.state.log_history) if "rewards/margins" in line)
         found.append({"variant": variant, "seconds": time.perf_counter() - started, "last": metrics})

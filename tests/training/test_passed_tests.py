@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +12,17 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Learning
+from snaketune.evaluation import held_out
 from snaketune.evaluation.held_out import choose_forward
 from snaketune.models import kernels, selftest
+from snaketune.models.packing_support import choose_kernel
 from snaketune.models.passed_test import PassedTest
 from snaketune.models.selftest import self_test
 from snaketune.models.selftest_rows import rows_to_test
 from snaketune.stages.cache.attempt import Attempt
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
+from snaketune.training.loop import trainer
 from snaketune.training.loop.passed_tests import record_of_evaluation, record_of_test
 from tests.models.conftest import CPU, tiny_model
 from tests.models.test_attention import packed_rows
@@ -115,6 +119,10 @@ def test_an_evaluation_of_other_weights_repeats_the_synthetic_rows_only(tmp_path
     monkeypatch.setattr(
         selftest, "rows_to_test", lambda *arguments: tested.append(arguments) or rows_to_test(*arguments)
     )
+    chosen = []
+    monkeypatch.setattr(
+        held_out, "choose_kernel", lambda *given, **more: chosen.append(given) or choose_kernel(*given, **more)
+    )
     models = tiny_model("llama"), tiny_model("llama")
     torch.nn.init.normal_(models[1].lm_head.weight)
     for model in models:
@@ -123,6 +131,8 @@ def test_an_evaluation_of_other_weights_repeats_the_synthetic_rows_only(tmp_path
         ([rows], rows.has_prefixes),
         ([], rows.has_prefixes),
     ]
+    # Nor is the kernel checked again.
+    assert len(chosen) == 1
     # What synthetic rows show to be wrong is wrong.
     monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, options: v.transpose(1, 2))
     compute, _, _ = choose_forward(models[0], models[0].config, [rows], CPU, record)
@@ -145,3 +155,22 @@ def test_a_record_of_evaluations_is_of_architecture_and_rows(tmp_path):
         record_of_evaluation(config, packs[:1], work, replace(CPU, kernel="dense")),
     ]
     assert len({plain.path, *(other.path for other in others)}) == 4
+
+
+def test_a_record_is_of_the_kernel_that_passed(tmp_path, monkeypatch):
+    record, rows, model = PassedTest(tmp_path / "records/f00"), Rows(packed_rows()), tiny_model("llama")
+    monkeypatch.setattr(held_out, "choose_kernel", lambda compute, *_, **__: replace(compute, kernel="dense"))
+    compute, _, _ = choose_forward(model, model.config, [rows], CPU, record)
+    assert compute.kernel == "dense" and record.share() is None
+
+
+def test_the_kernel_of_a_training_that_passed_isnt_checked_again(tmp_path, monkeypatch):
+    record, rows = PassedTest(tmp_path / "records/f00"), Rows(packed_rows())
+    monkeypatch.setattr(trainer, "record_of_test", lambda *_: record)
+    run = trainer.TrainingRun(spec=None, operation=None, work=None, compute=CPU)
+    model = SimpleNamespace(config=lambda: tiny_model("llama").config)
+    training = trainer.PreparedTraining(trainer_class=trainer.BaseTrainer, rows=rows, run=run, initial=model)
+    monkeypatch.setattr(trainer, "choose_kernel", lambda compute, *_, **__: replace(compute, kernel="dense"))
+    assert training.with_kernel().run.compute.kernel == "dense"
+    record.write(0.0)
+    assert training.with_kernel() == training

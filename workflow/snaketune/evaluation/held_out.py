@@ -30,11 +30,13 @@ def choose_forward(
     record: PassedTest | None = None,
 ) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
     """Return device, data type and kernel for held-out rows, entries for the manifest, and entries for run.json.
-    `record`: of a self-test of a model with the same config on the same rows."""
+    `record`: of a self-test of a model with the same config on the same rows, with the kernel of `compute`."""
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
     longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
-    compute = choose_kernel(compute, config, longest, prefixes=prefixes, dropout=False)
+    if record is None or record.share() is None:
+        chosen = choose_kernel(compute, config, longest, prefixes=prefixes, dropout=False)
+        compute, record = chosen, record if chosen == compute else None
     tested = self_test(model, packs, compute, training=False, record=record)
     return tested.compute, tested.about(), {"self_test_share": tested.share}
 

@@ -30,7 +30,6 @@ from snaketune.training.checkpoint.save_model import save_trained
 from snaketune.training.held_out.selection import BEST, has_its_best
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.launch.worker_endings import record_preemption
-from snaketune.training.loop.passed_tests import record_of_test
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.preflight_record import read_preflight_findings
 from snaketune.training.loop.trainer import BaseTrainer, EndOfSnapshot, LogCallback, PreparedTraining, TrainingRun
@@ -69,9 +68,7 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 shard(model, compute, dtype)
                 checked, compute = trainer_class.check_model(inner_model(model), rows, compute, None)
             else:
-                checked, compute = trainer_class.check_model(
-                    model, rows, compute, record_of_test(spec, run.work, run.compute)
-                )
+                checked, compute = trainer_class.check_model(model, rows, compute, run.record)
                 model = _with_trained_parameters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
             trainer.use_held_out(training.held_out, training.initial.tokenizer)

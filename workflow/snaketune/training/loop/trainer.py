@@ -33,6 +33,7 @@ from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.optimizers import OptimizerMixin
+from snaketune.training.loop.passed_tests import record_of_test
 from snaketune.training.loop.preemption import PreemptionCallback
 from snaketune.training.loop.prefetch import PrefetchMixin
 from snaketune.training.loop.sample_order import SampleOrderMixin
@@ -79,6 +80,16 @@ class TrainingRun:
         return self.operation.launch == "fsdp" and world_size() > 1
 
     @property
+    def record(self) -> PassedTest | None:
+        """The record of the self-test with the kernel of `compute`; see `passed_tests.record_of_test`."""
+        return record_of_test(self.spec, self.work, self.compute)
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether an earlier training has passed that self-test, so that its kernel needs no other check."""
+        return self.record is not None and self.record.share() is not None
+
+    @property
     def checkpoints(self) -> Path:
         return self.work.state / "checkpoints"
 
@@ -110,6 +121,8 @@ class PreparedTraining:
 
     def with_kernel(self) -> Self:
         """Return the training with the kernel for its model and packed rows; see `models.packing_support.choose_kernel`."""
+        if self.run.has_passed:
+            return self
         longest, prefixes, dropout = self.rows.longest[0], self.rows.has_prefixes, self.trainer_class.drops_out
         compute = choose_kernel(self.run.compute, self.any_config, longest, prefixes=prefixes, dropout=dropout)
         return replace(self, run=replace(self.run, compute=compute))

@@ -239,7 +239,8 @@ def prepare_training(
     initial = AdapterStack(
         results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
     )
-    run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
+    if not run.has_passed:
+        run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
     # Before the rows are read, which are those of the pairs that the log-probabilities are for.
     if ref_logps:
         share_kernels = run.operation.share_kernels
