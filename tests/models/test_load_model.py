@@ -1,6 +1,9 @@
 """A base model is loaded completely, from its own files, with its own tokens."""
 
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -250,3 +253,23 @@ def test_an_adapter_on_tied_embeddings_is_refused(module):
 def test_tied_parameters_are_counted_once():
     tied, own = (tiny_model("llama", tie_word_embeddings=both) for both in (True, False))
     assert parameter_count(own) - parameter_count(tied) == VOCABULARY * 32
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/smaps is Linux's")
+def test_variants_by_lora_share_one_base_in_memory(tmp_path):
+    """Frozen weights in the data type that they are stored in stay the mapped file's pages, which all processes share."""
+    tiny_model("llama", hidden_size=256, intermediate_size=1024).save_pretrained(tmp_path / "base")
+    model = load_pretrained(Pretrained(path=str(tmp_path / "base")), weights_dtype=torch.float32)
+    size = (tmp_path / "base/model.safetensors").stat().st_size
+    adapted = add_lora(model, Lora(rank=2))
+    ids_1T = torch.arange(8)[None]
+    adapted(input_ids=ids_1T, labels=ids_1T).loss.backward()
+    torch.optim.SGD([one for one in adapted.parameters() if one.requires_grad], lr=0.1).step()
+    mapped, kept = False, {"Rss": 0, "Anonymous": 0}
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match(r"[0-9a-f]+-", line):
+            mapped = line.endswith(str(tmp_path / "base/model.safetensors"))
+        elif mapped and (name := line.partition(":")[0]) in kept:
+            kept[name] += int(line.split()[1]) * 1024
+    assert kept["Rss"] > 0.9 * size
+    assert kept["Anonymous"] < 0.1 * size
