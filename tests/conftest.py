@@ -4,6 +4,8 @@ import gc
 import os
 import tempfile
 
+import pytest
+
 from tests.durations import Recorder, ordered
 from tests.forked import share_server
 
@@ -39,10 +41,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """All modules are imported, and stay: each of hundreds of trainings here searches all that is in memory for garbage."""
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_is_in_memory_stays():
+    """Leave imported modules, and what earlier tests made and didn't free, out of searches for garbage.
+
+    Each of hundreds of trainings here searches all of it twice, which soon takes longer than its steps.
+    """
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):
