@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 
 import pytest
@@ -20,8 +21,9 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Imports and collection create what stays, and searching it for garbage takes as long as creating it.
 gc.disable()
-# Hundreds of jobs import the package; the first one compiles it for all.
+# Hundreds of jobs import the package; the first one compiles it for all. So it is with tests, whose assertions pytest rewrites.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser):
