@@ -4,6 +4,7 @@ Update them with: make docs
 """
 
 import ast
+from functools import cache
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -62,6 +63,7 @@ def modules() -> dict[str, Path]:
     return paths
 
 
+@cache
 def imported_packages() -> dict[str, set[str]]:
     """Return for each package the other packages that its modules import, inside functions too."""
     imports: dict[str, set[str]] = {package: set() for package in PACKAGES}

@@ -2,7 +2,10 @@
 
 import gc
 import os
+import sys
 import tempfile
+
+import pytest
 
 from tests.durations import Recorder, ordered
 from tests.forked import share_server
@@ -18,8 +21,9 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Imports and collection create what stays, and searching it for garbage takes as long as creating it.
 gc.disable()
-# Hundreds of jobs import the package; the first one compiles it for all.
+# Hundreds of jobs import the package; the first one compiles it for all. So it is with tests, whose assertions pytest rewrites.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser):
@@ -39,10 +43,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """All modules are imported, and stay: each of hundreds of trainings here searches all that is in memory for garbage."""
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_is_in_memory_stays():
+    """Leave imported modules, and what earlier tests made and didn't free, out of searches for garbage.
+
+    Each of hundreds of trainings here searches all of it twice, which soon takes longer than its steps.
+    """
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

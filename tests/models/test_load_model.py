@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -129,7 +130,8 @@ class Chat:
 
 
 def test_a_missing_model_is_reported_as_missing(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Read from the environment when it was imported.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert own_tokenizer(Pretrained(path=str(folder))) is None
     for path in (str(tmp_path / "nowhere"), "no-such/model-anywhere"):
         with pytest.raises(SnaketuneError, match=f"the model '{path}' can't be loaded"):

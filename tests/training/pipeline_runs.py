@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def stop_after(save: int, monkeypatch) -> None:
         on_save(self, *arguments, **keywords)
         if next(counted) == save:
             raise Interrupted
+
+    monkeypatch.setattr(BaseTrainer, "on_save", saved)
+
+
+def copy_after(save: int, work: Path, copy: Path, monkeypatch) -> None:
+    """Copy the work folder of the next training when its `save`th checkpoint is complete: it is what a kill would leave then.
+
+    So a test that compares a resumed training with an undisturbed one trains the steps before the kill once.
+    """
+    counted = iter(range(1, 10**6))
+    on_save = BaseTrainer.on_save
+
+    def saved(self, *arguments, **keywords):
+        on_save(self, *arguments, **keywords)
+        if self.run.work.folder == work and next(counted) == save:
+            shutil.copytree(work, copy)
 
     monkeypatch.setattr(BaseTrainer, "on_save", saved)
 

@@ -29,7 +29,7 @@ from tests.models.conftest import CPU
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
 
-from .pipeline_runs import Interrupted, held_out_pack, pack, spec, stop_after, train
+from .pipeline_runs import Interrupted, copy_after, held_out_pack, pack, spec, stop_after, train
 from .preference_runs import Trained
 
 EVERY = Evaluate(every=2, samples=0)
@@ -108,11 +108,8 @@ def test_measuring_leaves_no_trace_in_the_weights(tmp_path, rows, held_out):
 def test_a_resumed_training_has_one_curve(tmp_path, monkeypatch, rows, held_out, every):
     """Killed after the second checkpoint, at a step that is measured or at one that isn't."""
     settings = {"held_out": held_out, "evaluate": EVERY, "every": every}
+    copy_after(2, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
     straight = train(tmp_path / "straight", rows, spec(), **settings)
-    with monkeypatch.context() as patch:
-        stop_after(2, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, spec(), **settings)
     assert points(train(tmp_path / "resumed", rows, spec(), **settings)) == points(straight)
     assert same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))
 
@@ -212,16 +209,13 @@ def test_without_the_best_weights_a_checkpoint_isnt_used(tmp_path, monkeypatch, 
 def test_it_stops_where_held_out_rows_rise(tmp_path, monkeypatch, capsys, rows, held_out):
     made = spec(**OVERFIT, stop_if={"held_out_rises": 2})
     settings = {"held_out": held_out, "evaluate": EVERY, "every": 3}
+    copy_after(1, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
     straight = train(tmp_path / "straight", rows, made, **settings)
     losses = [point["loss"] for point in points(straight)]
     stopped = straight.about["stopped"]
     assert stopped["step"] == straight.counts["steps"] == points(straight)[-1]["step"] < 9
     assert losses.index(min(losses)) == len(losses) - 3
     assert f"stopped early, after step {stopped['step']}: held-out loss" in capsys.readouterr().out
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made, **settings)
     resumed = train(tmp_path / "resumed", rows, made, **settings)
     assert (resumed.about, points(resumed)) == (straight.about, points(straight))
     assert same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))
@@ -297,11 +291,8 @@ def test_the_average_is_torchs_and_resumes(tmp_path, monkeypatch, rows, held_out
             assert any(not torch.equal(one, self.last[name]) for name, one in self.model.named_parameters())
             return result
 
+    copy_after(1, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
     straight = train(tmp_path / "straight", rows, made, trainer=Follows, **settings)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made, **settings)
     resumed = train(tmp_path / "resumed", rows, made, **settings)
     assert points(resumed) == points(straight)
     assert same(weights(tmp_path / "straight"), weights(tmp_path / "resumed"))

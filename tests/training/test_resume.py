@@ -22,7 +22,7 @@ from snaketune.training.checkpoint.checkpoints import (
 from snaketune.training.loop.trainer import LogCallback
 from tests.models.conftest import tiny_model
 
-from .pipeline_runs import CPU, Interrupted, held_out_pack, pack, spec, stop_after, train
+from .pipeline_runs import CPU, Interrupted, copy_after, held_out_pack, pack, spec, stop_after, train
 
 # Families whose names on the Hub differ from the module's: fused experts, renamed and tied heads, latent projections.
 EXPERTS = {
@@ -62,12 +62,13 @@ def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, 
     rows, made = pack(tmp_path / "pack", rows=12, prefix=prefix), spec(epochs=2)
     # Measured at each step: between the checkpoint and the kill, and again after the resume.
     measured = {"held_out": held_out_pack(tmp_path / "held", rows=3), "evaluate": Evaluate(every=1)}
-    straight = train(tmp_path / "straight", rows, made, lambda: model_of(family), **measured)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made, lambda: model_of(family), **measured)
-    resumed = train(tmp_path / "resumed", rows, made, lambda: model_of(family), **measured)
+    copy_after(1, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
+    straight, resumed = (
+        train(tmp_path / name, rows, made, lambda: model_of(family), **measured) for name in ("straight", "resumed")
+    )
+    assert resumed.run["steps_of_this_process"] == 2
+    # The result of one precision names no others.
+    assert "resumed_from_numerics" not in resumed.about
     assert len(straight.run["held_out"]["points"]) == 7
     assert resumed.run["held_out"]["points"] == straight.run["held_out"]["points"]
     straight, resumed = (
@@ -84,12 +85,8 @@ def test_with_bfloat16_products_it_resumes_exactly_and_learns_as_in_float32(tmp_
     rows, made = pack(tmp_path / "pack", rows=24), spec(micro_batch_rows=4, epochs=2, learning_rate=1e-3, **settings)
     exact = train(tmp_path / "exact", rows, made, **measured)
     measured["compute"] = replace(CPU, bfloat16_products=True)
-    straight = train(tmp_path / "straight", rows, made, **measured)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made, **measured)
-    resumed = train(tmp_path / "resumed", rows, made, **measured)
+    copy_after(1, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
+    straight, resumed = (train(tmp_path / name, rows, made, **measured) for name in ("straight", "resumed"))
     assert straight.about["dtype"] == "float32 with bfloat16 products"
     straight_weights, resumed_weights, exact_weights = (
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed", "exact")
@@ -152,11 +149,8 @@ def test_repeated_steps_are_counted_once(tmp_path, monkeypatch, log_steps):
 
 def test_adapters_resume(tmp_path, monkeypatch):
     rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2, lora=Lora(rank=2, dropout=0.3))
+    copy_after(1, tmp_path / "straight", tmp_path / "resumed", monkeypatch)
     train(tmp_path / "straight", rows, made)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "resumed", rows, made)
     (checkpoint,) = (tmp_path / "resumed/state/checkpoints").glob("checkpoint-*")
     # Frozen weights are the base's, and aren't in the checkpoint.
     assert all("lora_" in name for name in load_file(checkpoint / f"{WEIGHTS}.safetensors"))
@@ -183,15 +177,6 @@ def test_a_result_of_several_precisions_records_them(tmp_path, monkeypatch, caps
         {"dtype": "float32", "kernel": "sdpa"}, {"dtype": "bfloat16", "kernel": "sdpa"},
     ]  # fmt: skip
     assert capsys.readouterr().out.count("so the result mixes both") == 2
-
-
-def test_a_result_of_one_precision_records_no_others(tmp_path, monkeypatch):
-    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
-    with monkeypatch.context() as patch:
-        stop_after(1, patch)
-        with pytest.raises(Interrupted):
-            train(tmp_path / "run", rows, made)
-    assert "resumed_from_numerics" not in train(tmp_path / "run", rows, made).about
 
 
 @pytest.mark.parametrize("what", ["missing", "unexpected", "another shape", "another data type"])

@@ -55,7 +55,7 @@ def test_a_race_pauses_variants_and_resumes_them_to_the_same_weights(finished, t
 
     # With a higher `keep`, paused runs resume, each from its own snapshot.
     project.config["dpo"]["sweep"]["race"] = RACE | {"keep": 2}
-    project.snakemake()
+    project.snakemake(*(f"results/dpo/{name}/manifest.json" for name in NAMES))
     resumed = json.loads(project.read("results/race/dpo-sweep@0.5/decisions/race.json"))["paused"]
     assert len(resumed) <= 1
     for name in NAMES:

@@ -23,7 +23,8 @@ class Model(BaseModel):
     """A config section: immutable, with unknown keys refused. Docstrings of its attributes become descriptions in the schema
     (docs/write_config.py)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    # A validator is built when it is first used, since a job uses few of the models that it imports.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,9 @@ class Server:
             del os.environ[NVML]
         # What they load or build when it is needed first.
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+        # What was made here stays: a fork that ends would delete temporary folders, and torch's operators one by one.
+        for finalizer in list(weakref.finalize._registry):
+            finalizer.atexit = False
         gc.collect()
         gc.freeze()
         gc.enable()

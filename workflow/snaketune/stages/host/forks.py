@@ -14,15 +14,12 @@ interpreter, cgroup or namespace (so that a scheduler counts a fork to the right
 during the imports, libraries installed since. Linux only. This module imports only the standard library.
 """
 
-import ctypes
 import json
 import os
 import resource
-import secrets
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -70,6 +67,10 @@ def start_server(command: list[str], variables: dict[str, str], owner: int | IO,
         command: Python with SERVER, or with a file that calls its `serve`.
         variables: its environment.
     """
+    # Here, as in `die_with_parent`: a client does without, and starts in 20 ms instead of 28.
+    import secrets
+    import subprocess
+
     listener, address = socket.socket(socket.AF_UNIX), f"snaketune-{secrets.token_hex(16)}"
     # Abstract: no file that a killed server would leave. Clients wait in its queue during the imports.
     with listener:
@@ -84,6 +85,8 @@ def start_server(command: list[str], variables: dict[str, str], owner: int | IO,
 def die_with_parent() -> None:
     """On Linux, have the kernel kill this process when its parent dies, since no other process would end it then."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
