@@ -76,4 +76,7 @@ def test_until_a_rule_whose_runs_have_snapshots_is_refused(fresh):
     )
     # Evaluations of rungs are evaluations too.
     assert "--until eval would end before eval/" in fresh.snakemake("--dry-run", "--until", "eval", check=False)
+    # So does one rule of several after another, as ref_logps after tokenize.
+    both = fresh.snakemake("--dry-run", "--until", "tokenize", "ref_logps", check=False)
+    assert re.search(r"--until tokenize ref_logps would end before ref_logps/.*another tokenize or ref_logps job", both)
     assert "sft" in fresh.stale("--until", "sft")

@@ -67,12 +67,12 @@ def start_planning():
             "note: by its other triggers Snakemake may list a job whose result is current (`set of input files has changed`); "
             "it computes nothing then. With --rerun-triggers mtime it isn't listed"
         )
-    for stage in STAGES:
-        if getattr(rules, stage).rule.name in workflow.dag_settings.until and (job := planner.first_following(stage)):
-            raise Error(
-                f"--until {stage} would end before {job.key}, which follows another {stage} job; name results instead: "
-                f"snakemake {job.manifest}"
-            )
+    until = [stage for stage in STAGES if getattr(rules, stage).rule.name in workflow.dag_settings.until]
+    if until and (job := planner.first_following(until)):
+        raise Error(
+            f"--until {' '.join(until)} would end before {job.key}, which follows another {' or '.join(until)} job; name "
+            f"results instead: snakemake {job.manifest}"
+        )
     # Without an executor, the graph is only drawn.
     planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
 

@@ -1,6 +1,6 @@
 """The planner, which Snakemake's rules query: the jobs of a config, their inputs, and which results are stale."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -95,18 +95,19 @@ class Planner:
         """Return the path of the job's file."""
         return self._files.get(job.key) or job_file_of(job.stage, job.name)
 
-    def first_following(self, stage: str) -> Job | None:
-        """Return a stale job that waits for another stale one of the stage, as a run for its snapshot; None without one."""
+    def first_following(self, stages: Collection[str]) -> Job | None:
+        """Return a stale job of these stages that waits for another one, as a run for its snapshot; None without one."""
         waits: dict[str, bool] = {}
 
         def follows(job: Job) -> bool:
-            """Whether a stale job of the stage is above."""
+            """Whether a stale job of the stages is above."""
             if job.manifest not in waits:
                 above = [one for one in (*made_from(job), *job.after) if not self.results.of(one).current]
-                waits[job.manifest] = any(one.stage == stage or follows(one) for one in above)
+                waits[job.manifest] = any(one.stage in stages or follows(one) for one in above)
             return waits[job.manifest]
 
-        stale = (job for job in self.graph.stage(stage) if not self.results.of(job).current)
+        jobs = (job for job in self.graph.jobs.values() if job.stage in stages)
+        stale = (job for job in jobs if not self.results.of(job).current)
         return next((job for job in stale if follows(job)), None)
 
     def not_run(self) -> list[str]:
