@@ -115,6 +115,18 @@ def test_a_sound_run_has_no_findings(family):
     assert family.findings() == []
 
 
+def test_a_race_on_few_held_out_rows_stops_before_anything_trains(family):
+    family.settings["raced"] = True
+    assert family.findings() == []
+    counts = family.pack.manifest["counts"]
+    few = family.pack.manifest | {"counts": counts | {"held_out": counts["held_out"] | {"kept": 19}}}
+    family.pack = Artifact(family.pack.manifest_path, few, family.pack.folder)
+    with pytest.raises(
+        SnaketuneError, match=r"sft\.demo\.race: .* 19 held-out ones, and 20 are needed.*raise the corpus"
+    ):
+        family.findings()
+
+
 def test_dropped_tokens_are_reported_with_a_sufficient_length(tmp_path):
     (result,) = Family(tmp_path, length=64).findings()
     assert result["key"] == "sft.demo.packing.length" and result["severity"] == "warns"

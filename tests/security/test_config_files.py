@@ -132,10 +132,13 @@ def test_a_name_is_no_path_and_no_command(name, section):
     assert "match pattern" in str(caught.value) or "at most 80" in str(caught.value)
 
 
-def test_a_value_of_a_grid_that_makes_no_name_is_refused():
-    run = {"from": "s", "corpus": "c", "training": {"learning_rate": 1}, "grid": {"lora": ["$(touch x)"]}}
-    with pytest.raises(SnaketuneError, match="match pattern"):
-        load({"corpora": {"c": {"kind": "preferences", "sources": []}}, "dpo": {"d": run}})
+def test_a_value_of_a_grid_that_makes_no_name_is_called_by_its_index():
+    values = ["$(touch x)", "../x", ".*mlp.*"]
+    run = HUB["sft"]["s"] | {"grid": {"training.trainable": values, "training.learning_rate": [1e-4, 1e16]}}
+    config, variants = load(HUB | {"sft": {"s": run}})
+    rates = ("learning_rate0.0001", "learning_rate1")
+    assert variants["sft"]["s"] == tuple(f"s-trainable{number}-{rate}" for number in range(3) for rate in rates)
+    assert config.sft["s-trainable2-learning_rate0.0001"].training.trainable == values[2]
 
 
 HUB = {

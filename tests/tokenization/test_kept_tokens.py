@@ -157,9 +157,8 @@ def test_damaged_results_are_not_reused(name, damage, tmp_path, tokenizer, capsy
     after = corpus(tmp_path / "after", edited={5})
     capsys.readouterr()
     warm, computed = build(tmp_path, after, tokenizer)
-    # Of a split whose files are intact, the rows are still reused.
-    assert computed == (220 if name == "manifest.json" else 200)
-    assert ("aren't reused" in capsys.readouterr().out) == (name != "manifest.json")
+    assert computed == 220
+    assert capsys.readouterr().out.count("isn't reused") == (name != "manifest.json")
     assert warm.manifest == build(tmp_path / "cold", after, tokenizer)[0].manifest
 
 
@@ -176,6 +175,10 @@ def test_refused_rows_are_refused_again(tmp_path):
     warm, computed = build(tmp_path, after, tokenizer, spec)
     assert computed == 4 and warm.manifest["counts"]["train"]["refused"] == 3
     assert warm.manifest == build(tmp_path / "cold", after, tokenizer, spec)[0].manifest
+    # Also where no other row is encoded.
+    del rows[9]
+    warm, computed = build(tmp_path, corpus_of(tmp_path / "fewer", {"messages": rows}), tokenizer, spec)
+    assert computed == 3 and warm.manifest["counts"]["train"]["refused"] == 3
 
 
 def test_nothing_is_reused_where_batched_encoding_differs(tmp_path, tokenizer, monkeypatch):

@@ -147,3 +147,11 @@ def test_errors_that_are_no_rows_fault_fail_the_stage(tmp_path):
     rows = corpus_of(tmp_path / "rows", {"messages": GOOD})
     with pytest.raises(SnaketuneError, match="has no chat template"):
         run(tmp_path / "work", rows, artifact(tmp_path / "tokenizer"), most_refused=1.0)
+
+
+def test_a_split_may_hold_refused_rows_alone(tokenizer, tmp_path):
+    rows = corpus_of(tmp_path / "rows", {"messages": GOOD}, {"messages": BAD})
+    work, outcome = run(tmp_path / "work", rows, tokenizer, most_refused=0.5)
+    assert outcome.counts["held_out"]["refused"] == outcome.counts["held_out"]["rows"] == 2
+    index = TokenParts([artifact(work.payload)]).index("held_out")
+    assert index["length"].to_pylist() == [0, 0]

@@ -266,6 +266,9 @@ def test_a_fixed_number_of_rows_on_the_cpu_takes_memory(cluster, requests):
     _, fewer = requests("sft", "run")
     # 6.5 bytes x (2 x (9 x 256 + 4 x 1024) + 4 x 256).
     assert few.mem_mb + 2900 <= fewer.mem_mb <= few.mem_mb + 3200
+    # Of several lengths, the longest.
+    run["packing"]["length"] = [128, 256]
+    assert requests("sft", "run")[1].mem_mb == fewer.mem_mb
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def _activations(job: Job) -> float:
         about = read_json(f"{base.path}/config.json", {}) if base else {}
         names = ("hidden_size", "intermediate_size", "num_hidden_layers")
         width, inner, layers = (about.get(name) or 0 for name in names)
-    length = max((pack.spec.length for pack in job.artifacts.get("pack", ())), default=0)
+    length = max((pack.spec.longest for pack in job.artifacts.get("pack", ())), default=0)
     layer = 9 * width + 4 * inner
     # With checkpointing: the inputs of all layers, one layer, and its gradients.
     numbers = 2 * layer + layers * width if operation.gradient_checkpointing is True else layers * layer

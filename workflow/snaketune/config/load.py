@@ -24,6 +24,8 @@ from snaketune.errors import SnaketuneError
 
 # pydantic puts the names of union members into the location of an error, between the keys.
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained|function-after)\b.*|bool")
+# What a value of a grid can be called in the names of runs; see `base.NAME_PATTERN`.
+IN_A_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 RUN_SECTIONS = ("sft", "dpo")
 # Alternative keys: a run's own key replaces the inherited alternative.
@@ -133,8 +135,10 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
         variant, called = deepcopy({k: v for k, v in run.items() if k != "grid"}), name
         for dotted, value in zip(grid, values):
             _set(key, variant, str(dotted), value)
-            # A list or a section is named by its index in the grid.
-            shown = grid[dotted].index(value) if isinstance(value, list | dict) else str(value).removeprefix("sft:")
+            shown = str(value).removeprefix("sft:")
+            # A list, a section, or a text that can't be in a name, is named by its index in the grid.
+            if isinstance(value, list | dict) or not IN_A_NAME.fullmatch(shown):
+                shown = str(grid[dotted].index(value))
             called += f"-{str(dotted).rsplit('.', 1)[-1]}{shown}"
         if called in made:
             raise SnaketuneError(

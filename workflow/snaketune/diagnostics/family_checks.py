@@ -58,6 +58,7 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
     pretrained = isinstance(spec.base, Pretrained)
     yield from run_checks.check_dropped_tokens(run.key, pack.manifest)
     yield from run_checks.check_hyperparameters(run, pretrained, pack.manifest)
+    yield from run_checks.check_raced_rows(run, pack.manifest)
     if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
         # TRL's trainer makes its rows itself, and their lengths aren't known yet.
         return

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.evaluation.race import MIN_ROWS
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun
 from snaketune.tables import read_table
@@ -60,6 +61,14 @@ def check_dropped_tokens(key: str, pack: dict[str, Any]) -> Iterator[Finding]:
         problem = f"only {supervised / tokens:.2%} of the tokens are supervised ({supervised:,} of {tokens:,})"
         do = "if the prompts are meant to be that long, ignore this; otherwise check the tokenizer's chat template"
         yield Finding(key=f"{key}.packing.train_on", problem=problem, do=do, certain=False)
+
+
+def check_raced_rows(run: PreflightRun, pack: dict[str, Any]) -> Iterator[Finding]:
+    """Yield a finding if a race would have too few held-out rows to compare variants on. Args: pack: manifest."""
+    rows = pack["counts"].get("held_out", {}).get("kept", 0)
+    if run.raced and rows < MIN_ROWS:
+        problem = f"the rows of its corpus have {rows} held-out ones, and {MIN_ROWS} are needed to compare variants on"
+        yield Finding(key=f"{run.key}.race", problem=problem, do="raise the corpus' held_out, or remove the race")
 
 
 def check_hyperparameters(run: PreflightRun, pretrained: bool, pack: dict[str, Any]) -> Iterator[Finding]:

@@ -148,6 +148,8 @@ class PreflightRun(Launched):
     """The reference model, if it is a model of its own."""
     pack: int
     """The index of its pack among the job's packs, from 0."""
+    raced: bool = False
+    """Whether a race compares it with other variants."""
     micro_batch_rows: MicroBatchRows
     gpus: int
     nodes: int

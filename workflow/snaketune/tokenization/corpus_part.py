@@ -80,11 +80,11 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
     encoder = _Encoder(spec, chat)
     try:
         try:
-            counts, samples = _write(spec, work, tables, encoder, earlier_results(spec, work, tokenizer))
+            counts, samples = _write(spec, work, tables, encoder, KeptTokens(earlier_results(spec, work, tokenizer)))
         except _Mismatch as mismatch:
             print(f"batched encoding differs, so all rows are encoded again row by row: {mismatch}", flush=True)
             encoder = _Encoder(spec, chat, unbatched_because=str(mismatch))
-            counts, samples = _write(spec, work, tables, encoder, earlier=[])
+            counts, samples = _write(spec, work, tables, encoder, KeptTokens([]))
     except Refused as first:
         if isinstance(first, OmittedTurn):
             template = f"the chat template {tokenizer.folder}/chat_template.jinja"
@@ -117,7 +117,7 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
 
 
 def _write(
-    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder", earlier: list[Artifact]
+    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder", kept: KeptTokens
 ) -> tuple[dict[str, Any], list[Sample]]:
     """Write all rows, and encode those that no earlier result holds; return counts by split, and samples."""
     counts: dict[str, Any] = {}
@@ -130,11 +130,11 @@ def _write(
             batches = tables[split].to_batches()
             before = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
             groups, weighted = list(_groups(spec, tables[split])), has_weights(tables[split])
-            kept, digests = KeptTokens(earlier, split), [np.empty((0, 2), np.uint64)]
+            digests = [np.empty((0, 2), np.uint64)]
             with TokenWriter(work.payload, split, weighted) as writer:
                 for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
                     digests.append(row_digests(group))
-                    found = kept.find(digests[-1])
+                    found = kept.find(digests[-1], split)
                     missing = np.setdiff1d(np.arange(len(group)), [row for at, _ in found for row in at])
                     refused: list[tuple[int, Refused]] = []
                     if len(missing):

@@ -29,7 +29,8 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
             block per assistant turn.
     """
     messages, tools = turns.messages(), turns.tools.to_pylist()
-    wanted = np.split(turns.wanted, turns.offsets[1:-1])
+    # The part before the first offset is empty.
+    _, *wanted = np.split(turns.wanted, turns.offsets[:-1])
     parts: dict[int, EncodedBatch] = {}
     if turns.rewritten:
         for number, (own, own_wanted, own_tools) in enumerate(zip(messages, wanted, tools, strict=True)):

@@ -25,7 +25,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from snaketune.artifacts.manifest import Artifact, read_artifact, read_json
+from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import read_attempt
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -63,26 +63,25 @@ def write_digests(path: Path, digests: np.ndarray) -> None:
 class KeptTokens:
     """The tokens of rows in earlier results, in whichever split they were."""
 
-    def __init__(self, results: list[Artifact], split: str):
-        """Args: split: searched first."""
-        splits = sorted(SPLITS, key=split.__ne__)
-        self._files = [_File(result, one) for result in results for one in splits]
+    def __init__(self, results: list[Artifact]):
+        self._results = [{split: _File(result, split) for split in SPLITS} for result in results]
 
-    def find(self, digests: np.ndarray) -> list[Located]:
-        """Return the tokens of those of the rows with these digests, uint64[n, 2], that are kept."""
+    def find(self, digests: np.ndarray, split: str) -> list[Located]:
+        """Return the tokens of those of the rows with these digests, uint64[n, 2], that are kept; `split` is searched first."""
         found: list[Located] = []
         missing = np.arange(len(digests))
-        for file in list(self._files):
-            if not len(missing):
-                break
-            try:
-                own = list(file.find(digests[missing]))
-            except (SnaketuneError, pa.ArrowException, ValueError, LookupError) as error:
-                print(f"an earlier result can't be read, so its tokens aren't reused: {error}", flush=True)
-                self._files.remove(file)
-                continue
-            found += [(missing[at], tokens) for at, tokens in own]
-            missing = np.delete(missing, [row for at, _ in own for row in at])
+        for files in list(self._results):
+            for name in sorted(SPLITS, key=split.__ne__):
+                if not len(missing):
+                    return found
+                try:
+                    own = list(files[name].find(digests[missing]))
+                except (SnaketuneError, pa.ArrowException, ValueError, LookupError) as error:
+                    print(f"an earlier result isn't reused: {str(error).split(';')[0]}", flush=True)
+                    self._results.remove(files)
+                    break
+                found += [(missing[at], tokens) for at, tokens in own]
+                missing = np.delete(missing, [row for at, _ in own for row in at])
         return found
 
 
@@ -131,13 +130,10 @@ class _File:
         found = rows[at[here]].astype(np.int64)
         batch_of = np.searchsorted(self._first, found, side="right") - 1 if len(found) else found
         for number in np.unique(batch_of).tolist():
-            batch, at, in_batch = (
-                self._batches[number],
-                here[batch_of == number],
-                found[batch_of == number] - self._first[number],
-            )
+            batch, own = self._batches[number], batch_of == number
+            in_batch = found[own] - self._first[number]
             filled = batch.index["length"].to_numpy()[in_batch] > 0
-            yield at[filled], batch.take(in_batch[filled])
+            yield here[own][filled], batch.take(in_batch[filled])
 
 
 def earlier_results(spec: TokenizeSpec, work: WorkFolder, tokenizer: Artifact) -> list[Artifact]:
@@ -147,8 +143,10 @@ def earlier_results(spec: TokenizeSpec, work: WorkFolder, tokenizer: Artifact) -
         return []
     found: list[tuple[float, Artifact]] = []
     for path in sorted(work.root.glob("tokenize/*/manifest.json")):
-        manifest = read_json(path, {})
+        # Damaged manifests count as none.
         with suppress(SnaketuneError, LookupError, TypeError, AttributeError):
+            result = read_artifact(path, "payload")
+            manifest = result.manifest
             same = (
                 (manifest["code"], manifest["versions"]) == (attempt.code, attempt.versions)
                 and manifest["inputs"]["tokenizer"] == [tokenizer.content]
@@ -156,7 +154,7 @@ def earlier_results(spec: TokenizeSpec, work: WorkFolder, tokenizer: Artifact) -
             )
             if same and digests_file("train") in manifest["records"]:
                 distance = abs(manifest["spec"]["part"] / manifest["spec"]["parts"] - spec.part / spec.parts)
-                found.append((distance, read_artifact(path, "payload")))
+                found.append((distance, result))
     return [result for _, result in sorted(found, key=itemgetter(0))]
 
 

@@ -234,6 +234,7 @@ def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> Prefligh
         run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss),
         reference=run.reference if isinstance(run, Dpo) else None,
         pack=pack,
+        raced=run.race is not None,
         micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
     )
 
