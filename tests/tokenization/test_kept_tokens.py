@@ -113,6 +113,13 @@ def test_only_edited_rows_are_encoded(edit, tmp_path, tokenizer):
     assert warm.manifest == cold.manifest and warm.files()
 
 
+def test_the_log_says_how_many_rows_are_reused(tmp_path, tokenizer, capsys):
+    build(tmp_path, corpus(tmp_path / "before"), tokenizer)
+    assert "from earlier results" not in capsys.readouterr().out
+    build(tmp_path, corpus(tmp_path / "after", edited={5}), tokenizer)
+    assert "1 rows encoded; the tokens of 219 are from earlier results" in capsys.readouterr().out
+
+
 def test_weights_of_turns_are_reused_and_an_edited_weight_is_seen(tmp_path, tokenizer):
     build(tmp_path / "warm", corpus(tmp_path / "plain"), tokenizer)
     weighted = corpus(tmp_path / "weighted", weighted=True)

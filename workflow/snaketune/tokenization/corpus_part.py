@@ -92,6 +92,10 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
         raise SnaketuneError(
             f"{first}. Or list and drop such rows: tokenizers.NAME.on_template_error: quarantine"
         ) from None
+    rows = sum(own["rows"] for own in counts.values())
+    if encoder.encoded_rows < rows:
+        reused = rows - encoder.encoded_rows
+        print(f"{encoder.encoded_rows:,} rows encoded; the tokens of {reused:,} are from earlier results", flush=True)
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
         # A terminal might interpret control characters.
