@@ -87,13 +87,13 @@ def test_a_sweep_is_eight_trainings_and_one_reference(project, monkeypatch, tmp_
     monkeypatch.setattr(measure, "checked", lambda done: said.append(ran(done)))
     monkeypatch.setattr(measure, "BETAS", measure.BETAS[:1])
     variants = [{"loss": loss, "beta": 0.1} for loss in measure.LOSSES]
-    theirs = sides.trl_sweep(project, run="raschka", variants=variants, at_once=(2, 4), epochs=1)
+    theirs = sides.trl_sweep(project, run="raschka", variants=variants, at_once=(2, 4), epochs=1, learning_rate=1e-4)
     assert [run["variant"]["loss"] for run in theirs["runs"]] == ["sigmoid", "ipo"]
     assert all("rewards/accuracies" in run["last"] for run in theirs["runs"])
     monkeypatch.setattr(measure, "BETAS", (0.05, 0.1, 0.2, 0.5))
     monkeypatch.setattr(measure, "CORES", ("--cores", "1", "--dry-run"))
     with pytest.raises(SystemExit, match="0 variants were trained, expected 8"):
-        measure.run_ours(project, "raschka", tmp_path / "sweep", 1)
+        measure.run_ours(project, "raschka", tmp_path / "sweep")
     plan = [line.split() for line in said[-1].splitlines()]
     assert ["dpo", "8"] in plan
     assert ["ref_logps", "1"] in plan

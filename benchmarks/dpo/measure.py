@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from benchmarks import processes
 from benchmarks.dpo import sides
@@ -16,6 +17,8 @@ from benchmarks.dpo.material import Pair, make_reference, pairs_of
 from benchmarks.jobs import Project
 from benchmarks.processes import SNAKEFILE, checked, environment, measured, pinned
 from benchmarks.results import in_turn, medians
+
+from snaketune.tables import read_table
 
 # Pairs that TRL is fastest with, in a forward pass of the training and of the reference pass: of 1, 2, 4, 8 and 16 on one core.
 AT_ONCE = {"raschka": (2, 4), "pandalm": (1, 2), "oasst": (1, 1)}
@@ -132,7 +135,7 @@ def speed(rounds: int, project: Project, name: str) -> dict[str, Any]:
     }
 
 
-def sweep(project: Project, name: str, raced: str, epochs: int = 1) -> dict[str, Any]:
+def sweep(project: Project, name: str, raced: str, **training: float) -> dict[str, Any]:
     """Time eight variants, four betas by two losses: from an SFT model and pairs to the metrics of all eight.
 
     Ours by the workflow, `snakemake --cores 1`, from raw pairs to eight models with their run.json: preparation, one reference
@@ -143,14 +146,21 @@ def sweep(project: Project, name: str, raced: str, epochs: int = 1) -> dict[str,
 
     With a race, ours trains and evaluates on other pairs, the run `raced`. How good its winner is follows from a sweep without
     a race on the same pairs.
+
+    Args:
+        training: epochs and learning_rate of both sides, if not those of the runs.
     """
     make_reference(project, name)
+    for run in (name, raced):
+        project.config["dpo"][run]["training"] |= training
+    settings = {key: project.config["dpo"][name]["training"][key] for key in ("epochs", "learning_rate")}
+    longer = f"_{settings['epochs']}_epochs" if settings["epochs"] > 1 else ""
     with pinned():
-        ours = run_ours(project, name, project.folder / f"sweep-{epochs}", epochs)
-        race = run_ours(project, raced, project.folder / f"race-{epochs}", epochs, RACE)
+        ours = run_ours(project, name, project.folder / f"sweep{longer}")
+        race = run_ours(project, raced, project.folder / f"race{longer}", RACE)
         trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
         started = time.perf_counter()
-        theirs = measured(sides.trl_sweep, project, run=name, variants=trained, at_once=AT_ONCE[SWEPT], epochs=epochs)
+        theirs = measured(sides.trl_sweep, project, run=name, variants=trained, at_once=AT_ONCE[SWEPT], **settings)
         seconds = time.perf_counter() - started
     later = [run["seconds"] for run in theirs["runs"][1:]]
     # Its start and the first variant once; the others are as long as a later one of their loss.
@@ -158,13 +168,13 @@ def sweep(project: Project, name: str, raced: str, epochs: int = 1) -> dict[str,
     steps = {
         side: sum(run["steps"] for run in found["runs"].values()) for side, found in (("all", ours), ("race", race))
     }
-    longer = f"_{epochs}_epochs" if epochs > 1 else ""
     return {
         f"sweep8_speedup_vs_trl{longer}": whole / ours["seconds"],
         f"sweep8_race_speedup_vs_trl{longer}": whole / race["seconds"],
         f"race_share_of_steps{longer}": steps["race"] / steps["all"],
-        "race_winner": rank_of_winner(project, raced, project.folder / f"race-{epochs}", epochs),
+        "race_winner": rank_of_winner(project, raced, project.folder / f"race{longer}"),
         "data": SWEPT,
+        "training": settings,
         "seconds": {
             "snaketune": ours["seconds"],
             "in its steps": ours["step_seconds"],
@@ -178,14 +188,12 @@ def sweep(project: Project, name: str, raced: str, epochs: int = 1) -> dict[str,
     }
 
 
-def run_ours(
-    project: Project, name: str, folder: Path, epochs: int, race: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def run_ours(project: Project, name: str, folder: Path, race: dict[str, Any] | None = None) -> dict[str, Any]:
     """Time the workflow in a project that has only the SFT model and its tokenizer."""
     folder.mkdir()
     for file in (f"{name}.jsonl", "chats.jsonl"):
         shutil.copy(project.folder / file, folder)
-    write_config(project, name, folder, epochs, race)
+    write_config(project, name, folder, race)
     snakemake(folder, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
     started = time.perf_counter()
     snakemake(folder, "--", *(f"results/dpo/{variant}/manifest.json" for variant in VARIANTS))
@@ -197,22 +205,18 @@ def run_ours(
     for variant in VARIANTS:
         own = folder / "results/dpo" / variant
         manifest, run = (json.loads((own / f"{file}.json").read_text()) for file in ("manifest", "run"))
-        of_steps = manifest["counts"]["tokens_per_epoch"] / run["tokens_per_second_median"]
-        found[variant] = {
-            "steps": manifest["counts"]["steps"],
-            "steps_s": epochs * of_steps,
-            "last": run["history"][-1],
-        }
+        last = run["history"][-1]
+        of_steps = last["epoch"] * manifest["counts"]["tokens_per_epoch"] / run["tokens_per_second_median"]
+        found[variant] = {"steps": manifest["counts"]["steps"], "steps_s": of_steps, "last": last}
     return {"seconds": seconds, "step_seconds": sum(one["steps_s"] for one in found.values()), "runs": found}
 
 
 def write_config(
-    project: Project, name: str, folder: Path, epochs: int, race: dict[str, Any] | None, evaluated: bool = False
+    project: Project, name: str, folder: Path, race: dict[str, Any] | None, evaluated: bool = False
 ) -> None:
     """Write the sweep's config. Args: race: with held-out rows for it; evaluated: evaluate the variants on these rows."""
     config = deepcopy(project.config)
     run = config["dpo"][name]
-    run["training"]["epochs"] = epochs
     config["corpora"] = {corpus: config["corpora"][corpus] for corpus in (run["corpus"], "chats")}
     if race or evaluated:
         config["corpora"][run["corpus"]]["held_out"] = HELD_OUT
@@ -224,18 +228,38 @@ def write_config(
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
-def rank_of_winner(project: Project, name: str, folder: Path, epochs: int) -> dict[str, Any]:
-    """Train all variants of a race to their ends, and return the rank and the score of its winner among them."""
+def rank_of_winner(project: Project, name: str, folder: Path) -> dict[str, Any]:
+    """Train all variants of a race to their ends, and compare its winner with them on the held-out pairs.
+
+    Returns its rank and score, the best one's, how much that is better (mean of the pairs' differences and its 95% interval),
+    and all scores.
+    """
     decisions = json.loads((folder / f"results/race/dpo-run@{RACE['rungs'][-1]}/decisions/race.json").read_text())
-    write_config(project, name, folder, epochs, None, evaluated=True)
+    write_config(project, name, folder, None, evaluated=True)
     snakemake(folder)
-    scores = {}
-    for variant in VARIANTS:
-        found = json.loads((folder / f"results/eval/all/dpo-{variant}/scores/scores.json").read_text())
-        (scores[variant],) = (corpus[RACE["metric"]] for corpus in found["preferences"].values())
+    margins = {
+        variant: margins_of(folder / f"results/eval/all/dpo-{variant}/scores/pairs.arrow") for variant in VARIANTS
+    }
+    scores = {variant: float(of_pairs.mean()) for variant, of_pairs in margins.items()}
     ranking = sorted(scores, key=lambda variant: -scores[variant])
     winner = next(variant for variant in ranking if f"dpo/{variant}" not in decisions["paused"])
-    return {"rank": 1 + ranking.index(winner), "winner": scores[winner], "best": scores[ranking[0]], "scores": scores}
+    behind = margins[ranking[0]] - margins[winner]
+    error = 1.96 * behind.std(ddof=1) / len(behind) ** 0.5
+    return {
+        "rank": 1 + ranking.index(winner),
+        "winner": scores[winner],
+        "best": scores[ranking[0]],
+        "best_is_better_by": [float(behind.mean() + sign * error) for sign in (-1, 0, 1)],
+        "scores": scores,
+    }
+
+
+def margins_of(path: Path) -> np.ndarray:
+    """Return the margin of each pair of an evaluation in nats, by the pairs' ids."""
+    table = read_table(path).sort_by("id")
+    logp = {column: table[column].to_numpy() for column in table.column_names if column.endswith("_logp")}
+    gain = {side: logp[f"{side}_logp"] - logp[f"reference_{side}_logp"] for side in ("chosen", "rejected")}
+    return gain["chosen"] - gain["rejected"]
 
 
 def snakemake(folder: Path, *arguments: str) -> None:

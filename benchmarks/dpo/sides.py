@@ -132,7 +132,13 @@ def trl(
 
 
 def trl_sweep(
-    project: Project, *, run: str, variants: list[dict[str, Any]], at_once: tuple[int, int], epochs: int
+    project: Project,
+    *,
+    run: str,
+    variants: list[dict[str, Any]],
+    at_once: tuple[int, int],
+    epochs: int,
+    learning_rate: float,
 ) -> dict[str, Any]:
     """Run one TRL trainer after another in this process, each from the file of pairs to its last metrics."""
     from datasets import load_dataset
@@ -142,7 +148,8 @@ def trl_sweep(
     for variant in variants:
         started = time.perf_counter()
         rows = load_dataset("json", data_files=str(project.folder / f"{run}.jsonl"), split="train")
-        settings = {"loss_type": [variant["loss"]], "beta": variant["beta"], "num_train_epochs": epochs}
+        settings = {"loss_type": [variant["loss"]], "beta": variant["beta"]}
+        settings |= {"num_train_epochs": epochs, "learning_rate": learning_rate}
         trainer = trl_trainer(DPOTrainer, project, rows, at_once, **settings)
         metrics = next(line for line in reversed(trainer.state.log_history) if "rewards/margins" in line)
         found.append({"variant": variant, "seconds": time.perf_counter() - started, "last": metrics})
@@ -162,6 +169,7 @@ def trl_trainer(trainer_type: type, project: Project, rows: Any, at_once: tuple[
     settings = {
         "bf16": in_bfloat16(project.precision),
         "beta": BETA,
+        "learning_rate": LEARNING_RATE,
         "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size,
     } | more
     return train_by_trl(
@@ -169,5 +177,5 @@ def trl_trainer(trainer_type: type, project: Project, rows: Any, at_once: tuple[
         rows=rows,
         tokenizer=AutoTokenizer.from_pretrained(project.tokenizer), precompute_ref_log_probs=True,
         precompute_ref_batch_size=reference_batch_size, per_device_train_batch_size=batch_size, max_length=None,
-        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, **settings,
+        lr_scheduler_type="constant", warmup_steps=0, **settings,
     )  # fmt: skip
