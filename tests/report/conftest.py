@@ -22,7 +22,7 @@ TABLES = ("test_variants", "test_preference_shift", "test_earlier_runs")
 def figures_as_needed(request, monkeypatch):
     """Draw figures without layout and SVG, which take most of a report's time, where no test reads them."""
     if request.module.__name__.rpartition(".")[2] in TABLES and not request.node.get_closest_marker("figures"):
-        monkeypatch.setattr(style, "_svg", lambda figure: '<svg viewBox="0 0 1 1"></svg>')
+        monkeypatch.setattr(style, "_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>')
 
 
 @pytest.fixture(scope="session")

@@ -38,9 +38,10 @@ def run(*command: str, folder: Path, environment: dict[str, str] | None = None) 
 
 
 def make_repository(folder: Path) -> None:
-    """The checkout under test, as a repository with a tag."""
+    """The checkout under test, as a repository with a tag, without what users don't run."""
     folder.mkdir(parents=True)
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT)
+    parts = ("--", ".", ":!tests", ":!docs", ":!benchmarks")
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *parts, folder=ROOT)
     for name in filter(lambda name: (ROOT / name).exists(), listed.stdout.splitlines()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name, follow_symlinks=False)

@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -244,22 +245,22 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) 
     batch = collate(rows, compute.kernel).to(compute.device)
     layout = batch["segments"].layout
     all_T = torch.arange(layout.tokens)
-    seed = torch.initial_seed()
-    worst = []
-    with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    # Restores the random state at its end, so that all forward passes draw the same numbers.
+    drawing_alike = partial(torch.random.fork_rng, [compute.device] if compute.device.type == "cuda" else [])
+    with drawing_alike():
         before_TV = _packed_logits(model, batch, all_T, compute)
-        for parity in (0, 1):
-            # Changes the last quarter of every second segment, padding included; shared prompts don't change.
-            changed_T = np.zeros(layout.tokens, bool)
-            for start, length in list(zip(layout.starts.tolist(), layout.lengths.tolist()))[parity::2]:
-                changed_T[start + length - max(length // 4, 1) : start + length] = True
-            ids_1T = batch["input_ids"].clone()
-            ids_1T[:, changed_T] = ids_1T.roll(layout.tokens // 2, dims=1)[:, changed_T]
-            torch.manual_seed(seed)
+    worst = []
+    for parity in (0, 1):
+        # Changes the last quarter of every second segment, padding included; shared prompts don't change.
+        changed_T = np.zeros(layout.tokens, bool)
+        for start, length in list(zip(layout.starts.tolist(), layout.lengths.tolist()))[parity::2]:
+            changed_T[start + length - max(length // 4, 1) : start + length] = True
+        ids_1T = batch["input_ids"].clone()
+        ids_1T[:, changed_T] = ids_1T.roll(layout.tokens // 2, dims=1)[:, changed_T]
+        with drawing_alike():
             after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, all_T, compute)
-            unaffected_T = torch.from_numpy(~mask(layout)[:, changed_T].any(1))
-            worst.append(largest_differences(after_TV[unaffected_T], before_TV[unaffected_T]).max())
+        unaffected_T = torch.from_numpy(~mask(layout)[:, changed_T].any(1))
+        worst.append(largest_differences(after_TV[unaffected_T], before_TV[unaffected_T]).max())
     return (torch.stack(worst).max() / scale_of(before_TV)).item()
 
 

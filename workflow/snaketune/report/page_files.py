@@ -15,7 +15,7 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.learning_curves import race_chart
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
-from snaketune.report.charts.style import Chart, model_styles, svg_file
+from snaketune.report.charts.style import Chart, model_styles, panel_svg, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
@@ -58,7 +58,7 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
             case ".html":
                 _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
             case ".svg":
-                _write(path, svg_file(pages.charts[path.stem]))
+                _write(path, svg_file(pages.charts[path.stem], pages.drawn[path.stem]))
             case ".json":
                 write_json(path, measures.as_json(results))
             case ".csv":
@@ -79,6 +79,7 @@ class Pages:
 
     Attributes:
         charts: By the stem of their file name.
+        drawn: The SVG elements of a chart's panels, by the same name.
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
         tables: By the stem of a CSV file, a function that returns its columns and rows.
@@ -101,8 +102,12 @@ class Pages:
         }
         self.charts = data_charts(results)
         self.charts |= {name: draw() for name, draw in drawn.items() if f"{name}.svg" in files}
-        # The overview shows figures of other pages too; each is drawn once.
-        self.panels = {name: inline_panels(chart) for name, chart in self.charts.items()}
+        # Each panel is drawn once, for its chart's file, its page and the overview.
+        self.drawn = {
+            name: [panel_svg(chart, number) for number in range(len(chart.panels))]
+            for name, chart in self.charts.items()
+        }
+        self.panels = {name: inline_panels(chart, self.drawn[name]) for name, chart in self.charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
             "styles": styles,

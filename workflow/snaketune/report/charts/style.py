@@ -1,9 +1,10 @@
 """Styles of the figures: colours, panels, and deterministic SVG.
 
-An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each separately, so that they are
-stacked at a readable size on a phone, in colours that are CSS variables and follow the light or dark scheme.
+Each panel is drawn once. An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each
+separately, so that they are stacked at a readable size on a phone, in colours that are CSS variables and follow the scheme.
 """
 
+import html
 import io
 import math
 import re
@@ -48,12 +49,19 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "D", "s", "^")
 # Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
+# Points of an inch, of which SVG's coordinates are, and of a line of a title.
+POINTS, LINE = 72, 12.0
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
 TITLE = {"width": 56, "break_long_words": False, "break_on_hyphens": False}
 # An id that matplotlib generated.
 DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
+# The element that matplotlib draws, with its width and height.
+ROOT = re.compile(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
+XML = '<?xml version="1.0" encoding="utf-8" standalone="no"?>'
+NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1"'
+BACKGROUND = f'<rect width="100%" height="100%" fill="{COLOURS["surface"][0]}"/>'
 SETTINGS = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -66,7 +74,7 @@ SETTINGS = {
     "axes.edgecolor": COLOURS["line"][0],
     "axes.labelcolor": COLOURS["muted"][0],
     "axes.facecolor": "none",
-    "figure.facecolor": COLOURS["surface"][0],
+    "figure.facecolor": "none",
     "grid.color": COLOURS["line"][0],
     "grid.linewidth": 0.6,
     "text.color": COLOURS["ink"][0],
@@ -130,49 +138,69 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
     return styles
 
 
-def svg_file(chart: Chart) -> str:
-    """A chart as a standalone SVG file, with its panels in two columns or one."""
-    panel_heights = [panel.height for panel in chart.panels]
-    # A short panel beside a tall one would be stretched.
-    columns = 2 if len(chart.panels) > 1 and max(panel_heights) < 1.8 * min(panel_heights) else 1
-    heights = [max(panel_heights[first : first + columns]) for first in range(0, len(panel_heights), columns)]
-    width = PANEL_WIDTH * (2 if columns == 2 else 1.5)
-    # As many columns of the legend as fit.
-    fit = int(width / (0.6 + 0.085 * max(map(len, chart.key), default=0)))
-    key_columns = max(1, min(KEY_COLUMNS, len(chart.key), fit))
-    key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / key_columns) if chart.key else 0.0
-    titles = 0.35
+def panel_svg(chart: Chart, number: int) -> str:
+    """Draw one panel as an SVG element in fixed colours, without its title; no other panel has its ids."""
+    panel = chart.panels[number]
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
-        size = (width, sum(heights) + titles * len(heights) + key_height)
-        figure = Figure(figsize=size, layout="constrained")
-        ratios = [height + titles for height in heights] + ([key_height] if chart.key else [])
-        # Each panel is a subfigure, so that long labels of one don't shrink the others.
-        subfigures = figure.subfigures(len(ratios), columns, squeeze=False, height_ratios=ratios, wspace=0.03)
-        for panel, subfigure in zip(chart.panels, subfigures.flat):
-            subfigure.suptitle(textwrap.fill(panel.title, **TITLE), x=0.015, ha="left", fontsize=9.5)
-            panel.draw(subfigure.subplots())
-        if chart.key:
-            lines = [
-                Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
-                for label, style in chart.key.items()
-            ]
-            figure.legend(handles=lines, loc="lower center", ncols=key_columns)
-        return _svg(figure)
-
-
-def svg_inline(chart: Chart, number: int) -> str:
-    """One panel as SVG for a page: no title, colours as CSS variables, unique ids."""
-    panel, name = chart.panels[number], f"{chart.name}-{number}"
-    with mpl.rc_context(SETTINGS | {"svg.hashsalt": name, "figure.facecolor": "none"}):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
         panel.draw(figure.subplots())
-        text = _svg(figure)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+        return _svg(figure, f"{chart.name}-{number}")
+
+
+def svg_inline(panel: str) -> str:
+    """Return a drawn panel for a page: as wide as it is shown, in the page's font, and colours as CSS variables."""
     for colour, (light, _) in COLOURS.items():
-        text = text.replace(light, f"var(--{colour})")
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
-    return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', text, count=1)
+        panel = panel.replace(light, f"var(--{colour})")
+    panel = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", panel)
+    return ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', panel, count=1)
+
+
+def svg_file(chart: Chart, panels: Sequence[str]) -> str:
+    """Return a chart as a standalone SVG file: its drawn panels, in two columns or one, their titles and the legend."""
+    panel_heights = [panel.height for panel in chart.panels]
+    # A short panel beside a tall one would leave a gap.
+    columns = 2 if len(chart.panels) > 1 and max(panel_heights) < 1.8 * min(panel_heights) else 1
+    parts, top, width = [], 0.0, POINTS * PANEL_WIDTH * columns
+    for first in range(0, len(panels), columns):
+        row = range(first, min(first + columns, len(panels)))
+        titles = [textwrap.wrap(chart.panels[number].title, **TITLE) for number in row]
+        below = top + LINE * max(map(len, titles)) + LINE / 2
+        for column, (number, lines) in enumerate(zip(row, titles, strict=True)):
+            left = POINTS * PANEL_WIDTH * column
+            parts += [_text(line, left + 5, top + LINE * count) for count, line in enumerate(lines, 1)]
+            parts.append(_placed(panels[number], left, below))
+        top = below + POINTS * max(panel_heights[number] for number in row)
+    if chart.key:
+        key = _key(chart, width)
+        parts.append(_placed(key, 0.0, top))
+        top += float(ROOT.search(key)[2])
+    size = f'width="{width:g}pt" height="{top:g}pt" viewBox="0 0 {width:g} {top:g}"'
+    return "\n".join([XML, f"<svg {NAMESPACES} {size}>", BACKGROUND, *parts, "</svg>", ""])
+
+
+def _key(chart: Chart, width: float) -> str:
+    """Draw the legend of a chart. Args: width: of the whole chart in points."""
+    # As many columns as fit, in inches.
+    fit = int(width / POINTS / (0.6 + 0.085 * max(map(len, chart.key))))
+    columns = max(1, min(KEY_COLUMNS, len(chart.key), fit))
+    with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
+        figure = Figure(figsize=(width / POINTS, 0.15 + 0.22 * math.ceil(len(chart.key) / columns)))
+        lines = [
+            Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
+            for label, style in chart.key.items()
+        ]
+        figure.legend(handles=lines, loc="center", ncols=columns)
+        return _svg(figure, f"{chart.name}-key")
+
+
+def _placed(svg: str, left: float, top: float) -> str:
+    """Return a drawn element at a position in points."""
+    return ROOT.sub(rf'<svg x="{left:g}" y="{top:g}" width="\1" height="\2" viewBox="0 0 \1 \2">', svg, count=1)
+
+
+def _text(line: str, left: float, top: float) -> str:
+    style = f"font: 9.5px 'DejaVu Sans'; fill: {COLOURS['ink'][0]}"
+    return f'<text x="{left:g}" y="{top:g}" style="{style}">{html.escape(line)}</text>'
 
 
 def trace(
@@ -220,7 +248,7 @@ def line_at(ax: Axes, value: float | None, vertical: bool = False) -> None:
 
 def whole_numbers(ax: Axes, axis: str, ticks: int) -> None:
     """Show integers with separators on one axis; vertical grid lines would only repeat the ticks."""
-    getattr(ax, f"{axis}axis").set_major_locator(MaxNLocator(ticks, integer=True))
+    getattr(ax, f"{axis}axis").set_major_locator(MaxNLocator(ticks, integer=True, min_n_ticks=1))
     getattr(ax, f"{axis}axis").set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.grid(False, axis="x")
 
@@ -233,14 +261,17 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def _svg(figure: Figure) -> str:
+def _svg(figure: Figure, name: str) -> str:
+    """Draw a figure as an SVG element. Args: name: a prefix of its ids."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         # The font is used only for measuring; a viewer's own font may have the missing glyphs.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         # `savefig` would draw twice, first for the layout alone.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
-    return _numbered(buffer.getvalue())
+    svg = buffer.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", _numbered(svg))
 
 
 def _numbered(svg: str) -> str:
