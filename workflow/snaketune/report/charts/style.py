@@ -49,7 +49,7 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "D", "s", "^")
 # Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
-# Points of an inch, of which SVG's coordinates are, and of a line of a title.
+# Points, the unit of SVG's coordinates, in an inch and in a line of a title.
 POINTS, LINE = 72, 12.0
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
