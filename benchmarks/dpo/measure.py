@@ -5,11 +5,11 @@ import shutil
 import time
 from collections.abc import Iterable
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from benchmarks import processes
 from benchmarks.dpo import sides
@@ -18,7 +18,8 @@ from benchmarks.jobs import Project
 from benchmarks.processes import SNAKEFILE, checked, environment, measured, pinned
 from benchmarks.results import in_turn, medians
 
-from snaketune.tables import read_table
+from snaketune.evaluation.race import by_mean, check_rows, difference_bounds, row_scores
+from snaketune.stages.job import result_at
 
 # Pairs that TRL is fastest with, in a forward pass of the training and of the reference pass: of 1, 2, 4, 8 and 16 on one core.
 AT_ONCE = {"raschka": (2, 4), "pandalm": (1, 2), "oasst": (1, 1)}
@@ -150,9 +151,10 @@ def sweep(project: Project, name: str, raced: str, **training: float) -> dict[st
     Args:
         training: epochs and learning_rate of both sides, if not those of the runs.
     """
-    make_reference(project, name)
+    project = replace(project, config=deepcopy(project.config))
     for run in (name, raced):
         project.config["dpo"][run]["training"] |= training
+    make_reference(project, name)
     settings = {key: project.config["dpo"][name]["training"][key] for key in ("epochs", "learning_rate")}
     longer = f"_{settings['epochs']}_epochs" if settings["epochs"] > 1 else ""
     with pinned():
@@ -231,35 +233,25 @@ def write_config(
 def rank_of_winner(project: Project, name: str, folder: Path) -> dict[str, Any]:
     """Train all variants of a race to their ends, and compare its winner with them on the held-out pairs.
 
-    Returns its rank and score, the best one's, how much that is better (mean of the pairs' differences and its 95% interval),
-    and all scores.
+    Returns its rank and score, the best one's, the 95% interval of how much that is better, pair by pair, and all scores.
     """
     decisions = json.loads((folder / f"results/race/dpo-run@{RACE['rungs'][-1]}/decisions/race.json").read_text())
     write_config(project, name, folder, None, evaluated=True)
     snakemake(folder)
-    margins = {
-        variant: margins_of(folder / f"results/eval/all/dpo-{variant}/scores/pairs.arrow") for variant in VARIANTS
-    }
-    scores = {variant: float(of_pairs.mean()) for variant, of_pairs in margins.items()}
-    ranking = sorted(scores, key=lambda variant: -scores[variant])
+    evaluations = {variant: result_at(folder / f"results/eval/all/dpo-{variant}/manifest.json") for variant in VARIANTS}
+    rows = {variant: row_scores(evaluation, RACE["metric"]) for variant, evaluation in evaluations.items()}
+    check_rows(rows)
+    by_row = {variant: scores for variant, (_, scores) in rows.items()}
+    ranking = by_mean(by_row)
     winner = next(variant for variant in ranking if f"dpo/{variant}" not in decisions["paused"])
-    behind = margins[ranking[0]] - margins[winner]
-    error = 1.96 * behind.std(ddof=1) / len(behind) ** 0.5
+    scores = {variant: float(by_row[variant].mean()) for variant in ranking}
     return {
         "rank": 1 + ranking.index(winner),
         "winner": scores[winner],
         "best": scores[ranking[0]],
-        "best_is_better_by": [float(behind.mean() + sign * error) for sign in (-1, 0, 1)],
+        "best_is_better_by": difference_bounds(by_row[ranking[0]] - by_row[winner], 0.025),
         "scores": scores,
     }
-
-
-def margins_of(path: Path) -> np.ndarray:
-    """Return the margin of each pair of an evaluation in nats, by the pairs' ids."""
-    table = read_table(path).sort_by("id")
-    logp = {column: table[column].to_numpy() for column in table.column_names if column.endswith("_logp")}
-    gain = {side: logp[f"{side}_logp"] - logp[f"reference_{side}_logp"] for side in ("chosen", "rejected")}
-    return gain["chosen"] - gain["rejected"]
 
 
 def snakemake(folder: Path, *arguments: str) -> None:

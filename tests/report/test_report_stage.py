@@ -141,6 +141,31 @@ def test_figures_in_the_page_follow_light_and_dark(sweep_pages):
     assert len(ids) == len(set(ids))
 
 
+def test_the_file_of_a_chart_holds_its_pages_panels_in_fixed_colours(sweep_pages):
+    for path in sweep_pages.glob("*.svg"):
+        text = path.read_text("utf-8")
+        ids = re.findall(r'\bid="([^"]+)"', text)
+        assert len(ids) == len(set(ids))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', text)) <= set(ids)
+        assert "var(" not in text
+    page, file = ((sweep_pages / name).read_text("utf-8") for name in ("index.html", "dpo.svg"))
+    paths = [re.findall(r'<path d="[^"]+"', text) for text in (page, file)]
+    assert len(paths[1]) > 20 and set(paths[1]) <= set(paths[0]) | set(
+        re.findall(r'<path d="[^"]+"', file[file.rindex("<svg x=") :])
+    )
+
+
+def test_an_axis_of_one_step_shows_it_once():
+    from matplotlib.figure import Figure
+
+    from snaketune.report.charts.style import whole_numbers
+
+    ax = Figure().subplots()
+    ax.plot([6], [1.0], marker="o")
+    whole_numbers(ax, "x", 5)
+    assert [f"{tick:,.0f}" for tick in ax.get_xticks() if ax.get_xlim()[0] <= tick <= ax.get_xlim()[1]] == ["6"]
+
+
 def test_missing_run_files_leave_values_out(results):
     results.everything()
     for run in results.folder.glob("results/**/run.json"):
