@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import held_out_loss
+from snaketune.models import packing_support
 from snaketune.models.attention import use_own_attention
 from snaketune.models.logprobs import all_pair_logprobs
 from snaketune.models.selftest import self_test
@@ -25,7 +27,7 @@ from snaketune.training.held_out import measuring
 from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.launch.worker_endings import Preempted
 from snaketune.training.loop.sft_trainer import SftTrainer, prepare_training
-from tests.models.conftest import CPU
+from tests.models.conftest import CPU, VOCABULARY
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
 
@@ -101,6 +103,20 @@ def test_measuring_leaves_no_trace_in_the_weights(tmp_path, rows, held_out):
     train(tmp_path / "blind", rows, made)
     measured = train(tmp_path / "measured", rows, made, held_out=held_out, evaluate=Evaluate(every=1, samples=0))
     assert len(points(measured)) == 7
+    assert same(weights(tmp_path / "blind"), weights(tmp_path / "measured"))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("gemma2", {"attn_logit_softcapping": 0.05}), ("gemma3_text", {"sliding_window": 4}), ("gpt_oss", {})],
+)
+def test_measuring_leaves_caps_windows_and_sinks_of_attention(tmp_path, monkeypatch, rows, held_out, family, settings):
+    """Whether the held-out rows can be measured is found out by another model of the family."""
+    monkeypatch.setattr(packing_support, "_DRY_RUNS", {})
+    config = tiny_config(family, vocab_size=VOCABULARY, **settings)
+    for name, measured in (("blind", None), ("measured", held_out)):
+        load = partial(tiny_model, config)
+        train(tmp_path / name, rows, spec(epochs=1), load, config=config, held_out=measured, evaluate=EVERY)
     assert same(weights(tmp_path / "blind"), weights(tmp_path / "measured"))
 
 

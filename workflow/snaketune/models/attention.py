@@ -95,22 +95,28 @@ def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] =
     document.
     """
     run_mixers_by_document(model)
-    # No mask function is registered: with one, transformers synchronizes with the device in every forward to detect documents.
-    AttentionInterface.register(NAME, function)
+    # All models of a process share the table of names, so each function has its own. No mask function is registered: with one,
+    # transformers synchronizes with the device in every forward to detect documents.
+    name = NAME if function is attend else f"{NAME}_{function.__name__}"
+    AttentionInterface.register(name, function)
     if not model._can_set_attn_implementation():
         return
-    if model.config._attn_implementation != NAME:
+    if not _has_segment_attention(model):
         model.own_attention = model.config._attn_implementation
     try:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(name)
     except ValueError as error:
         raise Unpackable(first_line(error)) from None
+
+
+def _has_segment_attention(model: PreTrainedModel) -> bool:
+    return (model.config._attn_implementation or "").startswith(NAME)
 
 
 def use_own_attention(model: PreTrainedModel) -> None:
     """Undo `use_segment_attention`: restore the layers that the model was loaded with."""
     run_mixers_on_rows(model)
-    if model.config._attn_implementation == NAME:
+    if _has_segment_attention(model):
         model.set_attn_implementation(model.own_attention)
 
 
