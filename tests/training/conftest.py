@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.models import logprobs
+from snaketune.models import logprobs, selftest
 from snaketune.models.device_speed import probe
+from snaketune.training.autotune import machine_check
 from snaketune.training.loop import pipeline
 from snaketune.training.reference import kept_units
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import tokenizer_artifact
 from tests.workflow.conftest import made_once
+
+from . import checked_once
 
 ROOT = Path(__file__).parents[2]
 # Packages that deepspeed needs and snaketune doesn't.
@@ -32,6 +35,13 @@ def probed(tmp_path_factory) -> dict[str, float]:
 def probed_once(monkeypatch, probed):
     """Measure the machine once for hundreds of trainings; `tests/models/test_device_speed.py` measures it itself."""
     monkeypatch.setattr(pipeline, "probe", lambda device, state: probed)
+
+
+@pytest.fixture(autouse=True)
+def trained_models_checked_once(monkeypatch):
+    """`tests/models` tests these checks."""
+    monkeypatch.setattr(machine_check, "trace_model", checked_once.trace_model)
+    monkeypatch.setattr(selftest, "_first_passing", checked_once.self_test)
 
 
 @pytest.fixture(scope="session")

