@@ -14,7 +14,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
-from snaketune.models.device_speed import probe
+from snaketune.models.device_speed import peak_of, probe
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import reload_model
 from snaketune.packing.reader import PackedRows, SourcedRows
@@ -41,6 +41,7 @@ def prepare_forks(folder: Path) -> None:
     """Measure the machine once for all forks of this process, and let them share its memory with it."""
     probed = probe(CPU.device, folder)
     pipeline.probe = lambda device, state: probed
+    peak_of(CPU)
     # A fork's search for garbage would otherwise copy all that is in memory.
     gc.collect()
     gc.freeze()

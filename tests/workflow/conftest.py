@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from snaketune.stages.cache.syntax import CACHE
 from tests.cluster.slurm_commands import SlurmCommands
 from tests.forked import python
 
@@ -175,9 +176,12 @@ def project(finished, tmp_path) -> Project:
 
 
 @pytest.fixture
-def fresh(tmp_path) -> Project:
-    """The micro project before any run."""
-    return Project(tmp_path / "project").write_data()
+def fresh(finished, tmp_path) -> Project:
+    """The micro project before any run, but with the cache of the code's syntax, half of the time of a dry run."""
+    project = Project(tmp_path / "project").write_data()
+    (project.folder / CACHE).parent.mkdir(parents=True)
+    shutil.copy(finished.folder / CACHE, project.folder / CACHE)
+    return project
 
 
 @pytest.fixture
