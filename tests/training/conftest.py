@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from accelerate.utils import memory
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.models import logprobs, selftest
@@ -40,6 +42,8 @@ def probed_once(monkeypatch, probed):
 @pytest.fixture(autouse=True)
 def trained_models_checked_once(monkeypatch):
     """`tests/models` tests these checks."""
+    # Each of hundreds of trainings searches for garbage twice.
+    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: 0))
     monkeypatch.setattr(machine_check, "trace_model", checked_once.trace_model)
     monkeypatch.setattr(selftest, "_first_passing", checked_once.self_test)
 

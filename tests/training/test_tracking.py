@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from snaketune.tracking.to_tensorboard import read_events
+from tests.forked import python
 
 from .event_files import points_of
 from .pipeline_runs import pack
@@ -82,9 +82,9 @@ def runs(tmp_path_factory) -> Path:
         ]
         (root / "attempts.json").write_text(json.dumps({"attempts": attempts, "held": [UNDISTURBED, KILLED]}))
         done = subprocess.run(
-            [sys.executable, "-m", "tests.training.tracking_runs", str(root)],
+            [python(), "-m", "tests.training.tracking_runs", str(root)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HOME": str(root / "home"), "PYTHONWARNINGS": "ignore"},
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         output = done.stdout + "".join(path.read_text() for path in sorted(root.glob("*.log")))
         assert done.returncode == 0, output[-6000:]

@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +210,9 @@ def in_a_process(work: Callable[..., None], *arguments: Any) -> int:
 def main(root: Path) -> None:
     """Run the attempts of `attempts.json` in `root` in order, then write the points of the fingerprints under `held`."""
     plan = json.loads((root / "attempts.json").read_text())
+    # Only trackers, which no process but an attempt's imports, read these.
+    os.environ |= {"HOME": str(root / "home"), "PYTHONWARNINGS": "ignore"}
+    warnings.simplefilter("ignore")
     prepare_forks(root)
     exits = [in_a_process(attempt, root, how) for how in plan["attempts"]]
     (root / "exits.json").write_text(json.dumps(exits))
