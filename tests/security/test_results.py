@@ -209,18 +209,3 @@ def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
 
 def test_an_outcome_has_no_room_for_code():
     assert set(Outcome.__dataclass_fields__) == {"counts", "about", "records", "run"}
-
-
-def test_cached_responses_follow_no_link(tmp_path):
-    from snaketune.evaluation.generation import GeneratedText
-    from snaketune.evaluation.response_cache import ResponseCache
-
-    elsewhere, work = tmp_path / "elsewhere", tmp_path / ".work"
-    work.mkdir()
-    ResponseCache(elsewhere, {}).add({"p": GeneratedText("theirs", 1)})
-    before = sorted(elsewhere.rglob("*"))
-    (work / ".responses").symlink_to(elsewhere / ".responses")
-    retained = ResponseCache(work, {})
-    assert retained.known == {}
-    retained.add({"q": GeneratedText("ours", 1)})
-    assert sorted(elsewhere.rglob("*")) == before

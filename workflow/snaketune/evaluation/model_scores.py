@@ -134,7 +134,7 @@ def score_model(
         "strategy": "sampling" if spec.generation.temperature else "greedy",
         "max_new_tokens": spec.generation.max_new_tokens,
         "stop_ids": list(chat.stop_ids),
-        "responses": cache.key,
+        "responses": cache.rows.key,
     }
     run |= {
         "device": str(compute.device),
@@ -188,6 +188,7 @@ def _responses(
     thinking = spec.generation.enable_thinking
     prompts, encoded = _encode_prompts(chat if thinking is None else chat.with_thinking(thinking), prompts)
     digests = [prompt_digest(prompt) for prompt in encoded]
+    cache.find(digests)
     new = {digest: prompt for digest, prompt in zip(digests, encoded) if digest not in cache.known}
     if cached := len(set(digests)) - len(new):
         print(f"{cached} of {len(set(digests))} responses are cached", flush=True)

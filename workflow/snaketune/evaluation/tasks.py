@@ -113,8 +113,8 @@ def run_tasks(
     from lm_eval.models.huggingface import HFLM
 
     wrapped = HFLM(pretrained=model, tokenizer=prepared.tokenizer, batch_size=batch_size, backend="causal")
-    # Bootstrap standard errors are computed in this process instead of one process per core. The description of the environment,
-    # for which torch starts pip and others, isn't included in the results.
+    # Bootstrap standard errors are computed in this process instead of one process per core. The environment's description, for
+    # which torch starts pip and others, isn't included in the results.
     no_description = patch("torch.utils.collect_env.get_pretty_env_info", str)
     with patch.dict(os.environ, {"DISABLE_MULTIPROC": "1"}), no_description:
         results = simple_evaluate(

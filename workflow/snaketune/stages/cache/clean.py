@@ -7,9 +7,8 @@ from typing import Any
 from snaketune.stages.cache.work_folders import WorkFolder, published_manifests
 from snaketune.stages.host.locks import holder, is_free
 
-# Below the work folders: generated responses and values of single rows, by cache key (`evaluation/response_cache.py`,
-# `stages/cache/row_store.py`). A name with a dot is no stage.
-RESPONSES, ROWS = ".responses", ".rows"
+# Below the work folders: values of single rows, by cache key (`stages/cache/row_store.py`). A name with a dot is no stage.
+ROWS = ".rows"
 # Records of passed self-tests (`training/loop/passed_tests.py`).
 SELF_TESTS = ".self-tests"
 # Of unfinished work: files that are named by the keys of the rows that it adds.
@@ -29,7 +28,7 @@ def clean(work_root: Path, *, remove: bool) -> None:
         current |= fingerprints
         reused |= own
     total = 0
-    folders = [path for kind in ("[!.]*", RESPONSES, ROWS) for path in work_root.glob(f"{kind}/*")]
+    folders = [path for kind in ("[!.]*", ROWS) for path in work_root.glob(f"{kind}/*")]
     for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | reused):
         if why := _retained(folder):
             print(f"kept {folder}: {why}")
