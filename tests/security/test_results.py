@@ -209,3 +209,17 @@ def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
 
 def test_an_outcome_has_no_room_for_code():
     assert set(Outcome.__dataclass_fields__) == {"counts", "about", "records", "run"}
+
+
+def test_kept_rows_follow_no_link(tmp_path):
+    from snaketune.stages.cache.row_store import RowStore
+
+    elsewhere, work, row = tmp_path / "elsewhere", tmp_path / ".work", {b"sixteen bytes...": b"value"}
+    work.mkdir()
+    RowStore(elsewhere, {}).add(row)
+    before = sorted(elsewhere.rglob("*"))
+    (work / ".rows").symlink_to(elsewhere / ".rows")
+    store = RowStore(work, {})
+    store.add(row)
+    assert store.find(row) == {}
+    assert sorted(elsewhere.rglob("*")) == before

@@ -75,12 +75,3 @@ def test_concurrent_jobs_add_merge_and_find(tmp_path):
     for thread in threads:
         thread.join()
     assert RowStore(tmp_path, {}).find(ROWS) == ROWS
-
-
-def test_a_link_is_neither_read_nor_written(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / ".rows").symlink_to(tmp_path / "elsewhere")
-    store = RowStore(tmp_path, {})
-    store.add(ROWS)
-    assert store.find(ROWS) == {}
-    assert not list((tmp_path / "elsewhere").iterdir())
