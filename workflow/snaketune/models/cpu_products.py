@@ -27,8 +27,8 @@ _torchs_linear = F.linear
 _onednn_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 
 
-# An operation of our own, since the compiler expects constant weights in torch's. Not `torch.library.custom_op`, which searches for
-# its source in all imported modules, 40 ms in each process.
+# An operation of our own, since the compiler expects constant weights in torch's. Not `torch.library.custom_op`, which searches
+# all imported modules for its source, 40 ms in each process.
 _LIBRARY = torch.library.Library("snaketune", "FRAGMENT")
 _LIBRARY.define("onednn_product(Tensor one_MK, Tensor other_KN) -> Tensor")
 _onednn_product = torch.ops.snaketune.onednn_product

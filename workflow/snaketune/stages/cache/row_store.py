@@ -1,5 +1,5 @@
-"""Values of single rows (pairs of a reference pass, prompts with their generated responses), kept by the digest of all that affects
-them: a change of some rows computes these only.
+"""Values of single rows (pairs of a reference pass, prompts with their generated responses), kept by the digest of all that
+affects them: a change of some rows computes these only.
 
     results/.work/.rows/<key>/<digest of the file>.arrow
         prefix uint64, sorted    the first 8 bytes of the row's digest
