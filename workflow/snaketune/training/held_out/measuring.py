@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import Batch
@@ -74,12 +75,16 @@ class HeldOutMixin:
         """Compute metrics of the batches of all processes, `loss` among them; every process calls it, with equally many."""
         raise TypeError("a subclass defines this")
 
-    def use_held_out(self, rows: PackedRows | None, tokenizer: Path | None) -> None:
-        """Measure these rows during the training, if the run has measurements, unless only another kernel can. Args: tokenizer:
-        its folder, for samples; None for none."""
+    def use_held_out(self, rows: PackedRows | None, config: PretrainedConfig | None, tokenizer: Path | None) -> None:
+        """Measure these rows during the training, if the run has measurements, unless only another kernel can.
+
+        Args:
+            config: of the initial model; None if only the model has it.
+            tokenizer: its folder, for samples; None for none.
+        """
         if not self.run.operation.evaluate:
             return
-        why_not = self._cannot_measure(rows)
+        why_not = self._cannot_measure(rows, config)
         if why_not and self.run.spec.training.selects:
             raise SnaketuneError(f"training.keep and training.stop_if need held-out rows, and {why_not}")
         if why_not:
@@ -110,14 +115,14 @@ class HeldOutMixin:
             if state.is_world_process_zero and self.run.spec.training.keep == "best":
                 remove_other_best(self.run.work.state, self.held_out.kept_at_checkpoint)
 
-    def _cannot_measure(self, rows: PackedRows | None) -> str:
+    def _cannot_measure(self, rows: PackedRows | None, config: PretrainedConfig | None) -> str:
         """Return why the training can't measure these rows; "" if it can."""
         if rows is None or not len(rows):
             return "the corpus holds out no row that was packed"
         model, kernel = inner_model(self.model), self.run.compute.kernel
         if kernel != SEPARATE:
             try:
-                check_config(model.config, rows.longest[0], rows.has_prefixes, kernel)
+                check_config(config or model.config, rows.longest[0], rows.has_prefixes, kernel)
             except Unpackable as error:
                 return f"the training's kernel, {kernel}, doesn't compute them: {error}"
         if (kernel, rows.has_prefixes) not in getattr(model, "allowed_packed", ()):

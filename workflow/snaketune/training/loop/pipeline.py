@@ -71,7 +71,7 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 checked, compute = trainer_class.check_model(model, rows, compute, run.record)
                 model = _with_trained_parameters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
-            trainer.use_held_out(training.held_out, training.initial.tokenizer)
+            trainer.use_held_out(training.held_out, training.any_config, training.initial.tokenizer)
             trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
             yield trainer
 
