@@ -98,7 +98,7 @@ def test_a_config_with_a_duplicate_key_stops_before_anything_runs(fresh):
     status, said = snakemake(given, fresh.folder)
     assert status
     assert re.search(r"twice\.yaml, line \d+: the key 'title' occurs twice", said)
-    assert not (fresh.folder / "results").exists()
+    assert not fresh.made()
 
 
 NAMES = [

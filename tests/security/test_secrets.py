@@ -95,7 +95,7 @@ def test_a_refused_config_is_not_quoted_by_snakemake_either(fresh):
     said = fresh.snakemake("--printshellcmds", check=False)
     assert "report.title: contains what looks like a key" in said
     assert HF not in said
-    assert not (fresh.folder / "results").exists()
+    assert not fresh.made()
 
 
 def test_messages_of_libraries_lose_what_is_secret(monkeypatch, capsys, tmp_path):

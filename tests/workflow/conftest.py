@@ -120,6 +120,11 @@ class Project:
         """The rules that a dry run would run."""
         return rules_in(self.snakemake("--dry-run", *arguments))
 
+    def made(self) -> list[Path]:
+        """The files that runs made, but for the cache of `fresh`."""
+        made = (self.folder / "results").rglob("*")
+        return [path for path in made if path.is_file() and path != self.folder / CACHE]
+
     def read(self, path: str) -> str:
         return (self.folder / path).read_text(encoding="utf-8")
 

@@ -182,7 +182,7 @@ def test_a_wrong_config_is_refused_before_anything_runs(fresh, change, said):
     shown = fresh.snakemake(check=False)
     assert said in shown
     assert "Traceback" not in shown
-    assert not (fresh.folder / "results").exists()
+    assert not fresh.made()
 
 
 def test_a_config_on_the_command_line_is_not_merged(fresh):
