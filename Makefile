@@ -4,7 +4,7 @@
 # make upgrade-test   tests staleness and modules with the newest Snakemake; names the tested and the pinned version
 # make slurm-profile   queries SLURM and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path compared with TRL and others, on one thread; needs an idle machine and the files below data/
-# make bench-sft    SFT compared with TRL on one core, and the time of the demo; needs an idle machine and gsm8k below data/
+# make bench-sft    SFT compared with TRL on one core; needs an idle machine and gsm8k below data/
 # make bench-dpo    DPO compared with TRL on one core; needs an idle machine and the files below data/
 # make bench-gpu    the engine on a CUDA GPU: kernels checked, share of the peak, compared with TRL; within 9 minutes
 # make gpu-wheels   build/gpu-wheels: what make bench-gpu needs on a machine that has only torch and transformers
