@@ -47,7 +47,7 @@ def project(tmp_path, monkeypatch) -> Project:
         monkeypatch.setitem(MODEL, name, value)
     raw = tmp_path / "few.jsonl"
     raw.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 2, 20), vocab_size=300)
+    return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 3), vocab_size=300)
 
 
 def test_all_sides_train_on_the_same_tokens(project, tmp_path, monkeypatch):

@@ -3,9 +3,9 @@
     make bench-data
 
 Peers: TRL's own preparation of an SFT dataset (`SFTTrainer._prepare_dataset`: chat template, tokens, labels, packing) and
-`pack_dataset`, sentencepiece's own batch encoder, and `datasets` with a torch loader. The rows are gsm8k and dolly, below
-`data/` as `config/recipes/gsm8k-local.yaml` has them, each repetition with another number in front, or lognormal lengths.
-Writes results/bench/data.json. Everything takes about three quarters of an hour; `--only` runs some of it.
+sentencepiece's own batch encoder. The rows are gsm8k and dolly, below `data/` as `config/recipes/gsm8k-local.yaml` has them,
+each repetition with another number in front, or lognormal lengths. Writes results/bench/data.json. Everything takes over half
+an hour; `--only` runs some of it.
 """
 
 import tempfile
@@ -15,24 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data_path.rows import FILES
-from benchmarks.data_path.sequences import memory, pack, plan, read_rows
+from benchmarks.data_path.sequences import memory, plan
 from benchmarks.data_path.texts import edited, prepare, tokenize
 from benchmarks.results import Goals, options_of, require, run_parts, table
 
 GOALS: Goals = {
     "plan_sequences_per_s": ("at least", 10e6),
     "plan_efficiency_of_bound": ("at least", 0.999),
-    "pack_speedup_vs_trl": ("at least", 20),
     "prepare_speedup_vs_trl": ("at least", 8),
     "tokenize_speedup_vs_sentencepiece": ("at least", 5),
     "peak_rss_gb_1e7": ("at most", 2),
-    "read_rows_speedup_vs_datasets": ("at least", 10),
 }
 
 
 MEASURES: dict[str, Callable[[int, Path, Path], dict[str, Any]]] = {
-    "plan": plan, "read": read_rows, "tokenize": tokenize, "edited": edited, "prepare": prepare, "pack": pack,
-    "memory": memory,
+    "plan": plan, "tokenize": tokenize, "edited": edited, "prepare": prepare, "memory": memory,
 }  # fmt: skip
 
 
