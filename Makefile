@@ -4,7 +4,7 @@
 # make upgrade-test   tests staleness and modules with the newest Snakemake; names the tested and the pinned version
 # make slurm-profile   queries SLURM and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path compared with TRL and others, on one thread; needs an idle machine and the files below data/
-# make bench-sft    SFT compared with TRL on one core, and the time of the demo; needs an idle machine and gsm8k below data/
+# make bench-sft    SFT compared with TRL on one core; needs an idle machine and gsm8k below data/
 # make bench-dpo    DPO compared with TRL on one core; needs an idle machine and the files below data/
 # make bench-gpu    the engine on a CUDA GPU: kernels checked, share of the peak, compared with TRL; within 9 minutes
 # make gpu-wheels   build/gpu-wheels: what make bench-gpu needs on a machine that has only torch and transformers
@@ -12,13 +12,12 @@
 # make docs   regenerates the tables of config/README.md, config/schema.json, docs/architecture.*, and with graphviz docs/rulegraph.svg
 # make bench-doctor   whether the doctor names the cause of five deliberately misconfigured runs
 # make bench-vocabularies   ids and masks of real vocabularies compared with their own libraries; downloads 130 MB of packages
-# make ab BASE=COMMIT   the same training on that commit and on the working tree, alternating, and a verdict
 # make families   packed training of every causal language model of transformers; writes docs/models.md
 # make torture   fault injection (kills, full disks, flipped bits ...) into a small workflow; takes hours, writes docs/reliability.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run real test upgrade-test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies ab families torture
+.PHONY: run real test upgrade-test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -92,9 +91,6 @@ bench-doctor: .venv/installed
 
 bench-vocabularies: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.vocabularies
-
-ab: .venv/installed
-	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.ab --base "$(BASE)" $(AB)
 
 families: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families

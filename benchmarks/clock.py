@@ -9,8 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Printed by peers after their first step; our trainings log it themselves.
-FIRST_STEP = "step 1/"
+
+def packed_counts(batch: dict[str, Any]) -> dict[str, int]:
+    """Count the real tokens and the supervised ones of a collated batch, and of pairs also these."""
+    placed = batch["segments"].layout
+    pairs = len(placed.completions) // 2
+    return {"tokens": placed.document_tokens, "supervised": len(batch["targets"])} | ({"pairs": pairs} if pairs else {})
 
 
 class Clock:
@@ -69,8 +73,6 @@ class Clock:
 
             def on_step_end(self, args, state, control, **_):
                 control.should_training_stop |= clock.step_ended()
-                if len(clock.ends) == 1:
-                    print(f"{FIRST_STEP}{state.max_steps}", flush=True)
 
         return Timed
 

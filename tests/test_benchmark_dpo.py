@@ -9,7 +9,7 @@ import torch
 from benchmarks.dpo import __main__ as program
 from benchmarks.dpo import measure, sides
 from benchmarks.dpo.material import SOURCES, made, make_reference
-from benchmarks.dpo.measure import bound, curve, speed
+from benchmarks.dpo.measure import curve, speed
 from benchmarks.jobs import Project
 from benchmarks.results import keep_table
 from benchmarks.sft import material as sft_material
@@ -71,16 +71,6 @@ def test_an_epoch_of_each_side_is_over_the_same_pairs(project):
     assert program.memory(details) == {"peak_rss_ratio_vs_trl": 99, "peak_rss_ratio_vs_trl_defaults": 99}
 
 
-def test_the_bound_is_counted_by_tries(project):
-    result = bound(project, "raschka")
-    # A batch of the tiny model's tokens without padding: the only excess is a line break after each completion.
-    assert result["tokens_needed"] <= result["tokens_computed"] < result["tokens_needed"] * 1.1
-    assert result["pairs"] == len(ROWS)
-    alone = sum(len(row["instruction"]) for row in ROWS[::2])
-    assert result["tokens_needed"] < alone + sum(len(row["chosen"] + row["rejected"]) for row in ROWS)
-    assert result["share_of_bound_raschka"] == result["tokens_needed"] / result["tokens_computed"]
-
-
 def test_a_sweep_is_eight_trainings_and_one_reference(project, monkeypatch, tmp_path):
     said = []
     ran = measure.checked
@@ -111,15 +101,13 @@ def test_results_of_single_parts_are_retained(project, monkeypatch, tmp_path, ca
         "before\n<!-- bench-dpo-auto -->\nold\n<!-- /bench-dpo-auto -->\nafter\n", encoding="utf-8"
     )
     out = tmp_path / "dpo.json"
-    for part in ("bound-raschka", "curve"):
-        parts = {
-            part: lambda part=part: {{"curve": "curve_max_abs_diff_vs_trl"}.get(part, "share_of_bound_raschka"): 0.5}
-        }
+    for part, key in (("speed-raschka", "train_speedup_vs_trl_raschka"), ("curve", "curve_max_abs_diff_vs_trl")):
+        parts = {part: lambda key=key: {key: 0.5}}
         monkeypatch.setattr(program, "parts", lambda *_, parts=parts, **__: parts)
         monkeypatch.setattr(sys, "argv", ["dpo", "--only", part, "--out", str(out), "--data", str(tmp_path)])
         program.main()
     retained = json.loads(out.read_text(encoding="utf-8"))
-    assert (retained["share_of_bound_raschka"], retained["curve_max_abs_diff_vs_trl"]) == (0.5, 0.5)
+    assert (retained["train_speedup_vs_trl_raschka"], retained["curve_max_abs_diff_vs_trl"]) == (0.5, 0.5)
     text = (tmp_path / "figures.md").read_text(encoding="utf-8")
     assert "| `curve_max_abs_diff_vs_trl` | 0.5 | at most 0.001 |" in text
     assert "old" not in text

@@ -5,17 +5,14 @@ import os
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 from benchmarks import processes
 from benchmarks.data_path.rows import numbered
-from benchmarks.flops import attention_flops, visible_pairs
 from benchmarks.gpu import measure, peers, worker
 from benchmarks.gpu.__main__ import Results, figures, run_part
-from benchmarks.gpu.expected import expected
 from benchmarks.gpu.kernels import check
-from benchmarks.gpu.measure import BASE, VARIANTS, Variant, preferences
+from benchmarks.gpu.measure import preferences
 from benchmarks.gpu.peers import preference_peer, sft_peer
 from benchmarks.gpu.rows import PROPORTIONS, make_pairs
 from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
@@ -23,19 +20,14 @@ from benchmarks.gpu.table import table as gpu_table
 from benchmarks.jobs import Project
 from benchmarks.processes import ONE_THREAD
 from benchmarks.results import table, write
-from benchmarks.sft.__main__ import GOALS
+from benchmarks.sft.__main__ import GOALS, speed
 from benchmarks.sft.material import MODEL, made
-from benchmarks.sft.measure import speed
 
-from snaketune.models.device_speed import Peak
-from snaketune.models.flops import count_flops
 from snaketune.models.kernels import KERNELS
-from snaketune.packing.segments import layout, mask
 from tests.forked import python
 from tests.models.conftest import CPU
 
 ABOUT = {"rehearsal": False, "date": "2026-11-23", "command": "python -m benchmarks.gpu"}
-PEAK = Peak(flops_per_second=1e9, source="made up")
 ROWS = [
     {"question": f"What is {n} plus {n % 7}?", "answer": f"Let me add {n} and {n % 7}.\n#### {n + n % 7}"}
     for n in range(40)
@@ -48,7 +40,7 @@ def project(tmp_path, monkeypatch) -> Project:
         monkeypatch.setitem(MODEL, name, value)
     raw = tmp_path / "few.jsonl"
     raw.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 2, 20), vocab_size=300)
+    return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 3), vocab_size=300)
 
 
 def test_all_sides_train_on_the_same_tokens(project, tmp_path, monkeypatch):
@@ -64,40 +56,12 @@ def test_all_sides_train_on_the_same_tokens(project, tmp_path, monkeypatch):
         for side in ("snaketune", "trl packed", "trl unpacked")
     )
     assert peers == [ours, ours]
-    assert 0 < result["cpu_share_of_gemm_peak"] < 1
+    assert 0 < result["cpu_mfu"] < 1
     write(tmp_path / "sft.json", {"speed": result}, GOALS)
     retained = json.loads((tmp_path / "sft.json").read_text(encoding="utf-8"))
     assert retained["cpu_peak_rss_ratio_vs_trl"] == result["cpu_peak_rss_ratio_vs_trl"]
     # Figures that weren't measured are missing, which is reported.
-    assert "demo_s" not in retained
-    assert "| `demo_s` | not measured | at most 150 |" in table(retained["details"], GOALS)
-
-
-def test_visible_pairs_are_those_of_the_mask():
-    lengths = [5, 1, 9]
-    assert visible_pairs(np.array(lengths)) == mask(layout([lengths], [[0, 0, 0]], row_lengths=[15])).sum()
-
-
-@pytest.mark.parametrize("name", ["23m", "1_5b_full", "7b_lora"])
-def test_flops_are_those_that_trainings_log(name):
-    shape = rehearsed(SHAPES[name])
-    result = measure.measure(shape, Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=2)
-    model = make_model(shape, CPU)
-    for parameter in model.parameters():
-        parameter.requires_grad_(shape.rank is None)
-    counted = count_flops(model)
-    attention = attention_flops(result["visible_pairs"], **shape.attention)
-    flops = counted.per_token * result["tokens"] + attention
-    assert result["mfu"] * result["seconds"] * 1e9 == pytest.approx(flops)
-    computed = counted.computed(flops, result["tokens"], result["supervised"])
-    assert result["mfu_computed"] * result["seconds"] * 1e9 == pytest.approx(computed)
-
-
-def test_attention_is_counted_as_trainings_count_it():
-    lengths, shape = np.array([5, 1, 9]), rehearsed(SHAPES["7b_lora"])
-    counted = count_flops(make_model(shape, CPU))
-    expected = counted.batch(np.zeros(3, int), lengths) - counted.per_token * 15
-    assert attention_flops(visible_pairs(lengths), **shape.attention) == expected
+    assert "| `cpu_mfu` | not measured | at least 0.65 |" in table({}, GOALS)
 
 
 def test_every_kernel_is_known_to_the_gpu_benchmark():
@@ -132,12 +96,12 @@ def test_wrong_and_failing_kernels_are_reported(monkeypatch):
     assert result[0]["why"] == "RuntimeError: no such instruction"
 
 
-@pytest.mark.parametrize("name", ["23m", "7b_lora"])
+@pytest.mark.parametrize("name", ["23m", "1_5b_full", "7b_lora"])
 def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
-    shape, eager = rehearsed(SHAPES[name]), Variant(compiled=False, checkpointing=True)
-    result = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
+    shape, settings = rehearsed(SHAPES[name]), {"warm_up": 1, "steps": 2, "compiled": False}
+    result = measure.measure(shape, CPU, **settings)
     monkeypatch.setattr(measure, "NEEDED_BY_TRAINER", ("no_such_module",))
-    plain = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
+    plain = measure.measure(shape, CPU, **settings, deterministic=True)
     assert (result["driven_by"], plain["driven_by"]) == (
         "SftTrainer",
         "a plain loop (no no_such_module for the trainer)",
@@ -147,22 +111,26 @@ def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
         # Two steps of four rows of 128, in micro-batches of two, most of them full, half of them supervised.
         assert 0.5 < entry["tokens"] / 1024 <= 1
         assert 0.4 < entry["supervised"] / entry["tokens"] < 0.6
-        assert 0 < entry["mfu_computed"] < entry["mfu"]
+    # Counted by the trainer's meter.
+    assert 0 < result["mfu_computed"] < result["mfu"] < 1
+    flops = result["mfu"] * result["peak_tflops_per_s"] * 1e12 * result["seconds"]
+    assert flops == pytest.approx(result["flops"])
+    assert "mfu" not in plain
 
 
 def test_rows_are_halved_until_they_fit(monkeypatch):
     steps = measure._steps
 
-    def crowded(shape, rows, variant, compute, micro_rows, *others):
+    def crowded(shape, rows, compiled, compute, micro_rows, *others):
         if micro_rows > 1:
             raise torch.OutOfMemoryError
-        return steps(shape, rows, variant, compute, micro_rows, *others)
+        return steps(shape, rows, compiled, compute, micro_rows, *others)
 
     monkeypatch.setattr(measure, "_steps", crowded)
-    result = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=1)
+    result = measure.measure(rehearsed(SHAPES["23m"]), CPU, warm_up=1, steps=1, compiled=False)
     assert (result["rows"], result["out_of_memory_at_rows"]) == (1, [2])
     monkeypatch.setattr(measure, "_steps", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
-    result = measure.measure(rehearsed(SHAPES["23m"]), VARIANTS[BASE], CPU, peak=PEAK, warm_up=1, steps=1)
+    result = measure.measure(rehearsed(SHAPES["23m"]), CPU, warm_up=1, steps=1)
     assert (result["status"], result["out_of_memory_at_rows"]) == ("failed", [2, 1])
 
 
@@ -233,7 +201,6 @@ def test_no_figure_comes_from_a_rehearsal(tmp_path):
 def test_findings_are_a_table_that_can_be_committed():
     measured = {
         "status": "measured",
-        "variant": "as it is",
         "mfu": 0.41,
         "tokens_per_s": 12345.6,
         "peak_memory_gb": 9.87,
@@ -248,23 +215,9 @@ def test_findings_are_a_table_that_can_be_committed():
     head, _, *rows = gpu_table(result, ABOUT).splitlines()
     assert head == "NVIDIA H100 80GB HBM3, 2026-11-23, torch 2.11.0: `python -m benchmarks.gpu`"
     assert "| varlen | 1 of 2 | trees: wrong: forward 5.0e-01, backward 2.5e-01 |" in rows
-    assert any(row.startswith("| measure 23m, as it is | measured | 12,346 |  | 41.0% |") for row in rows)
+    assert any(row.startswith("| measure 23m | measured | 12,346 |  | 41.0% |") for row in rows)
     assert any("| demo, killed and resumed | right |" in row and "same_digest True" in row for row in rows)
     assert any(row.endswith("| failed: no such\\|thing at all |") for row in rows)
     # Every row of a table has as many cells.
     cells = [row.replace("\\|", "").count("|") for row in rows if row]
-    assert set(cells[:3]) == {4} and set(cells[3:]) == {13}
-
-
-def test_the_arithmetic_of_a_step_is_counted_from_its_shape():
-    """Halving the card's speed in products moves products alone; a head that is frozen has no gradient."""
-    step = expected(SHAPES["1_5b_full"], 16, "H100")
-    assert step.total == pytest.approx(sum(step.seconds.values()))
-    assert step.seconds["matrix products"] > 0.5 * step.total
-    assert "optimizer" not in expected(SHAPES["7b_lora"], 16, "H100").seconds
-    # In fewer rows at once, weights are read more often, and gradients of the head added up.
-    fewer = expected(SHAPES["1_5b_full"], 4, "H100").seconds
-    assert fewer["weights of layers"] == pytest.approx(4 * step.seconds["weights of layers"])
-    assert fewer["matrix products"] == step.seconds["matrix products"]
-    faster = expected(SHAPES["1_5b_full"], 16, "H200").seconds
-    assert faster["logits"] < step.seconds["logits"]
+    assert set(cells[:3]) == {4} and set(cells[3:]) == {12}

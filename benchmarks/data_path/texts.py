@@ -3,7 +3,7 @@
 import json
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from benchmarks.data_path.rows import FILES, as_messages, repeated
-from benchmarks.data_path.sequences import compared
 from benchmarks.jobs import ROW_LENGTH, Project, conversations
+from benchmarks.results import in_turn, medians, timed
 
 from snaketune.artifacts.manifest import read_json
 from snaketune.packing.reader import PackedRows
@@ -22,6 +22,14 @@ from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, se
 
 # Texts that our encoder gets at once.
 TEXTS = 32768
+
+
+def compared(key: str, rounds: int, **sides: Callable[[], Any]) -> dict[str, Any]:
+    """Time both sides in turn; return medians, and as `key` the speedup of ours, the first."""
+    rounds_of = in_turn(rounds, {name: timed(side) for name, side in sides.items()})
+    seconds = medians(rounds_of)
+    ours, theirs = seconds.values()
+    return {key: theirs / ours, "seconds": seconds, "rounds": rounds_of}
 
 
 def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> dict[str, Any]:

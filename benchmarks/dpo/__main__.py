@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dpo.material import SOURCES, made
-from benchmarks.dpo.measure import SWEPT, bound, curve, speed, sweep
+from benchmarks.dpo.measure import SWEPT, curve, speed, sweep
 from benchmarks.jobs import Project
 from benchmarks.results import (
     ROOT,
@@ -41,7 +41,6 @@ GOALS: Goals = {
     "curve_max_abs_diff_vs_trl": ("at most", 1e-4),
     **{f"train_speedup_vs_{peer}_{name}": ("at least", goal) for peer in PEERS for name, goal in FASTER.items()},
     **{f"ref_speedup_vs_{peer}_{name}": ("at least", 6) for peer in PEERS for name in SOURCES},
-    **{f"share_of_bound_{name}": ("at least", 0.97) for name in SOURCES},
     **{
         key + longer: goal
         for longer in ("", f"_{LONGER}_epochs")
@@ -88,7 +87,6 @@ def main() -> None:
 
 def parts(project: Project | None, rounds: int, steps: int = 20) -> Parts:
     return {
-        **{f"bound-{name}": partial(bound, project, name) for name in SOURCES},
         "curve": partial(curve, project, "raschka", steps),
         **{f"speed-{name}": partial(speed, rounds, project, name) for name in SOURCES},
         "sweep": partial(sweep, project, "sweep", "race"),

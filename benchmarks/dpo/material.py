@@ -1,7 +1,7 @@
 """Input of both sides: a tokenizer, a model with weights, and pairs of three data sets, made by the jobs of a config.
 
-The whole data sets are packed, to count what is computed; trainings and reference passes are timed on some of their prompts,
-drawn at random with all pairs of each.
+The whole data sets are packed, which tells the pairs that fit a row; trainings and reference passes are timed on some of their
+prompts, drawn at random with all pairs of each.
 """
 
 import json

@@ -1,9 +1,8 @@
-"""The share of the computed tokens that any method must compute, the first losses, speed and memory, and a sweep."""
+"""The first losses, speed and memory, and a sweep."""
 
 import json
 import shutil
 import time
-from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 from benchmarks import processes
 from benchmarks.dpo import sides
-from benchmarks.dpo.material import Pair, make_reference, pairs_of
+from benchmarks.dpo.material import make_reference
 from benchmarks.jobs import Project
 from benchmarks.processes import SNAKEFILE, checked, environment, measured, pinned
 from benchmarks.results import in_turn, medians
@@ -32,44 +31,6 @@ SWEPT = "pandalm"
 HELD_OUT, RACE = 1 / 3, {"metric": "reward_margin_nats", "tolerance": 0.1, "rungs": [0.12, 0.32]}
 VARIANTS = [f"run-beta{beta}-loss{loss}" for beta in BETAS for loss in LOSSES]
 CORES = ("--cores", "1")
-
-
-def bound(project: Project, name: str) -> dict[str, Any]:
-    """Return trie nodes over all prompts of the data set divided by the tokens that an epoch runs through the layers.
-
-    Computed are the tokens of batches as they are collated for a CPU. What rows hold besides (a line break after the end of a
-    turn, and free tokens where a kernel runs them) the tries lack.
-    """
-    from snaketune.models.batches import collate
-    from snaketune.packing.reader import EqualTokens, PackedRows
-
-    pairs = pairs_of(project, f"{name}-whole")
-    items = EqualTokens(PackedRows(project.result(project.pack("dpo", f"{name}-whole")), "train"))
-    needed = fewest_tokens(pairs)
-    computed = sum(collate(items[item], "sdpa")["input_ids"].numel() for item in range(len(items)))
-    key = f"share_of_bound_{name}"
-    return {key: needed / computed, "pairs": len(pairs), "tokens_needed": needed, "tokens_computed": computed}
-
-
-def fewest_tokens(pairs: Iterable[Pair]) -> int:
-    """Count the tokens that must be computed: for each prompt, the trie nodes of its completions.
-
-    >>> pair = Pair(prompt="", chosen="", rejected="", prompt_ids=(1, 2), chosen_ids=(3, 4, 5), rejected_ids=(3, 6))
-    >>> fewest_tokens([pair, pair])
-    6
-    """
-    # The first edge is a whole prompt.
-    root: dict[Any, dict] = {}
-    nodes = 0
-    for pair in pairs:
-        for completion in (pair.chosen_ids, pair.rejected_ids):
-            trie = root
-            for edge in (pair.prompt_ids, *completion):
-                if edge not in trie:
-                    trie[edge] = {}
-                    nodes += len(edge) if trie is root else 1
-                trie = trie[edge]
-    return nodes
 
 
 def curve(project: Project, name: str, steps: int) -> dict[str, Any]:

@@ -50,11 +50,11 @@ CALLS = {
         "kernels": 0,
         "measure 23m": 40,
         "measure 1_5b_full": 60,
-        "variants 23m": 60,
+        "deterministic 23m": 40,
         "peer 23m": 40,
-        "variants 1_5b_full": 90,
+        "deterministic 1_5b_full": 60,
     },
-    2: {"measure 7b_lora": 60, "dpo 7b": 80, "dpopeer 7b": 80, "peer 7b_lora": 60, "variants 7b_lora": 100},
+    2: {"measure 7b_lora": 60, "dpo 7b": 80, "dpopeer 7b": 80, "peer 7b_lora": 60, "deterministic 7b_lora": 60},
     3: {"demo": 200, "measure 7b_qlora": 60, "dpo 1_5b": 50, "dpopeer 1_5b": 50},
 }
 PARTS = {part: seconds for call in CALLS.values() for part, seconds in call.items()}
@@ -62,7 +62,7 @@ PARTS = {part: seconds for call in CALLS.values() for part, seconds in call.item
 AT_MOST, FOR_KERNELS = 3, 0.3
 # The keys of an entry that are printed while it runs.
 PRINTED = (
-    "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
+    "device", "case", "precision", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
     "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "what", "deterministic", "same_digest",
 )  # fmt: skip
 # How much of the output of a failed part is stored.
@@ -96,9 +96,9 @@ def figures(found: Found) -> dict[str, float]:
     """Return the figures by key: the share of the peak with default settings, and the speedup over a peer."""
     made = {}
     for key, (_, what, parts, of) in FIGURES.items():
-        entries = [measured(found, part, **of) for part in parts]
-        if all(entries):
-            ours, *peer = (entry[what] for entry in entries)
+        values = [measured(found, part, **of).get(what) for part in parts]
+        if all(values):
+            ours, *peer = values
             made[key] = ours / peer[0] if peer else ours
     return made
 

@@ -1,30 +1,26 @@
 """Training steps of one shape: seconds, real tokens/s or pairs/s, share of the device's peak, memory.
 
 Steps are those of our trainer, from a batch's rows to the changed weights; where what it needs besides torch and transformers
-isn't installed (pydantic, for one), those of a plain loop over the same engine, and the entry says which. DPO trains adapters
+isn't installed (pydantic, for one), those of a plain loop over the same engine, without the share of the peak, which the
+trainer's meter counts; the entry says which. DPO trains adapters
 on pairs whose prompts are computed once, with a reference that is known beforehand.
 """
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from benchmarks.clock import Clock
-from benchmarks.flops import attention_flops, packed_counts, step_flops
-from benchmarks.gpu.expected import CARDS, expected
+from benchmarks.clock import Clock, packed_counts
 from benchmarks.gpu.rows import MadePairRows, MadeRows, make_pairs, make_rows, pair_rows
 from benchmarks.gpu.shapes import Shape, add_adapters, make_model
 
 from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
-from snaketune.models.device_speed import Peak
 from snaketune.models.devices import Compute, deterministic_algorithms
-from snaketune.models.forward import logits_at, packed_inputs
 from snaketune.models.logprobs import pair_logprobs, summed_losses, token_losses
 from snaketune.models.machine import reset_peak_memory
 from snaketune.models.selftest import self_test
@@ -34,70 +30,29 @@ LEARNING_RATE = 1e-5
 BETA = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    compiled: bool = True
-    checkpointing: bool = False
-    chunked: bool = True
-    deterministic: bool = False
-    offloading: bool = False
-
-
-BASE = "compiled, chunked loss"
-# One change at a time.
-VARIANTS = {
-    BASE: Variant(),
-    "not compiled": Variant(compiled=False),
-    "gradient checkpointing": Variant(checkpointing=True),
-    "loss not chunked": Variant(chunked=False),
-    "deterministic": Variant(deterministic=True),
-    "activations offloaded": Variant(offloading=True),
-}
-
-
-def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_up: int, steps: int) -> dict[str, Any]:
+def measure(
+    shape: Shape, compute: Compute, warm_up: int, steps: int, *, deterministic: bool = False, compiled: bool = True
+) -> dict[str, Any]:
     """Measure SFT with as many rows as fit, halving their initial number."""
 
     def run(micro_rows: int) -> dict[str, Any]:
         rows = make_rows(shape.batch_rows * (warm_up + steps), shape.length, shape.vocabulary)
-        return _steps(shape, rows, variant, compute, micro_rows, Clock(warm_up, steps, compute.device))
+        return _steps(shape, rows, compiled, compute, micro_rows, Clock(warm_up, steps, compute.device))
 
-    with deterministic_algorithms(variant.deterministic):
-        found = as_many_as_fit(shape.micro_rows, run)
-    if found["status"] == "failed":
-        return found
-    frozen, tokens = shape.rank is not None, found["tokens"]
-    # An embedding that isn't tied to the head has no matmul; adapters are 1% of the rest and not counted.
-    matrix = shape.vocabulary * shape.model["hidden_size"]
-    multiplied = found["parameters"] - (0 if shape.model["tie_word_embeddings"] else matrix)
-    attention = attention_flops(found["visible_pairs"], **shape.attention)
-    flops = step_flops(multiplied, tokens, attention, frozen=frozen)
-    # Only what is supervised is projected to the vocabulary.
-    computed = flops - step_flops(matrix, tokens - found["supervised"], 0, frozen=frozen)
-    card = next((card for card in CARDS if card in found["card"]), None)
-    return {
-        **({"expected_step_s": expected(shape, found["rows"], card).total} if card else {}),
-        "mfu": flops / found["seconds"] / peak.flops_per_second,
-        "mfu_computed": computed / found["seconds"] / peak.flops_per_second,
-        "flops": f"{4 if frozen else 6} per parameter that a token is multiplied with, and attention over visible pairs",
-        "tflops_per_s": flops / found["seconds"] / 1e12,
-        "peak_tflops_per_s": peak.flops_per_second / 1e12,
-        "peak": peak.source,
-        "row_length": shape.length,
-        **found,
-    }
+    with deterministic_algorithms(deterministic):
+        return as_many_as_fit(shape.micro_rows, run) | {"row_length": shape.length}
 
 
 def preferences(shape: Shape, proportion: str, compute: Compute, warm_up: int, steps: int) -> dict[str, Any]:
     """Measure DPO with as many rows as fit, halving their initial number."""
-    variant = Variant(compiled=compute.device.type == "cuda")
+    compiled = compute.device.type == "cuda"
 
     def run(micro_rows: int) -> dict[str, Any]:
         pairs = make_pairs(shape.batch_rows * (warm_up + steps), shape.length, shape.vocabulary, proportion)
         clock = Clock(warm_up, steps, compute.device)
-        return _steps(shape, pair_rows(pairs, shape.length), variant, compute, micro_rows, clock)
+        return _steps(shape, pair_rows(pairs, shape.length), compiled, compute, micro_rows, clock)
 
-    return as_many_as_fit(shape.micro_rows, run) | {"compiled": variant.compiled}
+    return as_many_as_fit(shape.micro_rows, run) | {"compiled": compiled}
 
 
 def as_many_as_fit(rows: int, run: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
@@ -126,7 +81,7 @@ def peak_memory(compute: Compute) -> dict[str, Any]:
 
 
 def _steps(
-    shape: Shape, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, clock: Clock
+    shape: Shape, rows: MadeRows, compiled: bool, compute: Compute, micro_rows: int, clock: Clock
 ) -> dict[str, Any]:
     reset_peak_memory(compute.device)
     model = make_model(shape, compute)
@@ -134,12 +89,10 @@ def _steps(
     tested = self_test(model, [], compute, training=True)
     if shape.rank:
         model = add_adapters(model, shape.rank)
-        if variant.checkpointing:
-            model.enable_input_require_grads()
     torch._dynamo.reset()
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
     by_trainer = "DpoTrainer" if isinstance(rows, MadePairRows) else "SftTrainer"
-    facts = (_loop if lacking else _trainer)(model, rows, variant, compute, (micro_rows, shape.batch_rows), clock)
+    facts = (_loop if lacking else _trainer)(model, rows, shape, compiled, compute, micro_rows, clock)
     return clock.found() | {
         **facts,
         "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else by_trainer,
@@ -152,21 +105,16 @@ def _steps(
     }
 
 
-def _counts(batch: dict[str, Any]) -> dict[str, int]:
-    placed = batch["segments"].layout
-    if pairs := len(placed.completions) // 2:
-        return {"tokens": placed.document_tokens, "supervised": len(batch["targets"]), "pairs": pairs}
-    return packed_counts(batch)
-
-
 def _trainer(
-    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], clock: Clock
+    model: torch.nn.Module,
+    rows: MadeRows,
+    shape: Shape,
+    compiled: bool,
+    compute: Compute,
+    micro_rows: int,
+    clock: Clock,
 ) -> dict[str, Any]:
-    """Run training steps as `training.loop.pipeline` does; return the expected memory, of SFT.
-
-    Args:
-        sizes: rows of a micro-batch, and of a step.
-    """
+    """Run training steps as `training.loop.pipeline` does; return the share of the peak, and of SFT the expected memory."""
     from benchmarks.jobs import started
 
     from snaketune.config.base_models import Scratch
@@ -181,71 +129,72 @@ def _trainer(
     from snaketune.training.loop.trainer import TrainingRun
     from snaketune.training.preference.dpo_trainer import DpoTrainer
 
-    micro_rows, batch_rows = sizes
-    settings = Learning(batch_rows=batch_rows, learning_rate=LEARNING_RATE, compile=variant.compiled)
-    operation = Execution(
-        checkpoint_steps=10**6,
-        micro_batch_rows=micro_rows,
-        gradient_checkpointing=variant.checkpointing,
-        activation_offloading=variant.offloading,
-    )
-    of_pairs, found = isinstance(rows, MadePairRows), {}
+    settings = Learning(batch_rows=shape.batch_rows, learning_rate=LEARNING_RATE, compile=compiled)
+    operation = Execution(checkpoint_steps=10**6, micro_batch_rows=micro_rows, gradient_checkpointing=False)
+    of_pairs, expected = isinstance(rows, MadePairRows), {}
     if of_pairs:
         spec = DpoSpec(beta=BETA, training=settings, lora=None, quantization=None, trust_remote_code=False)
     else:
         # The model is made already, so this is only said.
         base = Scratch(hidden_size=2, intermediate_size=1, layers=1, heads=1)
-        rank = next((config.r for config in getattr(model, "peft_config", {}).values()), None)
-        spec = SftSpec(base=base, training=settings, lora=rank and Lora(rank=rank), quantization=None)
+        spec = SftSpec(base=base, training=settings, lora=shape.rank and Lora(rank=shape.rank), quantization=None)
         estimate = check_machine(spec, operation, compute, inner_model(model).config, rows).estimate
-        found = {"expected_memory_gb": estimate.expected / 1e9} if estimate and estimate.expected else {}
+        expected = {"expected_memory_gb": estimate.expected / 1e9} if estimate and estimate.expected else {}
+
+    def counts(batch: dict[str, Any]) -> dict[str, int]:
+        placed, flops = batch["segments"].layout, trainer.meter.flops
+        of_batch = flops.batch(placed.prefix_lengths[placed.documents], placed.lengths[placed.documents])
+        # Only what predicts supervised tokens is projected to the vocabulary.
+        computed = flops.computed(of_batch, placed.document_tokens, len(batch["sources"]))
+        return packed_counts(batch) | {"flops": of_batch, "flops_computed": computed}
+
     with tempfile.TemporaryDirectory() as name:
         run = TrainingRun(spec=spec, operation=operation, work=started(name), compute=compute)
-        trainer = clock.timing(DpoTrainer if of_pairs else SftTrainer, _counts)(model=model, rows=rows, run=run)
+        trainer = clock.timing(DpoTrainer if of_pairs else SftTrainer, counts)(model=model, rows=rows, run=run)
         if of_pairs:
             # The reference is made up, so it differs from the policy.
             trainer.check_start = lambda: None
-        else:
-            trainer.batch_loss = lambda model, batch, totals: _sft_loss(model, batch, variant) / totals[0]
         fit(trainer)
-    return found
+    found, peak = clock.found(), trainer.meter.peak
+    return expected | {
+        "mfu": found["flops_per_s"] / peak.flops_per_second,
+        "mfu_computed": found["flops_computed_per_s"] / peak.flops_per_second,
+        "flops_counted": str(trainer.meter.flops),
+        "peak_tflops_per_s": peak.flops_per_second / 1e12,
+        "peak": peak.source,
+    }
 
 
 def _loop(
-    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], clock: Clock
+    model: torch.nn.Module,
+    rows: MadeRows,
+    shape: Shape,
+    compiled: bool,
+    compute: Compute,
+    micro_rows: int,
+    clock: Clock,
 ) -> dict[str, Any]:
-    micro_rows, batch_rows = sizes
-    if variant.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     update = optimizer_step(model, compute)
-    if variant.compiled:
-        compile_layers(model, compute, checkpointing=variant.checkpointing)
+    if compiled:
+        compile_layers(model, compute, checkpointing=False)
     order = np.random.default_rng(0).permutation(len(rows))
     for at in range(0, len(order), micro_rows):
         batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel, rows.longest[0])
-        clock.count(**_counts(batch))
+        clock.count(**packed_counts(batch))
         batch = batch.to(compute.device)
         with compute.autocast():
             if isinstance(rows, MadePairRows):
                 sums_P2, _ = pair_logprobs(token_losses(model, batch), batch)
                 loss = -F.logsigmoid(BETA * (sums_P2[:, 0] - sums_P2[:, 1])).mean()
             else:
-                loss = _sft_loss(model, batch, variant) / len(batch["targets"])
+                loss = summed_losses(model, batch) / len(batch["targets"])
         loss.backward()
-        if (at + micro_rows) % batch_rows == 0:
+        if (at + micro_rows) % shape.batch_rows == 0:
             update()
             if clock.step_ended():
                 return {}
     raise AssertionError("too few rows were made")
-
-
-def _sft_loss(model: torch.nn.Module, batch: dict[str, Any], variant: Variant) -> torch.Tensor:
-    """Return the summed loss of a batch's supervised tokens, in chunks or from all logits together."""
-    if variant.chunked:
-        return summed_losses(model, batch)
-    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]
-    return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="sum")
 
 
 def optimizer_step(model: torch.nn.Module, compute: Compute) -> Callable[[], None]:

@@ -20,9 +20,6 @@ class Shape:
         length: tokens of a row.
         batch_rows: rows of an optimizer step.
         micro_rows: of these, rows of a forward pass to begin with; halved as long as they don't fit.
-        layer_bytes: that a compiled layer moves for each token, and for each micro-batch, forward and backward: the difference
-            and the rest of `torch._inductor.metrics.num_bytes_accessed` for one layer on rows of 512 and 1,024 tokens, whose
-            attention only moves data; float32 weights, or frozen bfloat16 ones with adapters.
     """
 
     model: dict[str, Any]
@@ -31,17 +28,10 @@ class Shape:
     length: int = 1024
     batch_rows: int = 8
     micro_rows: int = 8
-    layer_bytes: tuple[int, int] = (0, 0)
 
     @property
     def vocabulary(self) -> int:
         return self.model["vocab_size"]
-
-    @property
-    def attention(self) -> dict[str, int]:
-        """Return the arguments of `benchmarks.flops.attention_flops`."""
-        hidden, heads, layers = (self.model[of] for of in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-        return {"heads": heads, "head_dim": hidden // heads, "layers": layers}
 
 
 def _model(
@@ -59,9 +49,9 @@ SEVEN = _model("qwen2", 3584, 18944, 28, 28, 4, 152064, tie_word_embeddings=Fals
 ONE_AND_A_HALF = _model("qwen2", 1536, 8960, 28, 12, 2, 151936, tie_word_embeddings=True, **QWEN)
 TINY = _model("llama", 384, 1024, 6, 6, 6, 32000, tie_word_embeddings=True, max_position_embeddings=1024)
 SHAPES = {
-    "23m": Shape(model=TINY, batch_rows=32, micro_rows=32, layer_bytes=(117_320, 31_859_744)),
-    "1_5b_full": Shape(model=ONE_AND_A_HALF, batch_rows=32, micro_rows=16, layer_bytes=(584_824, 842_330_144)),
-    "7b_lora": Shape(model=SEVEN, rank=32, batch_rows=16, micro_rows=16, layer_bytes=(1_887_088, 984_126_496)),
+    "23m": Shape(model=TINY, batch_rows=32, micro_rows=32),
+    "1_5b_full": Shape(model=ONE_AND_A_HALF, batch_rows=32, micro_rows=16),
+    "7b_lora": Shape(model=SEVEN, rank=32, batch_rows=16, micro_rows=16),
     "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True, batch_rows=16, micro_rows=16),
 }
 # Shapes of the DPO measurements.

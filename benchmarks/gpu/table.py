@@ -5,13 +5,12 @@ from typing import Any
 from benchmarks.results import markdown
 
 # Keys that identify an entry, its figures with heading and format, and the keys that only some entries have.
-WHAT = ("what", "variant", "prompt_to_completion", "case", "precision", "peer", "driven_by")
+WHAT = ("what", "prompt_to_completion", "case", "precision", "peer", "driven_by")
 FIGURES = {
     "tokens/s": ("tokens_per_s", "{:,.0f}"),
     "pairs/s": ("pairs_per_s", "{:.1f}"),
     "MFU": ("mfu", "{:.1%}"),
     "s a step": ("step_s", "{:.3f}"),
-    "by arithmetic": ("expected_step_s", "{:.3f}"),
     "rows": ("rows", "{}"),
     "GB": ("peak_memory_gb", "{:.1f}"),
     "GB expected": ("expected_memory_gb", "{:.1f}"),

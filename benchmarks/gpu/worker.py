@@ -84,23 +84,15 @@ def kernel(task: Task) -> Iterator[dict[str, Any]]:
 
 
 def measure(task: Task) -> Iterator[dict[str, Any]]:
-    """Measure a shape with default settings, or all other variants of it."""
-    from benchmarks.gpu.measure import BASE, VARIANTS, measure
+    """Measure a shape with default settings, or with deterministic kernels."""
+    from benchmarks.gpu.measure import measure
     from benchmarks.gpu.shapes import SHAPES
-
-    from snaketune.models.device_speed import peak_of
 
     if SHAPES[task.name].quantized:
         _require(("bitsandbytes",))
         if task.rehearse:
             raise Skipped("4-bit weights are trained on CUDA alone")
-    shape, compute = task.shape(SHAPES), task.compute
-    peak = peak_of(compute)
-
-    def run(variant: str) -> dict[str, Any]:
-        return measure(shape, VARIANTS[variant], compute, peak, **task.steps)
-
-    yield from _each("variant", [name for name in VARIANTS if (name == BASE) == (task.part == "measure")], run)
+    yield measure(task.shape(SHAPES), task.compute, **task.steps, deterministic=task.part == "deterministic")
 
 
 def peer(task: Task) -> Iterator[dict[str, Any]]:
@@ -170,7 +162,7 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 
 PARTS = {
-    "facts": facts, "kernel": kernel, "measure": measure, "variants": measure, "peer": peer, "dpo": preferences,
+    "facts": facts, "kernel": kernel, "measure": measure, "deterministic": measure, "peer": peer, "dpo": preferences,
     "dpopeer": preferences, "demo": demo,
 }  # fmt: skip
 

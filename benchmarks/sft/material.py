@@ -13,11 +13,9 @@ LEARNING_RATE = 1e-4
 ROWS, CONVERSATIONS = 2, 8
 
 
-def made(
-    folder: Path, raw: Path, texts: Path | None = None, vocab_size: int = 8192, precision: str = "float32"
-) -> Project:
-    """Train a tokenizer on `texts`, or on `raw`, and make a model with random weights for the conversations of `raw`."""
-    project = conversations(folder, [raw], [texts or raw], vocab_size=vocab_size)
+def made(folder: Path, raw: Path, vocab_size: int = 8192, precision: str = "float32") -> Project:
+    """Train a tokenizer, and make a model with random weights, for the conversations of a file."""
+    project = conversations(folder, [raw], vocab_size=vocab_size)
     # The tokenizer isn't in the model's folder: beside the config of a qwen2 model, transformers takes any tokenizer for Qwen's
     # own, and splits texts otherwise.
     project.config["sft"]["start"] |= {

@@ -5,24 +5,16 @@ trainer does besides computing (reading rows, collating, logging) is in it on ev
 """
 
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.clock import Clock
+from benchmarks.clock import Clock, packed_counts
 from benchmarks.data_path.rows import as_messages
-from benchmarks.flops import packed_counts
 from benchmarks.jobs import ROW_LENGTH, Project
 from benchmarks.results import in_bfloat16
 from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, base_of, raw_of
 from benchmarks.trl_training import counts, train_by_trl
-
-# Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
-SHAPES = (
-    (2048, 256, 256), (2048, 256, 768), (2048, 768, 256), (2048, 256, 8192), (512, 512, 512), (1024, 1024, 1024),
-    (2048, 2048, 2048),
-)  # fmt: skip
 
 
 def ours(project: Project, warm_up: int, steps: int) -> dict[str, Any]:
@@ -65,28 +57,6 @@ def _trl(project: Project, warm_up: int, steps: int, **settings: Any) -> dict[st
     return clock.found() | {"optimizer": str(trainer.args.optim), "rows": len(trainer.train_dataset)}
 
 
-def gemm(project: Project, *_: int, times: int = 30, seconds: float = 1.0) -> dict[str, Any]:
-    """Return the highest matmul rate of this core: for each shape, of so many products or those in so many seconds."""
-    import torch
-
-    from snaketune.models.cpu_products import cpu_products, product
-
-    rates, dtype = {}, torch.bfloat16 if in_bfloat16(project.precision) else torch.float32
-    with cpu_products(dtype):
-        for rows, inner, columns in SHAPES:
-            one, other = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
-            best, began = float("inf"), time.perf_counter()
-            for _ in range(times):
-                started = time.perf_counter()
-                product(one, other)
-                now = time.perf_counter()
-                best = min(best, now - started)
-                if now - began > seconds:
-                    break
-            rates[f"{rows}x{inner}x{columns}"] = 2 * rows * inner * columns / best / 1e9
-    return {"gflops_per_s": rates}
-
-
 SIDES: dict[str, Callable[[Project, int, int], dict[str, Any]]] = {
-    "snaketune": ours, "trl packed": trl_packed, "trl unpacked": trl_unpacked, "gemm": gemm,
+    "snaketune": ours, "trl packed": trl_packed, "trl unpacked": trl_unpacked,
 }  # fmt: skip

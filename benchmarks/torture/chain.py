@@ -11,17 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import yaml
 from benchmarks.results import ROOT
 from benchmarks.torture.processes import everything_in, kill, kill_chain
+from tests.workflow.conftest import MICRO, Project
 
 CODE = ("Snakefile", "workflow", "profiles", "envs")
 # Python runs the first one in every process whose path begins with the package's folder.
 INJECTED = {"meddling.py": "sitecustomize.py", "processes.py": "torture_processes.py"}
-ROWS = {"chat": 120, "preferences": 60}
 CORES = 2
 # A stage, and where its results lie; in the order in which they are made.
 STAGES = (
@@ -29,37 +29,14 @@ STAGES = (
     "report",
 )  # fmt: skip
 # Trainings on the CPU, also where a cluster's job sees GPUs: a result is of one kind of device.
-CONFIG = """
-corpora:
-  chat: {kind: conversations, sources: [{files: [data/chat.jsonl]}], held_out: 0.2}
-  pairs: {kind: preferences, sources: [{files: [data/preferences.jsonl]}], held_out: 0.2}
-tokenizers:
-  small: {train: {corpora: [chat, pairs], vocab_size: 400}, chat_template: data/chatml.jinja}
-sft:
-  run:
-    base: {hidden_size: 32, intermediate_size: 64, layers: 2, heads: 2}
-    corpus: chat
-    tokenizer: small
-    packing: &packing {length: 256}
-    training: {epochs: 1, batch_rows: 4, micro_batch_rows: 2, learning_rate: 0.002}
-    operation: &operation {checkpoint_steps: 2, log_steps: 1, gpus: 0}
-dpo:
-  run:
-    from: run
-    corpus: pairs
-    packing: *packing
-    training: {epochs: 1, batch_rows: 4, micro_batch_rows: 2, learning_rate: 0.001}
-    operation: *operation
-    reference_pass: {parts: 2}
-eval:
-  last:
-    models: ["dpo:run"]
-    conversations: [chat]
-    preferences: [pairs]
-    packing: *packing
-    generation: {max_new_tokens: 4}
-    samples: 2
-"""
+OPERATION = {"checkpoint_steps": 2, "log_steps": 1, "gpus": 0}
+EVALUATION = MICRO["eval"]["both"] | {"models": ["dpo:run"], "generation": {"max_new_tokens": 4}}
+# That of the tests, with more checkpoints, a reference pass in parts, and one evaluation.
+CONFIG = MICRO | {
+    "sft": {"run": MICRO["sft"]["run"] | {"operation": OPERATION}},
+    "dpo": {"run": MICRO["dpo"]["run"] | {"operation": OPERATION, "reference_pass": {"parts": 2}}},
+    "eval": {"last": {key: value for key, value in EVALUATION.items() if key != "exact_match"}},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +68,7 @@ class Chain:
 
     def write(self) -> "Chain":
         """Write code, data and config, without results."""
-        data, config = self.folder / "data", self.folder / "config"
-        data.mkdir(parents=True)
-        config.mkdir()
+        Project(self.folder).write_data()
         for name in CODE:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -101,11 +76,9 @@ class Chain:
                 shutil.copy(ROOT / name, self.folder)
         for name, copied in INJECTED.items():
             shutil.copy(Path(__file__).with_name(name), self.folder / "workflow" / copied)
-        for name, rows in ROWS.items():
-            with (ROOT / f"resources/demo/{name}.jsonl").open(encoding="utf-8") as file:
-                (data / f"{name}.jsonl").write_text("".join(islice(file, rows)), encoding="utf-8")
-        shutil.copy(ROOT / "resources/chat_templates/chatml.jinja", data)
-        (config / "config.yaml").write_text(CONFIG, encoding="utf-8")
+        config = self.folder / "config/config.yaml"
+        config.parent.mkdir()
+        config.write_text(yaml.safe_dump(CONFIG, sort_keys=False), encoding="utf-8")
         return self
 
     def copy_to(self, folder: Path) -> "Chain":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT
-from benchmarks.torture.chain import CODE, INJECTED, STAGES, Chain, Said
+from benchmarks.torture.chain import CODE, CONFIG, INJECTED, STAGES, Chain, Said
 from benchmarks.torture.processes import everything_in
 
 from snaketune.artifacts.digests import digest_file, digest_json
@@ -74,10 +74,11 @@ class Reference:
 
 
 def code_of(root: Path) -> str:
-    """Return the digest of the code that a chain copies."""
+    """Return the digest of the code and config that a chain copies."""
     files = [path for name in CODE for path in (root / name, *(root / name).rglob("*"))]
     files += [Path(__file__).with_name(name) for name in ("chain.py", *INJECTED)]
-    return digest_json({str(path): digest_file(path) for path in files if path.is_file() and path.suffix != ".pyc"})
+    files = [path for path in files if path.is_file() and path.suffix != ".pyc"]
+    return digest_json({"config": CONFIG} | {str(path): digest_file(path) for path in files})
 
 
 @dataclass(kw_only=True)
