@@ -95,8 +95,8 @@ def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] =
     document.
     """
     run_mixers_by_document(model)
-    # All models of a process share the table of names, so each function has its own; transformers fetches kernels for names that
-    # hold "flash". No mask function is registered: with one, transformers synchronizes with the device to detect documents.
+    # All models of a process share the table of names, so each function has its own, without "flash", for which transformers
+    # fetches kernels. No mask function is registered: with one, transformers synchronizes with the device to detect documents.
     name = NAME if function is attend else f"{NAME}_{id(function):x}"
     AttentionInterface.register(name, function)
     if not model._can_set_attn_implementation():
