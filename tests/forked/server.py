@@ -1,6 +1,7 @@
 """The server of the tests: it has also imported Snakemake and what tests draw and clean with, and forks within milliseconds."""
 
 import ctypes
+import gc
 import importlib
 import re
 import runpy
@@ -42,6 +43,8 @@ if __name__ == "__main__":
     may_differ = serving["MAY_DIFFER"].pattern + "|PYTEST_.*|HF_XET_.*|KMP_.*|XDG_CACHE_HOME"
     serving["MAY_DIFFER"] = re.compile(may_differ)
     importlib.import_module("snakemake.cli").get_argument_parser()
+    # Forks live for seconds; searching for garbage takes 3% of them.
+    gc.set_threshold(200_000, 20, 20)
     serve = serving["Server"].serve
     serving["Server"].serve = lambda server, listener: (use_huge_pages(), serve(server, listener))
     fork_server["serve"](int(sys.argv[1]), (*fork_server["LIBRARIES"], *MORE))
