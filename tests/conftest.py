@@ -43,6 +43,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
+    gc.set_threshold(100_000, 20, 20)
     gc.enable()
 
 
