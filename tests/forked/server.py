@@ -43,7 +43,7 @@ if __name__ == "__main__":
     may_differ = serving["MAY_DIFFER"].pattern + "|PYTEST_.*|HF_XET_.*|KMP_.*|XDG_CACHE_HOME"
     serving["MAY_DIFFER"] = re.compile(may_differ)
     importlib.import_module("snakemake.cli").get_argument_parser()
-    # Forks live for seconds; searching for garbage takes 3% of them.
+    # Forks live for seconds, of which searches for garbage would take up to 8%.
     gc.set_threshold(200_000, 20, 20)
     serve = serving["Server"].serve
     serving["Server"].serve = lambda server, listener: (use_huge_pages(), serve(server, listener))
