@@ -119,17 +119,17 @@ def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
 
 
 def test_rows_are_halved_until_they_fit(monkeypatch):
-    steps = measure._steps
+    measured = measure._measured
 
-    def crowded(shape, rows, compiled, compute, micro_rows, *others):
-        if micro_rows > 1:
+    def crowded(steps):
+        if steps.micro_rows > 1:
             raise torch.OutOfMemoryError
-        return steps(shape, rows, compiled, compute, micro_rows, *others)
+        return measured(steps)
 
-    monkeypatch.setattr(measure, "_steps", crowded)
+    monkeypatch.setattr(measure, "_measured", crowded)
     result = measure.measure(rehearsed(SHAPES["23m"]), CPU, warm_up=1, steps=1, compiled=False)
     assert (result["rows"], result["out_of_memory_at_rows"]) == (1, [2])
-    monkeypatch.setattr(measure, "_steps", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    monkeypatch.setattr(measure, "_measured", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
     result = measure.measure(rehearsed(SHAPES["23m"]), CPU, warm_up=1, steps=1)
     assert (result["status"], result["out_of_memory_at_rows"]) == ("failed", [2, 1])
 

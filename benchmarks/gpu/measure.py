@@ -2,12 +2,13 @@
 
 Steps are those of our trainer, from a batch's rows to the changed weights; where what it needs besides torch and transformers
 isn't installed (pydantic, for one), those of a plain loop over the same engine, without the share of the peak, which the
-trainer's meter counts; the entry says which. DPO trains adapters
-on pairs whose prompts are computed once, with a reference that is known beforehand.
+trainer's meter counts; the entry says which. DPO trains adapters on pairs whose prompts are computed once, with a reference
+that is known beforehand.
 """
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +31,18 @@ LEARNING_RATE = 1e-5
 BETA = 0.1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Training steps to measure: of a shape, on rows of which `micro_rows` are computed together."""
+
+    shape: Shape
+    rows: MadeRows
+    compiled: bool
+    compute: Compute
+    micro_rows: int
+    clock: Clock
+
+
 def measure(
     shape: Shape, compute: Compute, warm_up: int, steps: int, *, deterministic: bool = False, compiled: bool = True
 ) -> dict[str, Any]:
@@ -37,7 +50,10 @@ def measure(
 
     def run(micro_rows: int) -> dict[str, Any]:
         rows = make_rows(shape.batch_rows * (warm_up + steps), shape.length, shape.vocabulary)
-        return _steps(shape, rows, compiled, compute, micro_rows, Clock(warm_up, steps, compute.device))
+        clock = Clock(warm_up, steps, compute.device)
+        return _measured(
+            Steps(shape=shape, rows=rows, compiled=compiled, compute=compute, micro_rows=micro_rows, clock=clock)
+        )
 
     with deterministic_algorithms(deterministic):
         return as_many_as_fit(shape.micro_rows, run) | {"row_length": shape.length}
@@ -49,8 +65,10 @@ def preferences(shape: Shape, proportion: str, compute: Compute, warm_up: int, s
 
     def run(micro_rows: int) -> dict[str, Any]:
         pairs = make_pairs(shape.batch_rows * (warm_up + steps), shape.length, shape.vocabulary, proportion)
-        clock = Clock(warm_up, steps, compute.device)
-        return _steps(shape, pair_rows(pairs, shape.length), compiled, compute, micro_rows, clock)
+        rows, clock = pair_rows(pairs, shape.length), Clock(warm_up, steps, compute.device)
+        return _measured(
+            Steps(shape=shape, rows=rows, compiled=compiled, compute=compute, micro_rows=micro_rows, clock=clock)
+        )
 
     return as_many_as_fit(shape.micro_rows, run) | {"compiled": compiled}
 
@@ -80,9 +98,8 @@ def peak_memory(compute: Compute) -> dict[str, Any]:
     return {"peak_memory_gb": torch.cuda.max_memory_allocated(compute.device) / 1e9 if on_cuda else None}
 
 
-def _steps(
-    shape: Shape, rows: MadeRows, compiled: bool, compute: Compute, micro_rows: int, clock: Clock
-) -> dict[str, Any]:
+def _measured(steps: Steps) -> dict[str, Any]:
+    shape, compute = steps.shape, steps.compute
     reset_peak_memory(compute.device)
     model = make_model(shape, compute)
     parameters = model.num_parameters()
@@ -91,9 +108,9 @@ def _steps(
         model = add_adapters(model, shape.rank)
     torch._dynamo.reset()
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
-    by_trainer = "DpoTrainer" if isinstance(rows, MadePairRows) else "SftTrainer"
-    facts = (_loop if lacking else _trainer)(model, rows, shape, compiled, compute, micro_rows, clock)
-    return clock.found() | {
+    by_trainer = "DpoTrainer" if isinstance(steps.rows, MadePairRows) else "SftTrainer"
+    facts = (_loop if lacking else _trainer)(model, steps)
+    return steps.clock.found() | {
         **facts,
         "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else by_trainer,
         "parameters": parameters,
@@ -105,15 +122,7 @@ def _steps(
     }
 
 
-def _trainer(
-    model: torch.nn.Module,
-    rows: MadeRows,
-    shape: Shape,
-    compiled: bool,
-    compute: Compute,
-    micro_rows: int,
-    clock: Clock,
-) -> dict[str, Any]:
+def _trainer(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
     """Run training steps as `training.loop.pipeline` does; return the share of the peak, and of SFT the expected memory."""
     from benchmarks.jobs import started
 
@@ -129,8 +138,9 @@ def _trainer(
     from snaketune.training.loop.trainer import TrainingRun
     from snaketune.training.preference.dpo_trainer import DpoTrainer
 
-    settings = Learning(batch_rows=shape.batch_rows, learning_rate=LEARNING_RATE, compile=compiled)
-    operation = Execution(checkpoint_steps=10**6, micro_batch_rows=micro_rows, gradient_checkpointing=False)
+    shape, rows, compute, clock = steps.shape, steps.rows, steps.compute, steps.clock
+    settings = Learning(batch_rows=shape.batch_rows, learning_rate=LEARNING_RATE, compile=steps.compiled)
+    operation = Execution(checkpoint_steps=10**6, micro_batch_rows=steps.micro_rows, gradient_checkpointing=False)
     of_pairs, expected = isinstance(rows, MadePairRows), {}
     if of_pairs:
         spec = DpoSpec(beta=BETA, training=settings, lora=None, quantization=None, trust_remote_code=False)
@@ -165,18 +175,11 @@ def _trainer(
     }
 
 
-def _loop(
-    model: torch.nn.Module,
-    rows: MadeRows,
-    shape: Shape,
-    compiled: bool,
-    compute: Compute,
-    micro_rows: int,
-    clock: Clock,
-) -> dict[str, Any]:
+def _loop(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
+    rows, compute, micro_rows, clock = steps.rows, steps.compute, steps.micro_rows, steps.clock
     model.train()
     update = optimizer_step(model, compute)
-    if compiled:
+    if steps.compiled:
         compile_layers(model, compute, checkpointing=False)
     order = np.random.default_rng(0).permutation(len(rows))
     for at in range(0, len(order), micro_rows):
@@ -190,7 +193,7 @@ def _loop(
             else:
                 loss = summed_losses(model, batch) / len(batch["targets"])
         loss.backward()
-        if (at + micro_rows) % shape.batch_rows == 0:
+        if (at + micro_rows) % steps.shape.batch_rows == 0:
             update()
             if clock.step_ended():
                 return {}
