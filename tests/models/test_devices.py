@@ -7,32 +7,30 @@ import pytest
 import torch
 
 from snaketune.errors import SnaketuneError
-from snaketune.models import attention, devices
+from snaketune.models import attention
 from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
-from snaketune.models.machine import inspect_machine
+from snaketune.models.machine import inspect_machine, processor
 
 from .conftest import CPU
 
 
 @pytest.mark.parametrize(
-    ("precision", "units", "dtype"),
-    [
-        ("auto", False, "float32"),
-        ("auto", True, "float32"),
-        ("float32", True, "float32"),
-        ("bfloat16", True, "bfloat16"),
-    ],
+    ("precision", "dtype", "of_training"),
+    [("auto", "float32", "medium"), ("float32", "float32", "highest"), ("bfloat16", "bfloat16", "highest")],
 )
-def test_a_cpu_computes_in_float32_by_default(monkeypatch, precision, units, dtype):
+def test_a_cpu_computes_in_float32_by_default_and_trains_at_torchs_medium_precision(
+    monkeypatch, precision, dtype, of_training
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(devices, "has_bfloat16_units", lambda: units)
     compute, trained = resolve_compute(precision), resolve_compute(precision, training=True)
     assert compute.device.type == "cpu"
-    assert trained.bfloat16_products == (precision == "auto" and units)
-    assert trained.products == (torch.bfloat16 if "bfloat16" in trained.about()["dtype"] else torch.float32)
-    assert trained.about()["dtype"] == dtype + " with bfloat16 products" * trained.bfloat16_products
+    assert trained.about().get("matmul_precision", "highest") == of_training == trained.matmul_precision
     assert compute.about() == {"dtype": dtype, "kernel": "sdpa"}
+    with pytest.raises(ValueError), trained.training_precision():
+        assert torch.get_float32_matmul_precision() == of_training
+        raise ValueError
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def gpu(monkeypatch, capability: int, *, has_bf16: bool) -> None:
@@ -176,3 +174,13 @@ def test_an_operation_without_a_deterministic_kernel_is_reported_with_the_key():
     with pytest.raises(RuntimeError, match="another"), deterministic_algorithms(True):
         raise RuntimeError("another")
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_processor_is_named_as_by_linux(tmp_path):
+    table = tmp_path / "cpuinfo"
+    table.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor\nmodel name\t: other\n")
+    assert processor(table) == "AMD EPYC 9654 96-Core Processor"
+    # Linux on ARM doesn't name it, and other systems have no such file.
+    unnamed = tmp_path / "unnamed"
+    unnamed.write_text("processor\t: 0\nCPU part\t: 0xd0c\n")
+    assert processor(unnamed) == "" == processor(tmp_path / "none")

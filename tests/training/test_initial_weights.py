@@ -14,14 +14,12 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import model_scores
-from snaketune.models import devices
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import load_pretrained
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import read_table
 from snaketune.training import dpo, ref_logps
-from snaketune.training.reference import cache_key
 from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.training.executed import executed
@@ -124,11 +122,8 @@ def test_every_kind_trains_from_its_reference_and_resumes(tmp_path, tokenizer, m
 def test_a_run_with_negligible_learning_rate_has_rewards_of_zero(
     tmp_path, tokenizer, monkeypatch, settings, kind, merge
 ):
-    """Despite rounding in merging adapters, the evaluated model is the one that its run started from; where there are units for
-    bfloat16 products, too."""
+    """Despite rounding in merging adapters, the evaluated model is the one that its run started from."""
     precision = settings.get("precision", "auto")
-    for module in (devices, cache_key):
-        monkeypatch.setattr(module, "has_bfloat16_units", lambda: settings == {"precision": "auto"})
     monkeypatch.setattr(model_scores, "resolve_compute", lambda _: resolve_compute(precision))
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
     sft = chain.sft("sft", base, FIRST, learning_rate=0.05, **settings)

@@ -17,12 +17,10 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
-from snaketune.models import devices
 from snaketune.models.devices import resolve_compute
 from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
-from snaketune.training.reference import cache_key
 from snaketune.training.reference.cache_key import KERNEL_FAMILIES, keys
 from snaketune.training.reference.logps_table import (
     ROUNDING,
@@ -190,13 +188,10 @@ def test_a_local_external_reference_is_identified_by_its_content(tmp_path):
 
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
-@pytest.mark.parametrize("units", [True, False])
-def test_the_cache_key_has_the_data_types_of_a_cpu(monkeypatch, precision, frozen, units):
-    for module in (cache_key, devices):
-        monkeypatch.setattr(module, "has_bfloat16_units", lambda: units)
+def test_the_cache_key_has_the_data_types_of_a_cpu(precision, frozen):
     spec = SPEC.model_copy(update={"precision": precision, "frozen_weights": frozen})
     own, *_ = keys("ref_logps", spec, Execution(), "c", "cpu")
-    compute = resolve_compute(precision, training=True)
+    compute = resolve_compute(precision)
     weights = str(compute.weights_dtype(frozen=frozen)).removeprefix("torch.")
     assert own.spec.items() >= (compute.about() | {"weights_dtype": weights}).items()
     assert own.device == compute.device.type

@@ -16,8 +16,8 @@ from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import logprobs
 from snaketune.models.adapters import add_lora
-from snaketune.models.cpu_units import cpu_info
 from snaketune.models.logprobs import all_pair_logprobs, token_losses
+from snaketune.models.machine import processor
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
@@ -58,7 +58,7 @@ def test_what_a_training_writes_and_logs(tmp_path, capsys):
     }
     run = outcome.run
     assert (run["device"], run["processes"], run["flops_per_parameter_and_token"]) == ("cpu", 1, 6)
-    assert run["processor"] == cpu_info("model name")
+    assert run["processor"] == processor()
     assert run["threads"] == torch.get_num_threads()
     assert run["self_test_share"] < 1e-5
     assert [entry["step"] for entry in run["history"]] == list(range(1, 19))

@@ -68,8 +68,8 @@ class Optimization(Model):
     """NEFTune (Jain et al., 2023): adds uniform noise to the embeddings of training tokens, up to alpha / √(length x width) of
     each document, such as 5. For SFT only."""
     precision: Precision = "auto"
-    """Data type of the computation. `auto` is bfloat16 on a GPU that supports it, else float32; on a CPU with units for it
-    (AVX512-BF16, AMX), linear layers multiply in bfloat16 in training steps, at several times the speed."""
+    """Data type of the computation. `auto` is bfloat16 on a GPU that supports it, else float32; on a CPU, training steps then
+    multiply at torch's matmul precision `medium`, which rounds to bfloat16 where the processor has matrix units (AMX)."""
     compile: Literal["auto"] | bool = "auto"
     """Compiles the layers of packed trainings (`torch.compile`). `auto` does if the run is long enough to make up for the time
     that compiling takes."""

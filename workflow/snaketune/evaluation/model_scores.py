@@ -76,7 +76,7 @@ def score_model(
     )
     folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
     tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
-    with compute.linear_layers(), tasks_at as prepared:
+    with tasks_at as prepared:
         loaded, config = _load(stack, ref_logps, chat, compute)
         # Before the model's own attention is replaced.
         generates = bool(spec.conversations or prepared)

@@ -7,7 +7,7 @@ everywhere, so that figures of one kind of device can be compared between nodes,
 import os
 import re
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-from snaketune.models.cpu_products import cpu_products, product
 from snaketune.models.devices import Compute
 
 TERA = 10**12
@@ -76,11 +75,13 @@ def peak_of(compute: Compute) -> Peak:
     """Return the peak of this process's device in the data type of its products."""
     on_gpu = compute.device.type == "cuda"
     tf32 = on_gpu and compute.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    dtype_name = "tf32" if tf32 else str(compute.products).removeprefix("torch.")
+    dtype_name = "tf32" if tf32 else str(compute.dtype).removeprefix("torch.")
     name = torch.cuda.get_device_name(compute.device) if on_gpu else ""
     if known := name and known_peak(name, dtype_name):
         return Peak(flops_per_second=known, source=f"data sheet of {name}, dense {dtype_name}")
-    return measured_peak(compute.device, compute.products, dtype_name, torch.get_num_threads())
+    with compute.training_precision():
+        dtype_name += "" if compute.matmul_precision == "highest" else f" at precision {compute.matmul_precision}"
+        return measured_peak(compute.device, compute.dtype, dtype_name, torch.get_num_threads())
 
 
 def known_peak(name: str, dtype: str) -> float | None:
@@ -113,16 +114,15 @@ def measured_peak(
     left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
     best, begin = float("inf"), time.perf_counter()
     # The first repetition is a warm-up.
-    with cpu_products(dtype) if on_cpu else nullcontext():
-        for repeat in range(50):
-            started = time.perf_counter()
-            for _ in range(calls):
-                product(left, right)
-            now = _finished(device)
-            if repeat:
-                best = min(best, (now - started) / calls)
-            if repeat >= 2 and now - begin > seconds:
-                break
+    for repeat in range(50):
+        started = time.perf_counter()
+        for _ in range(calls):
+            torch.mm(left, right)
+        now = _finished(device)
+        if repeat:
+            best = min(best, (now - started) / calls)
+        if repeat >= 2 and now - begin > seconds:
+            break
     on = f", {threads} thread{'s' if threads > 1 else ''}" if on_cpu else ""
     return Peak(flops_per_second=2 * side**3 / best, source=f"measured matrix product, {dtype_name}{on}")
 

@@ -4,15 +4,14 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
-from snaketune.models.cpu_products import cpu_products
-from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 
 # FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
 # takes longer than a small matmul.
@@ -31,30 +30,36 @@ class Compute:
     """Device, data type of the computation, and kernel (of `models.kernels.KERNELS`, or `models.kernels.SEPARATE`).
 
     Attributes:
-        bfloat16_products: whether linear layers of a float32 model multiply in bfloat16 in training steps; see
-            `models.cpu_products`.
+        matmul_precision: torch's setting for products of float32 matrices in training steps on a CPU. "medium" lets torch
+            choose oneDNN, which rounds the factors to bfloat16 where the processor has matrix units for it (AMX).
     """
 
     device: torch.device
     dtype: torch.dtype
     kernel: str
-    bfloat16_products: bool = False
+    matmul_precision: Literal["highest", "medium"] = "highest"
 
     def about(self) -> dict[str, str]:
-        """Return data type and kernel for the manifest."""
-        dtype = WITH_BFLOAT16_PRODUCTS if self.bfloat16_products else str(self.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "kernel": self.kernel}
+        """Return data type and kernel for the manifest, and the precision of products if it isn't the data type's."""
+        reduced = {"matmul_precision": self.matmul_precision} if self.matmul_precision != "highest" else {}
+        return {"dtype": str(self.dtype).removeprefix("torch."), "kernel": self.kernel} | reduced
 
     @property
     def products(self) -> torch.dtype:
-        """The data type of matmuls in training steps, to which their results are rounded."""
-        return torch.bfloat16 if self.bfloat16_products else self.dtype
+        """The data type that factors of matmuls in training steps are rounded to at most."""
+        return torch.bfloat16 if self.matmul_precision == "medium" else self.dtype
 
-    def linear_layers(self, training: bool = False) -> AbstractContextManager[None]:
-        """Return a context in which linear layers run as in training steps, or as in evaluations; only CPUs need one."""
-        if self.device.type != "cpu":
-            return nullcontext()
-        return cpu_products(self.products if training else torch.float32)
+    @contextmanager
+    def training_precision(self) -> Iterator[None]:
+        """Multiply float32 matrices as in training steps while the context lasts. It has to last until the end of the backward
+        pass. Reference passes, evaluations and measurements are outside of it, at "highest"."""
+        before = torch.get_float32_matmul_precision()
+        if self.matmul_precision != "highest":
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def autocast(self) -> torch.autocast:
         """Return a context in which matmuls run in `dtype`."""
@@ -70,7 +75,7 @@ def resolve_compute(precision: str, training: bool = False) -> Compute:
     """Return the device (CUDA, else MPS, else CPU), the data type for `training.precision`, and the fastest usable kernel.
 
     Args:
-        training: whether for training steps: with `auto`, CPUs that have units for it multiply in bfloat16.
+        training: whether for training steps: with `auto`, a CPU multiplies at torch's matmul precision "medium".
     Raises:
         SnaketuneError: `precision` is bfloat16 on a GPU that doesn't support it.
     """
@@ -88,9 +93,9 @@ def resolve_compute(precision: str, training: bool = False) -> Compute:
         device = torch.device("cuda", torch.cuda.current_device())
     else:
         device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    products = training and precision == "auto" and device.type == "cpu" and has_bfloat16_units()
+    reduced = training and precision == "auto" and device.type == "cpu"
     kernel = usable_kernels(device, dtype)[0]
-    return Compute(device=device, dtype=dtype, kernel=kernel, bfloat16_products=products)
+    return Compute(device=device, dtype=dtype, kernel=kernel, matmul_precision="medium" if reduced else "highest")
 
 
 def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:

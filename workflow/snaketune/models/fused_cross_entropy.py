@@ -11,17 +11,14 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-
-from snaketune.models.cpu_products import ROWS, as_factor, product, products_dtype
 
 # Logits per chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB including the temporaries of eager passes, which
 # fused ones lack; used where the head is trained, since each chunk then adds a gradient [V, H].
 CHUNK_LOGITS = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
 # Maximum number of logits (or their exponentials) saved for the backward pass.
 SAVED_LOGITS = 2**25
-# Minimum rows per chunk: matmuls with fewer rows are slow.
-MIN_CHUNK_ROWS = 128
+# Minimum rows per chunk, and what their number is a multiple of: other matmuls are slow.
+MIN_CHUNK_ROWS, ROWS = 128, 64
 
 
 def target_logits(logits_CV: torch.Tensor, begin: int, rows_N: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
@@ -114,8 +111,8 @@ class TokenLosses(torch.autograd.Function):
     def forward(ctx, hidden_UH, weight_VH, rows_N, targets_N, needs_backward, passes):
         """Args: rows_N: index of the hidden state that predicts each token."""
         ctx.passes = passes
-        dtype = products_dtype(hidden_UH)
-        cast_UH, cast_VH = as_factor(hidden_UH, dtype), weight_VH.to(dtype)
+        dtype = _matmul_dtype(hidden_UH)
+        cast_UH, cast_VH = hidden_UH.to(dtype), weight_VH.to(dtype)
         target_logits_N = torch.zeros(len(targets_N), dtype=torch.float32, device=hidden_UH.device)
         highest_U1, sums_U1 = (target_logits_N.new_empty(len(cast_UH), 1) for _ in range(2))
         target_U1 = torch.zeros(len(cast_UH), 1, dtype=torch.int64, device=hidden_UH.device)
@@ -123,7 +120,7 @@ class TokenLosses(torch.autograd.Function):
         predicted_U1 = torch.zeros_like(highest_U1).index_add_(0, rows_N, torch.ones_like(target_logits_N)[:, None])
         single_U1 = (predicted_U1 == 1).float()
         ctx.rows = _rows_per_chunk(weight_VH, passes, trained=ctx.needs_input_grad[1])
-        if not needs_backward and len(cast_UH) == len(hidden_UH):
+        if not needs_backward:
             ctx.rows = even_rows(len(cast_UH), ctx.rows)
         # Saved chunk by chunk: larger tensors are returned to the system and allocated again.
         saves = needs_backward and passes is EAGER
@@ -134,7 +131,7 @@ class TokenLosses(torch.autograd.Function):
                 hidden_CH, chunk = cast_UH[begin : begin + ctx.rows], slice(begin, begin + ctx.rows)
                 if spare_CV is None:
                     spare_CV = cast_UH.new_empty(len(hidden_CH), len(weight_VH))
-                logits_CV = product(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)])
+                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)])
                 target_logits_N += target_logits(logits_CV, begin, rows_N, targets_N)
                 # In float32, where `statistics` overwrites the logits with exponentials.
                 work_CV = logits_CV.float() if passes is EAGER else logits_CV
@@ -152,7 +149,7 @@ class TokenLosses(torch.autograd.Function):
     def backward(ctx, grad_N):
         hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1, target_U1, single_U1 = ctx.saved_tensors
         hidden_needs_grad, weight_needs_grad, *_ = ctx.needs_input_grad
-        cast_UH, cast_VH = as_factor(hidden_UH, ctx.dtype), weight_VH.to(ctx.dtype)
+        cast_UH, cast_VH = hidden_UH.to(ctx.dtype), weight_VH.to(ctx.dtype)
         factor_U1 = torch.zeros_like(sums_U1[:, 0]).index_add_(0, rows_N, grad_N)[:, None] / sums_U1
         grad_UH = torch.empty_like(cast_UH) if hidden_needs_grad else None
         grad_VH = torch.zeros_like(weight_VH) if weight_needs_grad else None
@@ -164,16 +161,16 @@ class TokenLosses(torch.autograd.Function):
                     exponentials_CV = exponentials.pop()
                 else:
                     off_C1 = sums_U1[chunk] * single_U1[chunk]
-                    logits_CV = product(cast_UH[chunk], cast_VH.t())
+                    logits_CV = cast_UH[chunk] @ cast_VH.t()
                     exponentials_CV = ctx.passes.exponentials(logits_CV, highest_U1[chunk], target_U1[chunk], off_C1)
                 if hidden_needs_grad:
-                    product(exponentials_CV, cast_VH, out=grad_UH[chunk])
+                    torch.mm(exponentials_CV, cast_VH, out=grad_UH[chunk])
                 if weight_needs_grad:
                     _add_matmul(grad_VH, exponentials_CV.t(), (cast_UH[chunk] * factor_U1[chunk]).to(ctx.dtype))
             # Only positions that predict several tokens remain to be corrected.
             grad_N = grad_N * (1 - single_U1[rows_N, 0])
             if hidden_needs_grad:
-                grad_UH = grad_UH.mul_(factor_U1)[: len(hidden_UH)].to(hidden_UH.dtype)
+                grad_UH = grad_UH.mul_(factor_U1).to(hidden_UH.dtype)
                 grad_UH.index_add_(0, rows_N, (weight_VH[targets_N] * -grad_N[:, None]).to(grad_UH.dtype))
             if weight_needs_grad:
                 grad_VH.index_add_(0, targets_N, (hidden_UH[rows_N] * -grad_N[:, None]).to(grad_VH.dtype))
@@ -189,6 +186,11 @@ def even_rows(rows: int, most: int) -> int:
     return max(1, -(-rows // max(1, -(-rows // most))))
 
 
+def _matmul_dtype(tensor: torch.Tensor) -> torch.dtype:
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
 def _rows_per_chunk(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> int:
     kind = "fused" if trained and passes is not EAGER else weight_VH.device.type
     rows = CHUNK_LOGITS.get(kind, CHUNK_LOGITS["other"]) // len(weight_VH)
@@ -197,12 +199,12 @@ def _rows_per_chunk(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> i
 
 def _add_matmul(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
     """Add a matmul to `total` in place; on a GPU, 16-bit factors are accumulated into a float32 total within the matmul."""
-    if total.dtype == one.dtype and not total.is_cpu:
+    if total.dtype == one.dtype:
         total.addmm_(one, other)
     elif total.is_cuda:
         torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
     else:
-        total += product(one, other)
+        total += one @ other
 
 
 class SummedLosses(torch.autograd.Function):
@@ -213,13 +215,11 @@ class SummedLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, targets_N, passes):
-        """Return the sum, a float32 scalar; matmuls in `products_dtype`, everything else in float32."""
-        dtype = products_dtype(hidden_NH)
+        """Return the sum, a float32 scalar; matmuls in autocast's data type, everything else in float32."""
+        dtype = _matmul_dtype(hidden_NH)
         hidden_needs_grad, weight_needs_grad, *_ = ctx.needs_input_grad
         rows = _rows_per_chunk(weight_VH, passes, trained=weight_needs_grad)
-        # In bfloat16 on a CPU, with rows of zeros, whose losses don't count and which add nothing to the weight's gradient.
-        cast_NH, cast_VH = as_factor(hidden_NH, dtype), weight_VH.to(dtype)
-        targets_N = F.pad(targets_N, (0, len(cast_NH) - len(hidden_NH)))
+        cast_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
         grad_NH = torch.empty_like(cast_NH) if hidden_needs_grad else None
         grad_VH = torch.zeros_like(weight_VH) if weight_needs_grad else None
@@ -227,14 +227,14 @@ class SummedLosses(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for begin in range(0, len(cast_NH), rows):
                 hidden_CH, target_C1 = cast_NH[begin : begin + rows], targets_N[begin : begin + rows, None]
-                logits_CV = product(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
+                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
                 losses_C1, grad_CV = passes.loss_and_gradient(logits_CV, target_C1)
-                total += losses_C1[: len(hidden_NH) - begin].sum()
+                total += losses_C1.sum()
                 if hidden_needs_grad:
-                    product(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
+                    torch.mm(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
                 if weight_needs_grad:
                     _add_matmul(grad_VH, grad_CV.t(), hidden_CH)
-        ctx.gradients = (None if grad_NH is None else grad_NH[: len(hidden_NH)].to(hidden_NH.dtype), grad_VH)
+        ctx.gradients = (None if grad_NH is None else grad_NH.to(hidden_NH.dtype), grad_VH)
         return total
 
     @staticmethod

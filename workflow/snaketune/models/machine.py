@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import re
 import resource
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +22,7 @@ from snaketune.errors import first_line
 if TYPE_CHECKING:
     from snaketune.models.devices import Compute
 
+CPU_INFO = Path("/proc/cpuinfo")
 # Upper bound in bytes on the GPU memory of a process's CUDA context, kernels included.
 CONTEXT = 3 * 2**29
 # Messages of libraries that raise a plain RuntimeError when memory runs out.
@@ -176,3 +179,13 @@ def _cgroup_available(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/
         if group == root:
             break
     return min(available, default=None)
+
+
+@cache
+def processor(table: Path = CPU_INFO) -> str:
+    """Return Linux' name for the processor; empty if it has none, as on ARM, and on other systems."""
+    try:
+        found = re.search(r"^model name\s*:(.*)", table.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""

@@ -260,7 +260,7 @@ class HeldOutMixin:
         """Compute as in evaluation: without dropout, gradients or compiled layers, for which every shape would be compiled."""
         with (
             self.average.in_use() if self.average else nullcontext(),
-            self.as_in_training(autocast=False, products=False),
+            self.as_in_training(autocast=False, step_precision=False),
             torch.no_grad(),
             torch.compiler.set_stance("force_eager"),
             self.compute_loss_context_manager(),

@@ -37,6 +37,9 @@ SECONDS_BETWEEN_SCANCELS = 10.0
 
 # Environment variables for torch's GPU allocator; the second is the name before torch 2.10.
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+# Where torch multiplies by oneDNN, both keep about 1 MB for each shape of a product, 1024 shapes by default, and packed batches
+# differ in their numbers of tokens.
+ONEDNN_CACHES, ONEDNN_SHAPES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), 64
 
 
 def launch(
@@ -136,6 +139,8 @@ def environment(operation: Operation) -> dict[str, str]:
     variables = os.environ | {"OMP_NUM_THREADS": str(max(1, threads // operation.processes_per_node))}
     # On SIGTERM torchrun would kill its processes after 30 s; a checkpoint may take longer.
     variables["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+    for name in ONEDNN_CACHES:
+        variables.setdefault(name, str(ONEDNN_SHAPES))
     if not ALLOCATOR & variables.keys():
         # Batches differ in segments and supervised tokens, so blocks of fixed sizes would fragment a GPU's memory.
         variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

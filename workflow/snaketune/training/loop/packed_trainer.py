@@ -101,18 +101,18 @@ class PackedTrainer(BaseTrainer, Trainer):
             return summed_losses(self.model, batch).detach()
 
     @contextmanager
-    def as_in_training(self, autocast: bool = True, products: bool = True) -> Iterator[None]:
+    def as_in_training(self, autocast: bool = True, step_precision: bool = True) -> Iterator[None]:
         """Run forward passes without a trace: random states of host and device are restored at the end.
 
         Args:
             autocast: whether to add the autocast of a step, for a model that accelerate hasn't prepared.
-            products: whether bfloat16 products are used where steps use them.
+            step_precision: whether matrices are multiplied at the precision of training steps.
         """
         compute = self.run.compute
         device = compute.device
         restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
         cast = compute.autocast() if autocast else nullcontext()
-        with restored, cast, compute.linear_layers(training=products):
+        with restored, cast, compute.training_precision() if step_precision else nullcontext():
             yield
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
@@ -132,7 +132,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         return inputs.to(self.args.device)
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        with self.activations, self.run.compute.linear_layers(training=True):
+        with self.activations, self.run.compute.training_precision():
             return super().training_step(*arguments, **keywords)
 
     def items(self, batch: dict[str, Any]) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
-from snaketune.models.cpu_units import cpu_info
 from snaketune.models.devices import Compute
+from snaketune.models.machine import processor
 from snaketune.models.passed_test import PassedTest
 from snaketune.stages.cache.attempt import Attempt, read_attempt
 from snaketune.stages.cache.clean import SELF_TESTS
@@ -60,7 +60,7 @@ def _record(key: dict[str, Any], attempt: Attempt, work: WorkFolder, compute: Co
         "code": attempt.code,
         "versions": attempt.versions,
         "compute": compute.about(),
-        "device": torch.cuda.get_device_name(compute.device) if on_gpu else cpu_info("model name"),
+        "device": torch.cuda.get_device_name(compute.device) if on_gpu else processor(),
         "threads": torch.get_num_threads(),
     }
     return PassedTest(work.root / SELF_TESTS / digest_json(key))

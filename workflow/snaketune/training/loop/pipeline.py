@@ -11,12 +11,11 @@ from transformers import PreTrainedModel, set_seed
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora, leave_casts_to_autocast, load_adapter_weights
-from snaketune.models.cpu_units import cpu_info
 from snaketune.models.device_speed import probe
 from snaketune.models.devices import deterministic_algorithms, keep_freed_memory
 from snaketune.models.forward import inner_model, without_dropout
 from snaketune.models.load_model import parameter_count, stored_dtype
-from snaketune.models.machine import is_out_of_memory
+from snaketune.models.machine import is_out_of_memory, processor
 from snaketune.models.trainable import train_only
 from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.findings import report_findings
@@ -157,7 +156,7 @@ def train(training: PreparedTraining) -> Outcome:
         run={
             "history": history,
             "device": torch.cuda.get_device_name(compute.device) if on_cuda else compute.device.type,
-            "processor": cpu_info("model name"),
+            "processor": processor(),
             "threads": torch.get_num_threads(),
             "processes": trainer.args.world_size,
             **({"probe": probe(compute.device, run.work.state)} if took > PROBED_SECONDS else {}),

@@ -66,12 +66,13 @@ class DpoTrainer(PackedTrainer):
         ratios = []
         for training in (True, False):
             self.model.train(training)
-            with torch.no_grad(), self.as_in_training():
+            # At the precision of the reference log-probabilities.
+            with torch.no_grad(), self.as_in_training(step_precision=False):
                 pairs = pair_logps(self.model, batch, self.spec)
             ratios.append(pairs.ratios_P2)
         self.model.train()
         external = self.spec.reference is not None
-        check_policy_is_reference(*ratios, pairs.counts_P2, self.run.compute.products, external=external)
+        check_policy_is_reference(*ratios, pairs.counts_P2, self.run.compute.dtype, external=external)
 
     def batch_loss(self, model, batch, totals):
         pairs = pair_logps(model, batch, self.spec)

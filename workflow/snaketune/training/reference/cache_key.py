@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.operation import Execution
-from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS, has_bfloat16_units
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
@@ -40,8 +39,7 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
     """
     # As `models.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
-        auto = WITH_BFLOAT16_PRODUCTS if has_bfloat16_units() else "float32"
-        dtype, kernel = auto if spec.precision == "auto" else spec.precision, "sdpa"
+        dtype, kernel = "float32" if spec.precision == "auto" else spec.precision, "sdpa"
     else:
         from snaketune.models.devices import resolve_compute
 

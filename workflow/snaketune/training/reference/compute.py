@@ -9,7 +9,7 @@ stays unmerged for both splits.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
     part, parts = (spec.part, spec.parts) if isinstance(spec, RefPassSpec) else (1, 1)
     for result in (*reference.results, *reference.tokenizer):
         result.files()
-    compute = resolve_compute(spec.precision, training=True)
+    compute = resolve_compute(spec.precision)
     report_findings(library_findings(spec, compute, inspect_machine(compute)))
     pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
@@ -132,11 +132,8 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
         own = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
         units = find_units(rows, own, documents(pack, split))
         counts[split] = len({pair for unit in units for pair in unit.pairs})
-        held_out = split == "held_out"
-        merged = held_out and spec.apart and not spec.quantization
-        # Held-out pairs are evaluated, in float32.
-        of_split = replace(tested, compute=replace(tested.compute, bfloat16_products=False)) if held_out else tested
-        store = RowStore(work.root, reference.key_of_units(of_split, work, merged=merged))
+        merged = split == "held_out" and spec.apart and not spec.quantization
+        store = RowStore(work.root, reference.key_of_units(tested, work, merged=merged))
         passed.append(UnitLogps(work=work, store=store, token_logps=spec.token_logps, units=units))
         if passed[-1].missing and merged:
             # Free the first model before the second is loaded.
@@ -144,8 +141,7 @@ def compute_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact) -
             model, _ = reference.load(compute, packs, merged=True)
         what = f"reference, {split}"
         passes = partial(losses_of_rows, model, compute=tested.compute, what=what)
-        with of_split.compute.linear_layers(training=True):
-            passed[-1].compute_missing(rows, passes, of_split.compute.products, what)
+        passed[-1].compute_missing(rows, passes, tested.compute.dtype, what)
         parts_of_table.append(passed[-1].table(split, parts_of_table[0].schema))
     table = sort_rows(pa.concat_tables(parts_of_table))
     check_finite(table, f"{[one.manifest_path for one in reference.results] or spec.base.path} on {pack.manifest_path}")

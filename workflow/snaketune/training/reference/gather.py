@@ -38,9 +38,7 @@ def gather_logps(reference: ReferenceModel, work: WorkFolder, pack: Artifact, op
     pattern = Path(operation.parts)
     manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(manifests)]
-    compute = with_supported_kernel(
-        resolve_compute(spec.precision, training=True), reference.stack().config(), dropout=False
-    )
+    compute = with_supported_kernel(resolve_compute(spec.precision), reference.stack().config(), dropout=False)
     own = {
         "model": [one.content for one in reference.results],
         "rows": [pack.content],

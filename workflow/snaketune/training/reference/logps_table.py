@@ -19,7 +19,6 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.models.cpu_units import WITH_BFLOAT16_PRODUCTS
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE
 from snaketune.stages.specs import DpoSpec
@@ -213,9 +212,7 @@ def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     """Whether unquantized log-probabilities computed on this machine are comparable with the artifact's; prints why not."""
     made, here, quantization = artifact.manifest, compute.about(), artifact.manifest["spec"]["quantization"]
     same_kernel = kernel_family(made.get("kernel")) == kernel_family(here["kernel"])
-    # Held-out pairs are computed without bfloat16 products.
-    dtype = "float32" if made.get("dtype") == WITH_BFLOAT16_PRODUCTS else made.get("dtype")
-    if dtype == here["dtype"] and same_kernel and not quantization:
+    if made.get("dtype") == here["dtype"] and same_kernel and not quantization:
         return True
     print(
         f"{artifact.manifest_path} was computed differently (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
