@@ -1,6 +1,7 @@
 """The loss and the logged metrics of a step don't depend on its micro-batches."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,40 @@ def test_extreme_log_ratios_have_a_finite_loss_and_gradient(loss_settings, nats)
     loss = loss_of(pairs, PreferenceLoss(beta=1.0, **loss_settings), torch.tensor([3, 0, 0]))
     loss.backward()
     assert loss.isfinite() and logps_P2.grad.isfinite().all()
+
+
+def test_ktos_reference_point_is_not_below_zero():
+    """An estimate of a KL divergence; below zero, KTO is its unpaired APO-zero."""
+    logps_P2 = torch.tensor([[0.5, -3.0], [-0.5, -1.0]])
+    pairs = PairLogps(
+        logps_P2=logps_P2,
+        reference_P2=torch.zeros(2, 2),
+        counts_P2=torch.full((2, 2), 5),
+        nll_P2=torch.zeros(2, 2),
+        desirable_P=torch.tensor([True, False]),
+    )
+    kto, apo, above = (
+        loss_of(pairs, PreferenceLoss(loss=loss), torch.tensor([2, 0, 0])).item()
+        for loss, pairs in (
+            ("kto", pairs),
+            ("apo_zero_unpaired", pairs),
+            ("kto", replace(pairs, logps_P2=logps_P2 + torch.tensor([0.0, 5.0]))),
+        )
+    )
+    assert kto == apo != above
+
+
+def test_orpo_is_finite_at_probability_one_and_weighs_the_likelihood_of_the_prompt():
+    logps_P2 = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    nll_P2 = torch.tensor([[0.0, 3.0]], requires_grad=True)
+    pairs = PairLogps(
+        logps_P2=logps_P2, reference_P2=torch.zeros(1, 2), counts_P2=torch.tensor([[4, 4]]), nll_P2=nll_P2
+    )
+    loss = loss_of(pairs, PreferenceLoss(loss={"orpo": 0.25}), torch.tensor([1, 4, 6]))
+    loss.backward()
+    assert loss.isfinite() and logps_P2.grad.isfinite().all()
+    # 0.25 of the mean over the six tokens of prompt and chosen completion.
+    assert nll_P2.grad.tolist() == [[0.0, pytest.approx(0.25 / 6)]]
 
 
 @pytest.mark.parametrize("of", ["pairs", "completions"])
