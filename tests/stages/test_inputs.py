@@ -28,7 +28,7 @@ MANIFEST: dict[str, Any] = {
     "counts": {"train": {"kept": 1, "tokens": 1, "dropped": {}}, "held_out": {"kept": 1}},
     "spec": {
         **dict.fromkeys(("kind", "near_duplicates", "decontamination", "quantization", "precision"), "a"),
-        **{"split_seed": 1, "held_out": 0.5, "frozen_weights": True, "trust_remote_code": True},
+        **dict.fromkeys(("split_seed", "held_out", "frozen_weights", "trust_remote_code"), 1),
     },
     "inputs": {"model": ["a"]},
     "versions": {"torch": "a"},

@@ -80,8 +80,9 @@ def _write_cache() -> None:
 def _parse(source: bytes) -> tuple[str, list[Import]]:
     tree = ast.parse(source)
     # Costs and groups shape no result; a declaration's spec and inputs do, and they are in the fingerprint.
-    tree.body = [node for node in tree.body if not _declares_stage(node)]
-    imports: list[Import] = []
+    declaration = [node for node in tree.body if _declares_stage(node)]
+    tree.body = [node for node in tree.body if node not in declaration]
+    imports = [module for node in declaration for module in _declared_modules(node)]
     return hashlib.sha256(shape(tree, imports).encode()).hexdigest(), imports
 
 
@@ -106,6 +107,16 @@ def _declares_stage(node: ast.stmt) -> bool:
         case ast.Assign(targets=[ast.Name(id="STAGE")]) | ast.ImportFrom(module="snaketune.stages.declaration"):
             return True
     return False
+
+
+def _declared_modules(declaration: ast.stmt) -> list[Import]:
+    """Return the modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
+    keywords = [node for node in ast.walk(declaration) if isinstance(node, ast.keyword)]
+    return [
+        Import(node.value.value, node.arg, "STAGE")
+        for node in keywords
+        if isinstance(node.value, ast.Constant) and str(node.value.value).startswith(f"{PACKAGE}.")
+    ]
 
 
 def shape(node: Any, imports: list[Import]) -> str:
