@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import ANY
 
 import pytest
 
 from snaketune.__main__ import main
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.errors import SnaketuneError
 from snaketune.stages import run as stages
@@ -312,7 +312,7 @@ def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch,
     """Before its module is so much as imported."""
     monkeypatch.setattr(stages, "build_once", lambda **given: given["build"](None))
     monkeypatch.setattr(stages, "import_module", None)
-    monkeypatch.setattr(stages, "result_at", lambda path: SimpleNamespace(manifest={"stage": ANY}))
+    monkeypatch.setattr(stages, "result_at", lambda path: Artifact(path, {"stage": ANY, "payload": {}}, path))
     one = STAGES[stage].one
     stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec, libraries=lambda spec, artifacts: ())
     monkeypatch.setitem(STAGES, stage, stage_of_any_spec)

@@ -80,15 +80,8 @@ CALLED = {
     "cluster.deadline": {"job_end_time", "requeue_job", "seconds_until"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},
-    # By the report, of the names of earlier runs.
-    "config.paths": {"check_plain"},
-    "config.secrets": {"without_secrets"},
-    "config.suggestions": {"unknown"},
-    "config.optimizers": {"missing_package"},
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
-    # Of an input.
-    "stages.races": {"paused_at"},
     "stages.plan.context": {"local_files"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
@@ -116,7 +109,8 @@ def test_stages_call_no_function_of_a_room_that_counts_for_nothing_but_these():
     for module in {module for stage in STAGES for module in code.shaping_modules(STAGES[stage].module)}:
         for node in ast.walk(ast.parse(files[module].read_bytes())):
             name = (getattr(node, "module", None) or "").removeprefix("snaketune.")
-            if isinstance(node, ast.ImportFrom) and name.split(".")[0] in code.SHAPELESS.keys() - {"report"}:
+            by_definition = f"snaketune.{name}".startswith(code.BY_DEFINITION)
+            if name.split(".")[0] in code.SHAPELESS.keys() - {"report"} and not by_definition:
                 home = import_module(node.module)
                 functions = {alias.name for alias in node.names if inspect.isfunction(getattr(home, alias.name))}
                 called.setdefault(name, set()).update(functions)

@@ -56,7 +56,7 @@ def artifact(folder, columns: dict | None = None, spec: RefLogpsSpec = SPEC, **m
 
 class Named:
     def __init__(self, content):
-        self.content, self.manifest = content, {"pairs": content}
+        self.content, self.provenance = content, {"pairs": content}
 
 
 def test_values_are_read_by_pair_and_split(tmp_path):

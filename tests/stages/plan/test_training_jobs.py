@@ -2,6 +2,9 @@
 
 from itertools import pairwise
 
+from snaketune.config.held_out import Evaluate
+from snaketune.config.training_runs import Training
+from snaketune.stages.plan.training_jobs import _learning
 from tests.stages.plan.large import keys, made_from, of_stage
 
 
@@ -113,3 +116,13 @@ def test_an_evaluation_reads_the_reference_of_pairs_only(jobs):
         "pack/maths-own-1024",
         "pack/pairs-own-1024",
     ]
+
+
+def test_measurements_that_decide_are_in_the_spec_whatever_the_defaults_are():
+    def spec(**settings) -> dict:
+        return _learning(Training(learning_rate=0.1, **settings)).model_dump(mode="json")
+
+    decides = spec(keep="best")["evaluate"]
+    assert {key: decides[key] for key in ("every", "rows")} == Evaluate().model_dump(include={"every", "rows"})
+    assert spec(keep="best", evaluate={"samples": 7}) == spec(keep="best")
+    assert spec(evaluate={"rows": 7}) == spec() and "evaluate" not in spec()

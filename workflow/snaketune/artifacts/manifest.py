@@ -26,8 +26,8 @@ FORMER_KEYS = {
     "begun_as": "resumed_from_numerics",
 }
 FORMER_INPUTS, FORMER_JOB_KEYS = {"beneath": "base_layers"}, {"asked_by": "config_key"}
-# The entries that readers of the payload need besides the payload itself. Their order is part of every content digest.
-FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "base_dtype")
+# The entries that readers of the payload need besides the payload itself: part of every content digest.
+FORMAT_KEYS = ("kind", "format_version", "row_length", "order", "pad_id", "padding_id", "base_dtype")
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,41 @@ class Artifact:
     """A finished result on disk.
 
     Attributes:
+        manifest: of an input of a stage, only what the stage's fingerprint counts (`as_input`).
         trusted: whether files that are unchanged since they were published count as verified.
+        entries: what an input counts besides its content.
+        whole: the manifest of an input with all entries.
     """
 
     manifest_path: Path
     manifest: dict[str, Any]
     folder: Path
     trusted: bool = False
+    entries: tuple[str, ...] = ()
+    whole: dict[str, Any] | None = None
+
+    def as_input(self, entries: tuple[str, ...]) -> "Artifact":
+        """Return the artifact as a stage reads it: its manifest has nothing that the stage's fingerprint doesn't count.
+
+        Args:
+            entries: names of manifest entries that the stage reads besides the content, such as `spec.kind`.
+        """
+        manifest = {"payload": self.manifest["payload"], "records": {}, **counted_entries(self.manifest, entries)}
+        return replace(self, manifest=manifest, entries=entries, whole=self.provenance)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """The manifest with all entries: for messages, and for checks that refuse an input. No result may depend on it."""
+        return self.manifest if self.whole is None else self.whole
 
     @cached_property
     def content(self) -> str:
         return content_digest(self.manifest)
+
+    @cached_property
+    def counted(self) -> str:
+        """The digest of all that the stage that it is an input of reads."""
+        return content_digest(self.manifest, self.entries)
 
     def file(self, name: str) -> Path:
         """Return the path of a payload file; SnaketuneError, with how to rebuild it, if it is missing or has another digest."""
@@ -155,13 +179,33 @@ def _own_digest(manifest: dict[str, Any]) -> str:
     return digest_json({key: value for key, value in manifest.items() if key != SEAL})
 
 
-def content_digest(manifest: dict[str, Any]) -> str:
+def content_digest(manifest: dict[str, Any], entries: Iterable[str] = ()) -> str:
     """Return the digest of what readers of the artifact can read: payload and format, not counts, records and inputs.
 
     So the same rows made in two ways are the same, and stages that read them needn't run again.
+
+    Args:
+        entries: names of further entries that a reader reads.
     """
     payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
-    return digest_json({"payload": payload, "format": [manifest.get(key) for key in FORMAT_KEYS]})
+    return digest_json({"payload": payload, "format": counted_entries(manifest, entries)})
+
+
+def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the part of a manifest, besides the payload, that is in its content digest.
+
+    >>> counted_entries({"kind": "sft", "counts": {"train": {"tokens": 9}, "held_out": {}}}, ["counts.train"])
+    {'kind': 'sft', 'counts': {'train': {'tokens': 9}}}
+    """
+    counted: dict[str, Any] = {}
+    for name in (*FORMAT_KEYS, *entries):
+        *above, key = name.split(".")
+        source, part = manifest, counted
+        for one in above:
+            source, part = source.get(one, {}), part.setdefault(one, {})
+        if key in source:
+            part[key] = source[key]
+    return counted
 
 
 def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:

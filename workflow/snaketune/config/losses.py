@@ -179,33 +179,34 @@ class PreferenceLoss(Model):
         if self.unpaired and len(names) > 1:
             unpaired = next(name for name in names if NEEDS[name].unpaired)
             raise ValueError(f"{unpaired} takes single completions, so it can't be combined; found {names}")
-        self._refuse_unread(names)
+        _refuse_unread(self, names)
         if "exo_pair" in names and not self.label_smoothing:
             raise ValueError(
                 "loss exo_pair is infinite without label_smoothing; set it above 0 (its authors use 0.001)"
             )
         return self
 
-    def _refuse_unread(self, names: list[str]) -> None:
-        """Raise ValueError if a key is set that none of the losses uses."""
-        losses = f"loss {' and '.join(names)}"
-        diverging = [name for name, needs in NEEDS.items() if needs.diverges]
-        owners = {key: [name for name, needs in NEEDS.items() if key in needs.reads] for key in SPECIAL_KEYS}
-        owners |= {
-            "f_divergence_type": diverging,
-            "f_alpha_divergence_coef": ["f_divergence_type alpha_divergence"],
-            "ld_alpha": ["losses of pairs with a reference"],
-        }
-        read = {key for name in names for key in NEEDS[name].reads}
-        if set(names) <= set(diverging):
-            read.add("f_divergence_type")
-        if self.f_divergence_type == "alpha_divergence":
-            read.add("f_alpha_divergence_coef")
-        if self.needs_reference and not self.unpaired:
-            read.add("ld_alpha")
-        for key, owner in owners.items():
-            value = getattr(self, key)
-            if key not in read and value != type(self).model_fields[key].default:
-                raise ValueError(f"{key} has no effect on {losses}; it belongs to {', '.join(owner)}, found {value}")
-        if self.stop_if and self.stop_if.kl_above is not None and not self.needs_reference:
-            raise ValueError(f"stop_if.kl_above needs a loss with a reference, and {losses} has none")
+
+def _refuse_unread(settings: PreferenceLoss, names: list[str]) -> None:
+    """Raise ValueError if a key is set that none of the losses uses."""
+    losses = f"loss {' and '.join(names)}"
+    diverging = [name for name, needs in NEEDS.items() if needs.diverges]
+    owners = {key: [name for name, needs in NEEDS.items() if key in needs.reads] for key in SPECIAL_KEYS}
+    owners |= {
+        "f_divergence_type": diverging,
+        "f_alpha_divergence_coef": ["f_divergence_type alpha_divergence"],
+        "ld_alpha": ["losses of pairs with a reference"],
+    }
+    read = {key for name in names for key in NEEDS[name].reads}
+    if set(names) <= set(diverging):
+        read.add("f_divergence_type")
+    if settings.f_divergence_type == "alpha_divergence":
+        read.add("f_alpha_divergence_coef")
+    if settings.needs_reference and not settings.unpaired:
+        read.add("ld_alpha")
+    for key, owner in owners.items():
+        value = getattr(settings, key)
+        if key not in read and value != type(settings).model_fields[key].default:
+            raise ValueError(f"{key} has no effect on {losses}; it belongs to {', '.join(owner)}, found {value}")
+    if settings.stop_if and settings.stop_if.kl_above is not None and not settings.needs_reference:
+        raise ValueError(f"stop_if.kl_above needs a loss with a reference, and {losses} has none")

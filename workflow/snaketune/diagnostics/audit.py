@@ -24,7 +24,7 @@ STAGE = Stage(
     spec=AuditSpec,
     payload="audit",
     inputs={
-        "pack": exactly_one("pack"),
+        "pack": exactly_one("pack", entries=("counts.train", "packing_metadata")),
         "preflight": exactly_one("preflight"),
         "calibrate": exactly_one("calibrate"),
         "trials": any_number("trial"),

@@ -16,15 +16,17 @@ from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightSpec
 
+# What decides which rows of a corpus are held out, for advice on leaks.
+SPLIT = tuple(f"spec.{key}" for key in ("kind", "decontamination", "near_duplicates", "split_seed", "held_out"))
 STAGE = Stage(
     module=__name__,
     spec=PreflightSpec,
     payload="findings",
     inputs={
-        "tokenizer": exactly_one("tokenizer"),
-        "packs": any_number("pack"),
-        "corpora": any_number("corpus"),
-        "evaluated": any_number("corpus"),
+        "tokenizer": exactly_one("tokenizer", entries=("adopted.own_pad_token",)),
+        "packs": any_number("pack", entries=("counts", "packing_metadata")),
+        "corpora": any_number("corpus", entries=SPLIT),
+        "evaluated": any_number("corpus", entries=SPLIT),
     },
     files=("base",),
     operation=("gpus",),

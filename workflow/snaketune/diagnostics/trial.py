@@ -23,7 +23,7 @@ STAGE = Stage(
     payload="measured",
     job_name="{name}/{variant}/{repeat}",
     inputs={
-        "pack": exactly_one("pack"),
+        "pack": exactly_one("pack", entries=("counts.train.kept", "counts.train.tokens")),
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft"),
         "base_layers": any_number("sft"),

@@ -21,7 +21,7 @@ STAGE = Stage(
         "base_layers": any_number("sft"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),
-        "ref_logps": any_number("ref_logps"),
+        "ref_logps": any_number("ref_logps", entries=("dtype", "kernel", "spec.frozen_weights", "spec.quantization")),
     },
     files=("base", "tasks", "task_data"),
     libraries=libraries.of_evaluation,

@@ -26,7 +26,11 @@ STAGE = Stage(
     module=__name__,
     spec=RaceSpec,
     payload=PAYLOAD,
-    inputs={"snapshots": any_number("sft", "dpo"), "evaluated": any_number("eval"), "before": any_number("race")},
+    inputs={
+        "snapshots": any_number("sft", "dpo", entries=("stopped",)),
+        "evaluated": any_number("eval"),
+        "before": any_number("race"),
+    },
     group="models",
     in_report=True,
 )

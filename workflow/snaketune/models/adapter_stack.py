@@ -34,9 +34,9 @@ def is_adapter_only(result: Artifact) -> bool:
 
 def check_trained_on(result: Artifact, base_layers: Sequence[Artifact]) -> None:
     """Raise SnaketuneError unless the adapters of `result` were trained on `base_layers`, in this order."""
-    inputs = result.manifest["inputs"]
+    inputs = result.provenance["inputs"]
     trained_on = [*inputs.get("model", ()), *inputs.get("base_layers", ())]
-    if result.manifest["spec"].get("continued"):
+    if result.provenance["spec"].get("continued"):
         # The continued run's adapter is part of this one, so that run isn't a base layer.
         trained_on = trained_on[1:]
     if trained_on != [layer.content for layer in base_layers]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.corpus.rows import ORDER_COLUMN
@@ -67,7 +68,8 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
         pa.ipc.new_file(file, documents_schema(spec.kind)) as documents,
     ):
         for split in SPLITS:
-            read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
+            lengths = parts.index(split, ["length"])["length"]
+            read = {"rows": len(lengths), "tokens": pc.sum(lengths).as_py() or 0}
             print(f"planning {split}: {read['rows']} sequences", flush=True)
             rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read, corpus)
             trees = trees or bool(rows.segments.prefix.any())

@@ -27,7 +27,7 @@ STAGE = Stage(
     module=__name__,
     spec=ConvertSpec,
     payload="gguf",
-    inputs={"model": exactly_one("sft", "dpo", "merge")},
+    inputs={"model": exactly_one("sft", "dpo", "merge", entries=("spec.trust_remote_code",))},
     # The converter processes one tensor after the other in memory.
     cost=Cost(mb=2000, minutes=5, bytes_per_parameter=4, minutes_per_billion=3),
     # The result depends on the converter that is installed when it runs.

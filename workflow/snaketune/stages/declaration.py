@@ -30,20 +30,22 @@ PASS = ("gpus", "allow_cpu", "share_kernels")
 
 
 class Input(NamedTuple):
-    """An input role: the stages whose results may fill it, and whether any number of results may, instead of exactly one."""
+    """An input role: the stages whose results may fill it, whether any number of results may, instead of exactly one, and the
+    entries of their manifests, such as `counts.train`, that the stage reads and so counts besides payload and format."""
 
     stages: tuple[str, ...]
     many: bool
+    entries: tuple[str, ...] = ()
 
 
-def exactly_one(*stages: str) -> Input:
+def exactly_one(*stages: str, entries: tuple[str, ...] = ()) -> Input:
     """Return a role that exactly one result fills."""
-    return Input(stages, many=False)
+    return Input(stages, many=False, entries=entries)
 
 
-def any_number(*stages: str) -> Input:
+def any_number(*stages: str, entries: tuple[str, ...] = ()) -> Input:
     """Return a role that any number of results may fill."""
-    return Input(stages, many=True)
+    return Input(stages, many=True, entries=entries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class Stage:
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""
         read = {
-            role: artifacts.get(role, []) if many else artifacts[role][0] for role, (_, many) in self.inputs.items()
+            role: artifacts.get(role, []) if taken.many else artifacts[role][0] for role, taken in self.inputs.items()
         }
         return read | files
 

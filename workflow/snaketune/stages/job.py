@@ -38,7 +38,7 @@ class Job:
             if role not in stage.inputs:
                 problem = f"the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
                 raise SnaketuneError(f"{self.key}: {problem}")
-            stages, many = stage.inputs[role]
+            stages, many, _ = stage.inputs[role]
             if other := next((one for one in made if one.stage not in stages), None):
                 raise SnaketuneError(
                     f"{self.key}: {other.key} can't be its {role}; the stage {self.stage} takes results of "

@@ -133,12 +133,13 @@ def _inputs(stage: Stage, given: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
         if (count := len(artifacts[role])) != 1:
             raise SnaketuneError(f"stage {stage.name} needs exactly one {role}, got {count}; see `snakemake -n`")
     for role, results in artifacts.items():
-        taken = stage.inputs[role].stages
+        taken = stage.inputs[role]
         for result in results:
-            if (made_by := result.manifest["stage"]) not in taken:
+            if (made_by := result.manifest["stage"]) not in taken.stages:
                 raise SnaketuneError(
-                    f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(taken)}"
+                    f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(taken.stages)}"
                 )
+        artifacts[role] = [result.as_input(taken.entries) for result in results]
     return artifacts, {role: [Path(path) for path in given.get(role, ())] for role in stage.files}
 
 

@@ -19,7 +19,10 @@ STAGE = Stage(
     module=__name__,
     spec=CalibrateSpec,
     payload="curve",
-    inputs={"pack": exactly_one("pack"), "tokenizer": exactly_one("tokenizer")},
+    inputs={
+        "pack": exactly_one("pack", entries=("counts.train.tokens",)),
+        "tokenizer": exactly_one("tokenizer"),
+    },
     files=("base",),
     libraries=libraries.of_calibration,
     operation=(*DEVICES, "load_in_memory", "micro_batch_rows", "activation_offloading", "calibrated_epochs"),

@@ -14,7 +14,7 @@ STAGE = Stage(
     module=__name__,
     spec=MergeSpec,
     payload="model",
-    inputs={"models": any_number("sft", "dpo")},
+    inputs={"models": any_number("sft", "dpo", entries=("saved_dtype",))},
     files=("base",),
     libraries=libraries.always("torch", "transformers", "peft"),
     # The average and one model in float32.

@@ -2,7 +2,8 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. The shell prefix in workflow/rules/package.smk doesn't count: a test lists what it sets.
+docstrings and names of modules. Of models of settings counts what they compute (`definitions`). The shell prefix in
+workflow/rules/package.smk doesn't count: a test lists what it sets.
 """
 
 import hashlib
@@ -12,14 +13,15 @@ from importlib import import_module
 from pathlib import Path
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.definitions import computing
 from snaketune.stages.cache.libraries import importing
 from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
 
 PACKAGE_FOLDER = Path(__file__).parents[2]
 # Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
 SHAPELESS = {
-    # A spec holds every value resolved, and of this package a stage uses only the models that carry the values.
-    "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
+    # What is computed from values counts by name, see BY_DEFINITION.
+    "config": "what a key means is decided before the spec is made, and the spec holds every value resolved",
     "artifacts": "describes results; what is read of them is digested by content",
     # `progress` yields the data that stages read; a test checks that it passes on exactly what it gets.
     "stages": "looks up, calls and publishes; the spec and the inputs of a stage are in the fingerprint",
@@ -29,6 +31,10 @@ SHAPELESS = {
     # These count: training.launch.processes decides precision and processes, training.checkpoint holds the state that a
     # training resumes from, and models.selftest runs the model before it is trained.
 }
+
+# Modules of these packages that count by their definitions: of each name that a stage imports, what it computes.
+SPECS = "snaketune.stages.specs"
+BY_DEFINITION = ("snaketune.config.", SPECS, "snaketune.stages.races")
 
 
 def code_digest(entry: str) -> str:
@@ -95,12 +101,18 @@ class Modules:
                 elif name.endswith(".py"):
                     self.files[f"{package}.{name.removesuffix('.py')}"] = Path(folder, name)
         self._syntax = cache(self._read)
+        self._settings = cache(self._read_settings)
         self._part = cache(self._describe)
 
     def digest(self, entry: str) -> str:
         """See `code_digest`."""
         shapeless = _shapeless(entry)
-        parts = sorted({self._part(module, shapeless) for module in self.shaping(entry)})
+        modules = self.shaping(entry)
+        parts = sorted({self._part(module, shapeless) for module in modules})
+        imports = [(module, one) for module in modules for one, _ in self._syntax(module)[1]]
+        # Of specs, a stage has its own alone, though modules that it shares with others name theirs.
+        settings = [one for module, one in imports if module == entry or one.module != SPECS]
+        parts += sorted({*computing(settings, self._settings)})
         parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -121,6 +133,10 @@ class Modules:
                 # Its __init__.py runs too when the module is imported.
                 waiting.append(package)
         return reached
+
+    def _read_settings(self, module: str) -> bytes | None:
+        """Return the source of a module that counts by its definitions; None for any other."""
+        return self.files[module].read_bytes() if module.startswith(BY_DEFINITION) else None
 
     def _read(self, module: str) -> tuple[str, list[tuple[Import, str]]]:
         """Return the digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is

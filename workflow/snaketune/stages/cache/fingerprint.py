@@ -67,12 +67,12 @@ def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> 
 
 def _counted(artifact: Artifact, entry: str | None) -> str:
     if entry is None:
-        return artifact.content
-    if entry not in artifact.manifest:
+        return artifact.counted
+    if entry not in artifact.provenance:
         raise SnaketuneError(
             f"{artifact.manifest_path} has no entry {entry!r}; rebuild it with: {rebuild_command(artifact.manifest_path)}"
         )
-    return str(artifact.manifest[entry])
+    return str(artifact.provenance[entry])
 
 
 def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from snaketune.artifacts.manifest import content_digest, is_damaged, with_curren
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
+from snaketune.stages.declaration import Stage
 from snaketune.stages.job import Job
 from snaketune.stages.races import ending_at, paused_at
 from snaketune.stages.table import STAGES
@@ -33,14 +34,14 @@ class Status:
 
     Attributes:
         content: digest of what can be read from it; None if it is missing or its manifest can't be read.
-        pairs: digest of the pairs that it holds, if its manifest has one.
+        manifest: None if it is missing or can't be read.
         why: the reasons why it is stale itself. A missing result has none.
         current: whether it is as the config wants it, and so is everything that it was made from.
         other_versions: libraries of another version than the one installed here: name, version made with, version here.
     """
 
     content: str | None = None
-    pairs: str | None = None
+    manifest: dict[str, Any] | None = None
     why: tuple[str, ...] = ()
     current: bool = False
     other_versions: tuple[tuple[str, str, str], ...] = ()
@@ -94,7 +95,7 @@ class Results:
             why += (f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})",)
         decided = job.race is None or self.of(job.race).current
         current = not why and decided and all(status.current for status in above) and not self.is_forced(job)
-        return Status(content=content, pairs=manifest.get("pairs"), why=why, current=current, other_versions=versions)
+        return Status(content=content, manifest=manifest, why=why, current=current, other_versions=versions)
 
     def _reasons(self, job: Job, manifest: dict[str, Any], above: list[Status]) -> Iterator[str]:
         """Yield why a result itself is stale. Args: above: the status of each result that the job reads."""
@@ -140,13 +141,20 @@ class Results:
             # As they are: the report reads run.json too.
             return {role: [*map(self._as_file, paths)] for role, paths in inputs_by_role(job).items()}
         made = {
-            role: [(one.key, str(getattr(self.of(one), stage.digested_by.get(role, "content")))) for one in jobs]
-            for role, jobs in job.artifacts.items()
+            role: [(one.key, self._counted(stage, role, one)) for one in jobs] for role, jobs in job.artifacts.items()
         }
         for role, files in job.files.items():
             entries = fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT))
             made[role] = list(zip(files, entries))
         return made
+
+    def _counted(self, stage: Stage, role: str, made: Job) -> str:
+        """Return the digest of what a stage reads of a result, as `fingerprint.read_artifacts` does."""
+        if (manifest := self.of(made).manifest) is None:
+            return ""
+        if entry := stage.digested_by.get(role):
+            return str(manifest.get(entry))
+        return content_digest(manifest, stage.inputs[role].entries)
 
     def _as_file(self, path: str) -> tuple[str, str]:
         if path not in self._digests:

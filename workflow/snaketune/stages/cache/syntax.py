@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,20 +38,26 @@ class Import(NamedTuple):
 @cache
 def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
     """Return the digest of a module's syntax tree, without its imports from the package, and these imports."""
-    key = f"{_parser_version()}-{xxhash.xxh3_128_hexdigest(source)}"
+    digest, imports = parsed(source, _parse)
+    return digest, tuple(Import(*one) for one in imports)
+
+
+def parsed(source: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """Return `parse(source)`, a JSON value, from the cache if it is there."""
+    key = f"{_parser_version()}-{parse.__name__}-{xxhash.xxh3_128_hexdigest(source)}"
     cached = _cache()
     if key not in cached:
-        cached[key] = _parse(source)
+        cached[key] = parse(source)
         atexit.unregister(_write_cache)
         atexit.register(_write_cache)
-    digest, imports = cached[key]
-    return digest, tuple(Import(*one) for one in imports)
+    return cached[key]
 
 
 @cache
 def _parser_version() -> str:
-    """Digest of this module and of the version of Python, which both decide what the trees look like."""
-    return xxhash.xxh3_64_hexdigest(Path(__file__).read_bytes() + repr(sys.version_info[:2]).encode())
+    """Digest of the modules that parse and of the version of Python, which both decide what the trees look like."""
+    sources = [path.read_bytes() for path in (Path(__file__), Path(__file__).with_name("definitions.py"))]
+    return xxhash.xxh3_64_hexdigest(b"".join(sources) + repr(sys.version_info[:2]).encode())
 
 
 @cache
@@ -73,9 +80,10 @@ def _write_cache() -> None:
 def _parse(source: bytes) -> tuple[str, list[Import]]:
     tree = ast.parse(source)
     # Costs and groups shape no result; a declaration's spec and inputs do, and they are in the fingerprint.
-    tree.body = [node for node in tree.body if not _declares_stage(node)]
-    imports: list[Import] = []
-    return hashlib.sha256(_shape(tree, imports).encode()).hexdigest(), imports
+    declaration = [node for node in tree.body if _declares_stage(node)]
+    tree.body = [node for node in tree.body if node not in declaration]
+    imports = [module for node in declaration for module in _declared_modules(node)]
+    return hashlib.sha256(shape(tree, imports).encode()).hexdigest(), imports
 
 
 def _is_from_package(node: Any, imports: list[Import]) -> bool:
@@ -101,11 +109,21 @@ def _declares_stage(node: ast.stmt) -> bool:
     return False
 
 
-def _shape(node: Any, imports: list[Import]) -> str:
+def _declared_modules(declaration: ast.stmt) -> list[Import]:
+    """Return the modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
+    keywords = [node for node in ast.walk(declaration) if isinstance(node, ast.keyword)]
+    return [
+        Import(node.value.value, node.arg, "STAGE")
+        for node in keywords
+        if isinstance(node.value, ast.Constant) and str(node.value.value).startswith(f"{PACKAGE}.")
+    ]
+
+
+def shape(node: Any, imports: list[Import]) -> str:
     """Return a tree as text that is the same under every Python: without positions and fields that only newer versions have.
     Without docstrings and imports from the package too, which are added to `imports`.
 
-    >>> _shape(ast.parse("from snaketune.tables import read\\n1"), imports := [])
+    >>> shape(ast.parse("from snaketune.tables import read\\n1"), imports := [])
     '(Module body=[(Expr value=(Constant value=1))])'
     >>> imports
     [Import(module='snaketune.tables', name='read', bound='read')]
@@ -122,9 +140,9 @@ def _shape(node: Any, imports: list[Import]) -> str:
             if name == "body" and isinstance(node, DOCUMENTED) and items and _is_text(items[0]):
                 items = items[1:] or [ast.Pass()]
             if items:
-                parts.append(f"{name}=[{' '.join([_shape(item, imports) for item in items])}]")
+                parts.append(f"{name}=[{' '.join([shape(item, imports) for item in items])}]")
         else:
-            parts.append(f"{name}={_shape(value, imports)}")
+            parts.append(f"{name}={shape(value, imports)}")
     return f"({' '.join(parts)})"
 
 

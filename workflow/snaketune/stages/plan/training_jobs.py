@@ -98,9 +98,10 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
 
 def _learning(training: Training) -> Learning:
     """Return the settings that shape the weights; with those of measurements if these decide which weights are kept."""
-    # The answers to sample prompts never decide.
-    rows = training.evaluate.model_dump(exclude={"samples"}) if training.selects else {}
-    return spec_from(Learning, training, evaluate=Evaluate(**rows))
+    # The answers to sample prompts never decide. Another number of them than the default, which a spec leaves out with all of
+    # `evaluate`: the values that decide are in the spec, whatever the defaults will be.
+    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects else Evaluate()
+    return spec_from(Learning, training, evaluate=decides)
 
 
 def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, float]:

@@ -53,7 +53,7 @@ def build_stage(job: dict[str, Any]) -> None:
     artifacts: dict[str, list[Artifact]] = {}
     for role, inputs in job["artifacts"].items():
         for path, content in inputs:
-            artifact = result_at(Path(path))
+            artifact = result_at(Path(path)).as_input(stage.inputs[role].entries)
             if artifact.content != content:
                 raise SnaketuneError(f"{path} changed since this job began; run again")
             artifacts.setdefault(role, []).append(artifact)

@@ -118,7 +118,8 @@ def check_ref_logps(
     Raises:
         SnaketuneError: names what differs, and the command that computes the right ones.
     """
-    manifest, inputs, made_spec = artifact.manifest, artifact.manifest["inputs"], artifact.manifest["spec"]
+    manifest = artifact.provenance
+    inputs, made_spec = manifest["inputs"], manifest["spec"]
     external, outside = spec.reference, not inputs.get("model")
     # A local folder is identified by its content, not by its path.
     named = not (outside and external and Path(external.path).is_dir())
@@ -126,7 +127,7 @@ def check_ref_logps(
     weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
     own = {
         "model": [] if external else [one.content for one in model],
-        "pairs": [pack.manifest.get("pairs")],
+        "pairs": [pack.provenance.get("pairs")],
         "dtype": compute.about()["dtype"],
         "weights_dtype": str(weights).removeprefix("torch."),
         "kernel": kernel_family(compute.kernel),
@@ -168,7 +169,7 @@ def differences(own: dict[str, Any], made: dict[str, Any], share_kernels: bool) 
 
 
 def _rebuild_hint(artifact: Artifact) -> str:
-    work_folder = f"results/.work/ref_logps/{artifact.manifest.get('fingerprint')}"
+    work_folder = f"results/.work/ref_logps/{artifact.provenance.get('fingerprint')}"
     return f"Rebuild it here with: rm -r {work_folder} && {rebuild_command(artifact.manifest_path)}"
 
 

@@ -1,0 +1,193 @@
+"""An edit of any module of the package, and the stages whose results it makes stale."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from snaketune.stages.cache import code_digest as code
+from snaketune.stages.table import STAGES
+
+MODULES = code.Modules().files
+TRAININGS = {"calibrate", "dpo", "sft", "trial"}
+# Those that load models with adapters, or scale their positions.
+LOADING = {*TRAININGS, "eval", "merge", "preflight", "ref_logps", "ref_pass"}
+OPTIMIZED = {*TRAININGS, "audit", "preflight"}
+PREFERENCES = {"calibrate", "card", "dpo", "trial"}
+# What modules that count by their definitions compute, and for which stages. The others hold values and read them.
+COMPUTING = {
+    "config.base_models": LOADING,  # how long the positions of a scaled model are
+    "config.conditions": {"corpus"},  # the words of a condition in its counts
+    "config.corpus_sources": {"report", "tokenize"},  # names of kinds of personal data and of reasoning
+    "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
+    "config.load": {"card"},  # what a Hub id looks like
+    "config.lora": LOADING,  # whether adapters take a part of the base weights
+    "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
+    "config.operation": {*LOADING, "audit"},  # the number of processes
+    "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
+    "config.packing": {"pack"},  # the lengths of rows
+    "config.paths": {"report"},  # names of earlier runs
+    "config.score_names": {"report"},  # which scores are rewards
+    "config.secrets": TRAININGS,  # what is masked in messages
+    "config.suggestions": {*LOADING, "report"},  # near names in errors
+    "config.training_runs": {*TRAININGS, "merge", "preflight"},  # the data types of saved weights
+    "stages.races": {"preflight", "race", "report"},  # which variants earlier races paused
+}
+# Modules of packages without a digest that stages import, and why an edit changes no result. What they pass on to stages is
+# checked by the named tests.
+SHAPELESS = {
+    "artifacts.digests": "digests that are compared with others of the same run; a change of them makes everything stale",
+    "artifacts.manifest": "files are verified and passed on by name, in order of names: test_inputs, test_build_once",
+    "cluster.deadline": "when a training is preempted; it resumes exactly: test_resume",
+    "cluster.slurm": "commands that signal processes",
+    "config.base": "types of values",
+    "config.evaluations": "values",
+    "config.tracking": "where curves are drawn",
+    "stages.cache.attempt": "refuses files that changed; threads are in the manifest",
+    "stages.cache.clean": "the name of a folder",
+    "stages.cache.code_digest": "digests in keys of kept rows; a change of them computes these again",
+    "stages.cache.fingerprint": "digests in keys of kept rows; a change of them computes these again",
+    "stages.cache.libraries": "versions in manifests",
+    "stages.cache.row_store": "rows are passed on as they were stored: test_row_store",
+    "stages.cache.status": "how the report words a difference of specs",
+    "stages.cache.work_folders": "paths, and files flushed to disk",
+    "stages.declaration": "declares stages; spec and inputs are in the fingerprint",
+    "stages.findings": "prints and refuses",
+    "stages.graph": "a type",
+    "stages.host.disk_errors": "words of errors",
+    "stages.host.forks": "starts processes",
+    "stages.host.gpus": "which GPUs a job has; their kind is in the fingerprint",
+    "stages.host.launch_command": "how many processes run, which shapes no result by contract",
+    "stages.host.locks": "waits",
+    "stages.job": "reads the manifest of a path",
+    "stages.outcome": "carries counts and entries",
+    "stages.plan.context": "lists the files of a folder, whose digests are in a key",
+    "stages.plan.published_jobs": "plans jobs",
+    "stages.progress": "passes on what it iterates over: test_code_digest",
+    "stages.specs": "the fields of specs",
+    "stages.table": "finds the declaration of a stage",
+    "tracking.curves": "draws logs; the weights are the same without: test_tracking",
+}
+FLIPPED = {ast.Eq: ast.NotEq, ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.In: ast.NotIn, ast.Is: ast.IsNot}
+FLIPPED |= {other: one for one, other in FLIPPED.items()}
+
+
+def edited(source: bytes, everything: bool) -> bytes:
+    """Return a module with one comparison flipped or one constant changed, or all of them; without any, with one more."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if not _is_docstring(node)]
+    kept = [node for node in tree.body if "STAGE" not in ast.unparse(node).partition("=")[0]]
+    edits = 0
+    for node in (below for top in kept for below in ast.walk(top)):
+        if edits and not everything:
+            break
+        if isinstance(node, ast.Compare):
+            node.ops = [FLIPPED[type(op)]() for op in node.ops]
+        elif isinstance(node, ast.BoolOp) and everything:
+            node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and everything:
+            node.value += "x"
+        else:
+            continue
+        edits += 1
+    if not edits:
+        tree.body.append(ast.parse("ADDED = 1").body[0])
+    return ast.unparse(ast.fix_missing_locations(tree)).encode()
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+@cache
+def digests() -> dict[str, str]:
+    modules = code.Modules()
+    return {name: modules.digest(stage.module) for name, stage in STAGES.items()}
+
+
+def stale_after(module: str, source: bytes, folder: Path) -> set[str]:
+    """Return the stages whose results are stale after a module is changed to `source`."""
+    (folder / "edited.py").write_bytes(source)
+    modules = code.Modules()
+    modules.files[f"snaketune.{module}"] = folder / "edited.py"
+    return {name for name, stage in STAGES.items() if modules.digest(stage.module) != digests()[name]}
+
+
+@cache
+def imports(module: str) -> list[str]:
+    """Return the modules that a module imports from the package, with those that hold them."""
+    found = {module.rpartition(".")[0]}
+    for node in ast.walk(ast.parse(MODULES[module].read_bytes())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snaketune."):
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return [one for one in found if one in MODULES and one != "snaketune"]
+
+
+@cache
+def reached(stage: str, through_all: bool = False) -> set[str]:
+    """Return the modules that a stage can import; those of packages without a digest only if `through_all`."""
+    declared = STAGES[stage]
+    found: set[str] = set()
+    waiting = [declared.module, *filter(None, (declared.launcher, declared.key_module, declared.further_files))]
+    while waiting:
+        module = waiting.pop()
+        if module in found or not (through_all or counts(module, stage)):
+            continue
+        found.add(module)
+        waiting += imports(module)
+    return found
+
+
+def counts(module: str, stage: str) -> bool:
+    package = module.split(".")[1]
+    return package not in code.SHAPELESS or package == STAGES[stage].module.split(".")[1]
+
+
+@pytest.mark.parametrize("module", sorted(one.removeprefix("snaketune.") for one in MODULES if one != "snaketune"))
+def test_an_edit_makes_stale_what_the_module_shapes(module, tmp_path):
+    name = f"snaketune.{module}"
+    counted = {stage for stage in STAGES if name in reached(stage)}
+    source = edited(MODULES[name].read_bytes(), everything=not counted)
+    assert stale_after(module, source, tmp_path) == COMPUTING.get(module, set()) | counted
+
+
+def test_every_module_whose_edit_makes_nothing_stale_has_a_reason():
+    imported = {
+        one for stage in STAGES for module in reached(stage) for one in imports(module) if not counts(one, stage)
+    }
+    names = {one.removeprefix("snaketune.") for one in imported if MODULES[one].name != "__init__.py"}
+    names -= {one for one in names if one.startswith("report.")}
+    assert names - COMPUTING.keys() == SHAPELESS.keys()
+
+
+def test_nothing_that_counts_is_reached_by_what_does_not_alone():
+    hidden = {m for s in STAGES for m in reached(s, through_all=True) - reached(s) if counts(m, s)}
+    # By the function that counts the rows of a published table.
+    assert hidden == {"snaketune.tables"}
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after", "stale"),
+    [
+        ("config.losses", "else {self.loss: 1.0}", "else {self.loss: -1.0}", PREFERENCES),
+        ("config.losses", '"chosen_reward_below", "kl_above"}', '"kl_above"}', PREFERENCES),
+        ("config.losses", '"kto": Needs(unpaired=True', '"kto": Needs(unpaired=False', PREFERENCES),
+        ("config.losses", "unpaired: bool = False", "unpaired: bool = True", PREFERENCES),
+        ("config.held_out", 'return self.keep == "best"', 'return self.keep != "best"', OPTIMIZED),
+        ("config.lora", "is not True and self", "is True and self", LOADING),
+        # What a key means is in the spec: defaults, descriptions, validators, and the names that are refused.
+        ("config.losses", "beta: PositiveFloat = 0.1", "beta: PositiveFloat = 0.2", set()),
+        ("config.losses", "Alpha of `f_", "The alpha of `f_", set()),
+        ("config.losses", "None if alpha == 1", "None if alpha == 2", set()),
+        ("config.losses", "has no effect on {losses}", "does nothing for {losses}", set()),
+        ("config.losses", '"dpo": "it is `sigmoid`"', '"dpo": "`sigmoid`"', set()),
+        ("training.launch.calibrate_launcher", "(rows)", "(2 * rows)", {"calibrate"}),
+    ],
+)
+def test_what_is_computed_from_settings_counts_and_how_they_are_read_does_not(module, before, after, stale, tmp_path):
+    source = MODULES[f"snaketune.{module}"].read_text(encoding="utf-8")
+    assert source.count(before) == 1
+    assert stale_after(module, source.replace(before, after).encode(), tmp_path) == stale
