@@ -82,6 +82,8 @@ CALLED = {
     "cluster.slurm": {"run_slurm"},
     # By the report, of the names of earlier runs.
     "config.paths": {"check_plain"},
+    # The files of a base, whose content is in the fingerprint.
+    "config.model_files": {"check_index", "check_model_files", "model_files", "texts"},
     "config.secrets": {"without_secrets"},
     "config.suggestions": {"unknown"},
     "config.optimizers": {"missing_package"},
@@ -89,7 +91,6 @@ CALLED = {
     "stages.declaration": {"any_number", "exactly_one"},
     # Of an input.
     "stages.races": {"paused_at"},
-    "stages.plan.context": {"local_files"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
@@ -101,7 +102,7 @@ CALLED = {
     "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
     "stages.host.locks": {"locked"},
     "stages.findings": {"report_findings"},
-    "stages.cache.fingerprint": {"cached_digest", "fingerprint_entries"},
+    "stages.cache.fingerprint": {"cached_entries"},
     "stages.progress": {"progress"},
     "stages.cache.status": {"differing"},
     "stages.cache.work_folders": {"remove", "sync", "sync_folder"},
