@@ -8,16 +8,21 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatch
+from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
 from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
 
-# Compared in lower case. Hidden folders hold records of git and of downloads.
-OTHER_FOLDERS = (".*", "__pycache__", "checkpoint-*", "original", "onnx", "openvino", "coreml", "metal")
-OTHER_FILES = (
+
+def _names(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)), re.IGNORECASE)
+
+
+# Hidden folders hold records of git and of downloads.
+OTHER_FOLDERS = _names(".*", "__pycache__", "checkpoint-*", "original", "onnx", "openvino", "coreml", "metal")
+OTHER_FILES = _names(
     # Documentation.
     *(".*", "readme*", "license*", "notice*", "*.md", "*.pdf", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.webp"),
     # Weights for other libraries, and pickles: of weights only safetensors are loaded.
@@ -35,13 +40,15 @@ def model_files(path: str | None) -> tuple[str, ...]:
         return ()
     root = Path(path).resolve()
     if Path.cwd().is_relative_to(root):
-        raise SnaketuneError(f"{path} holds the results of this workflow too; give the model a folder of its own")
+        raise SnaketuneError(
+            f"{path} holds the working directory, and so its results; give the model a folder of its own"
+        )
     # A snapshot in the Hub's cache consists of links.
     places = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
     files = []
     for folder, below, names in os.walk(path):
-        below[:] = [name for name in below if not _matches(name, OTHER_FOLDERS)]
-        for name in (*below, *(name for name in names if not _matches(name, OTHER_FILES))):
+        below[:] = [name for name in below if not OTHER_FOLDERS.match(name)]
+        for name in (*below, *(name for name in names if not OTHER_FILES.match(name))):
             file = Path(folder, name)
             # The files of a linked folder would be found by libraries, and not here.
             if file.is_symlink() and (name in below or not any(map(file.resolve().is_relative_to, places))):
@@ -100,10 +107,6 @@ def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from texts(inner, f"{key}.{name}".lstrip("."))
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(name.lower(), pattern) for pattern in patterns)
 
 
 def _is_file(path: Path) -> bool:

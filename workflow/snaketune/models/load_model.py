@@ -220,8 +220,8 @@ def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
     for key, name in texts(config.to_dict()):
         if key.endswith("transformers_weights") and name not in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
             raise SnaketuneError(
-                f"the model {base.path!r}: {key} in its config names {name!r}; expected weights in {SAFE_WEIGHTS_NAME}, or shards "
-                f"of them with {SAFE_WEIGHTS_INDEX_NAME}. Give them this name in a local folder, and remove the key"
+                f"the model {base.path!r}: {key} in its config names {name!r}; expected weights in {SAFE_WEIGHTS_NAME}, or "
+                f"shards with {SAFE_WEIGHTS_INDEX_NAME}. Give them this name in a local folder, and remove the key"
             )
     return scaled_config(config, base.rope, base.path) if base.rope else config
 
