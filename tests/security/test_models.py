@@ -160,3 +160,40 @@ def test_an_index_that_leads_elsewhere_is_refused(base, mark, tmp_path, name):
     (base / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(SnaketuneError, match=r"model\.safetensors\.index\.json"):
         load_pretrained(Pretrained(path=str(base)), weights_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("config", ["config.json", "config.4.0.0.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapter_model.bin",
+        "w/v1.safetensors",
+        "other.safetensors",
+        "other.safetensors.index.json",
+        "../elsewhere.safetensors",
+        "{tmp}/elsewhere.safetensors",
+    ],
+)
+def test_a_config_that_names_other_weights_is_refused(base, mark, tmp_path, config, name):
+    """transformers would load them in place of model.safetensors."""
+    (base / "w").mkdir()
+    for path in ("w/v1.safetensors", "other.safetensors", "../elsewhere.safetensors"):
+        (base / path).write_bytes((base / "model.safetensors").read_bytes())
+    (base / "adapter_model.bin").write_bytes(mark.bomb())
+    names = [key for key, _ in tiny_model("llama").named_parameters()]
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../elsewhere.safetensors")}
+    (base / "other.safetensors.index.json").write_text(json.dumps(index))
+    (base / config).write_bytes((base / "config.json").read_bytes())
+    edit(base / config, transformers_weights=name.replace("{tmp}", str(tmp_path)))
+    edit(base / "config.json", configuration_files=["config.4.0.0.json"])
+    for look in (read_config, lambda model: load_pretrained(model, weights_dtype=torch.float32)):
+        with pytest.raises(SnaketuneError, match=r"transformers_weights|index\.json names"):
+            look(Pretrained(path=str(base)))
+    mark.check()
+
+
+def test_a_tokenizer_from_outside_of_its_folder_is_refused(base, tmp_path):
+    (base / "tokenizer.json").rename(tmp_path / "tokenizer.4.0.0.json")
+    edit(base / "tokenizer_config.json", fast_tokenizer_files=["../tokenizer.4.0.0.json"])
+    with pytest.raises(SnaketuneError, match="fast_tokenizer_files names"):
+        adopt(TokenizerSpec(adopt=str(base)), None, tmp_path)

@@ -23,7 +23,7 @@ from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
-from snaketune.stages.cache.fingerprint import fingerprint, read_files
+from snaketune.stages.cache.fingerprint import fingerprint, fingerprint_entries, read_files
 from snaketune.stages.cache.status import Results
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import Job
@@ -79,7 +79,8 @@ def test_every_part_of_the_fingerprint_counts(tmp_path, change):
 
 def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
     """Return the inputs of these files as the manifest has them."""
-    inputs = read_files(files, Path("results/.work"))
+    read = read_files(files, Path("results/.work"))
+    inputs = {role: [entry for _, entry in fingerprint_entries(role, some)] for role, some in read.items()}
     return fingerprint(stage, {}, inputs, "c", "", None), inputs
 
 

@@ -82,7 +82,6 @@ CALLED = {
     "cluster.slurm": {"run_slurm"},
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
-    "stages.plan.context": {"local_files"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
@@ -94,7 +93,7 @@ CALLED = {
     "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
     "stages.host.locks": {"locked"},
     "stages.findings": {"report_findings"},
-    "stages.cache.fingerprint": {"cached_digest", "fingerprint_entries"},
+    "stages.cache.fingerprint": {"cached_entries"},
     "stages.progress": {"progress"},
     "stages.cache.status": {"differing"},
     "stages.cache.work_folders": {"remove", "sync", "sync_folder"},

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained
 from snaketune.config.held_out import snapshot_name
+from snaketune.config.model_files import check_model_files
 from snaketune.config.paths import check_plain, is_local_path
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
@@ -259,6 +260,7 @@ def _check_model(key: str, path: str, weights: bool = True) -> None:
     _check_local(key, path, Path.is_dir, "a folder")
     if weights:
         _check_local(key, path, _has_model, "a folder with a model (config.json and *.safetensors)")
+    check_model_files(path)
 
 
 def _check_dataset(key: str, path: str) -> None:

@@ -35,7 +35,7 @@ from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.load_model import parameter_count, set_special_tokens
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
+from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
@@ -109,7 +109,7 @@ def score_model(
             {
                 "weights": [artifact.content for artifact in results],
                 "base": spec.base and spec.base.model_dump(mode="json"),
-                "base_files": fingerprint_entries("base", base, lambda path: cached_digest(path, work.root)),
+                "base_files": [entry for _, entry in cached_entries("base", base, work.root)],
                 "tokenizer": tokenizer.content,
                 "decoding": spec.generation.model_dump(mode="json", include=set(Decoding.model_fields)),
                 "continuing": asdict(mode),

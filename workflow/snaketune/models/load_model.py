@@ -1,6 +1,5 @@
 """Loading of models: from scratch, or from a folder or the Hub. Safetensors only; remote code only if the config allows it."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,16 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
+from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Quantization
+from snaketune.config.model_files import check_index, check_model_files, texts
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
 from snaketune.models.text_part import auto_class, freeze_other_parts
 from snaketune.tokenization.chat import ChatTokenizer
 
-OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
 # Names of reserved tokens, which base models aren't trained on.
 RESERVED = re.compile(r"reserved|unused|extra|spare|placeholder", re.IGNORECASE)
 
@@ -159,7 +158,7 @@ def file_of(path: str, revision: str | None, name: str) -> str | None:
 
 
 def _check_own_weights(base: Pretrained) -> None:
-    """Raise SnaketuneError if a model would load files other than its own safetensors, which no fingerprint covers.
+    """Raise SnaketuneError if a model would load files other than its own safetensors.
 
     transformers applies an adapter found beside a model, pickled ones too, or loads the base model that the adapter names; and
     it loads shards from any path that an index names.
@@ -169,17 +168,8 @@ def _check_own_weights(base: Pretrained) -> None:
             f"the model {base.path!r} comes with an adapter ({ADAPTER_CONFIG_NAME}), which would be added to its weights or "
             "replace them by another model's; merge it into the weights, or remove the file"
         )
-    if not (index := file_of(base.path, base.revision, SAFE_WEIGHTS_INDEX_NAME)):
-        return
-    try:
-        shards = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()
-        foreign = [name for name in shards if not OWN_SHARD.fullmatch(name)]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SnaketuneError(f"the model {base.path!r}: {SAFE_WEIGHTS_INDEX_NAME} can't be read: {error!r}") from None
-    if foreign:
-        raise SnaketuneError(
-            f"the model {base.path!r}: {SAFE_WEIGHTS_INDEX_NAME} names {foreign[0]!r}; expected *.safetensors in its folder"
-        )
+    if index := file_of(base.path, base.revision, SAFE_WEIGHTS_INDEX_NAME):
+        check_index(base.path, Path(index))
 
 
 def _check_loaded(path: str, loaded: dict[str, Any]) -> None:
@@ -222,10 +212,17 @@ def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
     SnaketuneError if there is none."""
     if isinstance(base, Scratch):
         return None
+    check_model_files(base.path)
     try:
         config = AutoConfig.from_pretrained(base.path, **_source(base))
     except (OSError, ValueError, KeyError) as error:
         raise _unloadable(base.path, error) from None
+    for key, name in texts(config.to_dict()):
+        if key.endswith("transformers_weights") and name not in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
+            raise SnaketuneError(
+                f"the model {base.path!r}: {key} in its config names {name!r}; expected weights in {SAFE_WEIGHTS_NAME}, or "
+                f"shards with {SAFE_WEIGHTS_INDEX_NAME}. Give them this name in a local folder, and remove the key"
+            )
     return scaled_config(config, base.rope, base.path) if base.rope else config
 
 

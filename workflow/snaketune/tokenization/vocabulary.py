@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.config.model_files import check_model_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
@@ -105,6 +106,7 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     """
     from transformers import AutoTokenizer
 
+    check_model_files(spec.adopt)
     name = f"tokenizers.adopt: {spec.adopt}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(

@@ -27,7 +27,7 @@ from snaketune.stages.cache.attempt import (
     timed,
     use_threads,
 )
-from snaketune.stages.cache.fingerprint import Key, fingerprint, read_artifacts, read_files
+from snaketune.stages.cache.fingerprint import Key, fingerprint, fingerprint_entries, read_artifacts, read_files
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WORK_ROOT, Claim, WorkFolder, publish
 from snaketune.stages.host.locks import locked
@@ -73,10 +73,10 @@ def build_once(
     versions = {name: installed_version(name) for name in sorted(libraries)}
     counted_versions = versions if reruns_on == "versions" else None
     own, *equivalent = keys or (Key(stage=stage, spec=spec, code=code, device=device),)
-    external = read_files(files, work_root)
+    read_now = read_files(files, work_root)
+    external = {role: [entry for _, entry in fingerprint_entries(role, some)] for role, some in read_now.items()}
     inputs = read_artifacts(artifacts, own.by) | external
-    # An entry of a file is its digest, and its name where that counts.
-    digests = {str(path): entry.split()[0] for role in files for path, entry in zip(files[role], external[role])}
+    digests = {str(path): digest for some in read_now.values() for path, digest in some}
     attempt = Attempt(stage=stage, code=code, stamps=stamps, digests=digests)
     own_fingerprint = fingerprint(stage, own.spec, inputs, code, own.device, counted_versions)
     work, claim = WorkFolder(work_root / stage / own_fingerprint), Claim(out, own_fingerprint, work_root)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.artifacts.model_digests import digest_model_file, join_shards
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import stamp_of
 
@@ -25,8 +26,11 @@ from snaketune.stages.cache.attempt import stamp_of
 CACHED_BYTES = 1 << 20
 # Two changes within one tick of the file system's clock leave the same stamp; a tick is at most two seconds.
 TICK_NS = 2_000_000_000
-# Roles whose files are read as a folder, in which a library finds files by name.
-FOLDERS = ("base", "tasks", "task_data")
+# The role of a model's files, and all roles whose files are read as a folder, in which a library finds files by name.
+MODEL = "base"
+FOLDERS = (MODEL, "tasks", "task_data")
+# A file, and its digest or its entry in a fingerprint.
+Entry = tuple[Path, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,52 +79,55 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
     return str(artifact.provenance[entry])
 
 
-def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[str]]:
-    """Return the digests of the external files by role, for the fingerprint; SnaketuneError if one doesn't exist."""
+def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[Entry]]:
+    """Return the external files with their digests by role; SnaketuneError if one doesn't exist."""
     for role, paths in files.items():
         for path in paths:
             if not path.is_file():
                 raise SnaketuneError(f"{role}: {path} is not a file")
-    return {
-        role: fingerprint_entries(role, paths, lambda path: compute_digest(path, work_root))
-        for role, paths in files.items()
-    }
+    return {role: [(path, compute_digest(path, work_root, role)) for path in paths] for role, paths in files.items()}
 
 
-def fingerprint_entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
+def cached_entries(role: str, paths: Iterable[Path], work_root: Path) -> list[Entry]:
+    """Return a role's files as entries of a fingerprint, by cached digests of those that haven't changed."""
+    return fingerprint_entries(role, [(path, cached_digest(path, work_root, role)) for path in paths])
+
+
+def fingerprint_entries(role: str, digests: list[Entry]) -> list[Entry]:
     """Return a role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
 
-    The folder is the innermost one that holds all of them, so moving it as a whole changes nothing.
+    The folder is the innermost one that holds all of them, so moving it as a whole changes nothing. The shards of a model's
+    weights are one entry.
     """
-    paths = list(paths)
-    if role not in FOLDERS or not paths:
-        return [digest(path) for path in paths]
-    folder = Path(os.path.commonpath([path.absolute().parent for path in paths]))
-    return [f"{digest(path)} {path.absolute().relative_to(folder).as_posix()}" for path in paths]
+    if role not in FOLDERS or not digests:
+        return digests
+    folder = Path(os.path.commonpath([path.absolute().parent for path, _ in digests]))
+    counted = join_shards(dict(digests)).items() if role == MODEL else digests
+    return [(path, f"{digest} {path.absolute().relative_to(folder).as_posix()}") for path, digest in counted]
 
 
-def cached_digest(path: Path, work_root: Path) -> str:
-    """Return the digest of a file's content, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
+def cached_digest(path: Path, work_root: Path, role: str = "") -> str:
+    """Return the digest of a file, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         if path.stat().st_size < CACHED_BYTES:
-            return digest_file(path)
-        cached = json.loads(_cache_file(path, work_root).read_text(encoding="utf-8"))
+            return _digest(path, role)
+        cached = json.loads(_cache_file(path, work_root, role).read_text(encoding="utf-8"))
         if cached["stamp"] == [*stamp_of(path)]:
             return cached["digest"]
-    return compute_digest(path, work_root)
+    return compute_digest(path, work_root, role)
 
 
-def compute_digest(path: Path, work_root: Path) -> str:
-    """Read a file and return the digest of its content, which is cached unless the file has just changed."""
+def compute_digest(path: Path, work_root: Path, role: str = "") -> str:
+    """Read a file and return its digest, which is cached unless the file has just changed."""
     before = stamp_of(path)
-    digest = digest_file(path)
+    digest = _digest(path, role)
     if (
         before
         and before[0] >= CACHED_BYTES
         and before == stamp_of(path)
         and time.time_ns() - max(before[1:3]) > TICK_NS
     ):
-        cache_file = _cache_file(path, work_root)
+        cache_file = _cache_file(path, work_root, role)
         partial = cache_file.with_name(f".{cache_file.name}.{os.getpid()}.partial")
         # If the folder can't be written to, the file is read again next time.
         with suppress(OSError):
@@ -130,5 +137,11 @@ def compute_digest(path: Path, work_root: Path) -> str:
     return digest
 
 
-def _cache_file(path: Path, work_root: Path) -> Path:
-    return work_root / ".digests" / f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]}.json"
+def _digest(path: Path, role: str) -> str:
+    return digest_model_file(path) if role == MODEL else digest_file(path)
+
+
+def _cache_file(path: Path, work_root: Path, role: str) -> Path:
+    # A file of a model may be one of a corpus too, where it counts byte by byte.
+    key = f"{path.absolute()}{' as tensors' if role == MODEL else ''}"
+    return work_root / ".digests" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

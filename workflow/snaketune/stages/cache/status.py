@@ -16,7 +16,7 @@ from typing import Any
 from snaketune.artifacts.digests import digest_bytes, digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
+from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.declaration import Stage
 from snaketune.stages.job import Job
@@ -144,8 +144,7 @@ class Results:
             role: [(one.key, self._counted(stage, role, one)) for one in jobs] for role, jobs in job.artifacts.items()
         }
         for role, files in job.files.items():
-            entries = fingerprint_entries(role, map(Path, files), lambda path: cached_digest(path, WORK_ROOT))
-            made[role] = list(zip(files, entries))
+            made[role] = [(str(path), entry) for path, entry in cached_entries(role, map(Path, files), WORK_ROOT)]
         return made
 
     def _counted(self, stage: Stage, role: str, made: Job) -> str:

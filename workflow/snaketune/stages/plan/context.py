@@ -3,13 +3,12 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora
-from snaketune.config.paths import check_plain
+from snaketune.config.model_files import model_files
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
@@ -17,7 +16,6 @@ from snaketune.stages.job import Job
 from snaketune.stages.specs import Kind
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,20 +74,11 @@ class Weights:
     @property
     def files(self) -> tuple[str, ...]:
         """The files of a base in a local folder."""
-        return local_files(self.base.path) if isinstance(self.base, Pretrained) else ()
+        return model_files(self.base.path) if isinstance(self.base, Pretrained) else ()
 
     def with_adapter(self, job: Job) -> "Weights":
         """Return these weights with the adapter that a job trained for them."""
         return Weights(results=(job, *self.results), base=self.base)
-
-
-def local_files(path: str | None) -> tuple[str, ...]:
-    """Return the files of a model in a local folder; none for a Hub id, whose revision identifies its content."""
-    folder = Path(path or "")
-    if not path or not folder.is_dir():
-        return ()
-    files = {file for pattern in MODEL_FILES for file in folder.glob(pattern) if file.is_file()}
-    return tuple(sorted(check_plain(path, str(file)) for file in files))
 
 
 def sft_below(name: str, run: Sft | Dpo) -> str:

@@ -7,12 +7,13 @@ import math
 import os
 from pathlib import Path
 
+from snaketune.config.model_files import model_files
 from snaketune.config.packing import Packing
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, cached, kind_of, local_files
+from snaketune.stages.plan.context import Context, cached, kind_of
 from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
@@ -60,7 +61,7 @@ def tokenizer_job(context: Context, name: str) -> Job:
         name,
         spec_from(TokenizerSpec, training, tokenizer),
         {"corpora": tuple(corpus_job(context, corpus) for corpus in training.corpora) if training else ()},
-        files={"chat_template": (template,) if template else (), "base": local_files(tokenizer.adopt)},
+        files={"chat_template": (template,) if template else (), "base": model_files(tokenizer.adopt)},
     )
 
 

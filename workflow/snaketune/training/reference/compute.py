@@ -20,6 +20,7 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
+from snaketune.config.model_files import model_files
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
 from snaketune.models.devices import Compute, resolve_compute
@@ -32,13 +33,12 @@ from snaketune.packing.pair_units import find_units
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.cache.code_digest import code_digest
-from snaketune.stages.cache.fingerprint import cached_digest, fingerprint_entries
+from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.plan.context import local_files
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
@@ -91,7 +91,7 @@ class ReferenceModel:
     def key_of_units(self, tested: SelfTest, work: WorkFolder, *, merged: bool) -> dict[str, Any]:
         """What affects the log-probabilities of a unit of pairs besides its tokens. Args: merged: as for `load`."""
         spec, device = self.spec, tested.compute.device
-        files = map(Path, local_files(spec.base and spec.base.path))
+        files = map(Path, model_files(spec.base and spec.base.path))
         own_spec = computation(spec, tested.compute.about()["dtype"]) | {
             "token_logps": spec.token_logps,
             "merged": merged,
@@ -101,7 +101,7 @@ class ReferenceModel:
             "computation": tested.about(),
             "device": [device.type, *machine],
             "weights": [one.content for one in self.results],
-            "files": fingerprint_entries("base", files, lambda path: cached_digest(path, work.root)),
+            "files": [entry for _, entry in cached_entries("base", files, work.root)],
             "code": code_digest(__name__),
             "versions": [installed_version(name) for name in ("torch", "transformers", "peft", "bitsandbytes")],
         }
