@@ -25,7 +25,7 @@ CONFIG = "AccountingStorageType   = {storage}\nSelectType              = select/
 def slurm(slurm, tmp_path):
     """A function that lets SLURM's commands describe a cluster, and returns the path for the file about it."""
 
-    def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me", age=300):
+    def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me", age=300, limits="|"):
         texts = {"partition": PARTITIONS, "config": CONFIG.format(storage=storage, select=select, age=age)}
         for name, text in texts.items():
             (slurm.folder / name).write_text(text, encoding="utf-8")
@@ -33,7 +33,9 @@ def slurm(slurm, tmp_path):
         slurm.answer("scontrol", f'case "$*" in {shown} esac')
         slurm.say("sinfo", NODES)
         slurm.answer(
-            "sacctmgr", f'case "$*" in *assoc*) echo "me|normal,long"; echo "us|normal";; *) echo {account};; esac'
+            "sacctmgr",
+            f'case "$*" in *MaxSubmit*) echo "{limits}";; '
+            f'*assoc*) echo "me|normal,long"; echo "us|normal";; *) echo {account};; esac',
         )
         return tmp_path / "cluster.yaml"
 
@@ -52,6 +54,13 @@ def test_partitions_accounts_and_gpus_are_read_from_slurm(slurm):
     assert (cpu.max_runtime, cpu.max_mem_mb, cpu.max_threads, cpu.max_gpu) == (60, 6000, 4, 0)
     assert (gpu.max_runtime, gpu.max_mem_mb, gpu.max_threads, gpu.max_nodes, gpu.max_gpu) == (2880, 64000, 8, 2, 8)
     assert gpu.available_gpu_models == ("a100",)
+
+
+@pytest.mark.parametrize(("limits", "most"), [("|", None), ("200|", 200), ("200|50", 50), ("|50", 50)])
+def test_the_most_jobs_are_those_that_the_association_may_have_in_the_queue(slurm, limits, most):
+    path = slurm(limits=limits)
+    write_description(path)
+    assert read_site(path).max_jobs == most
 
 
 def test_without_accounting_squeue_watches_and_without_tres_gpus_are_gres(slurm):

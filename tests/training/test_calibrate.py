@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -279,6 +280,28 @@ def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypa
     monkeypatch.setattr(processes, "launch", learns_nothing)
     with pytest.raises(SnaketuneError, match="exit status 1"):
         calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={})
+
+
+@pytest.mark.parametrize(("killed", "stored"), [(True, {"fits": False, "why": "killed for memory"}), (False, None)])
+def test_a_trial_that_the_kernel_killed_for_memory_is_not_tried_again(tmp_path, monkeypatch, killed, stored):
+    from snaketune.training.autotune.batch_plan import BatchPlan, record_killed
+    from snaketune.training.autotune.search import Trials
+
+    work, plan = WorkFolder(tmp_path), {"micro_batch_rows": 8, "gradient_checkpointing": False}
+    work.start()
+
+    def dies(stage, *, work, **_):
+        if Trials(work.state).get(BatchPlan.of(plan)):
+            return "done"
+        Trials(work.state).begin(plan | {"fits": False})
+        if killed:
+            record_killed(work.state, "oom_kill rose")
+        raise SnaketuneError("killed by signal 9")
+
+    monkeypatch.setattr(processes, "launch", dies)
+    with nullcontext() if killed else pytest.raises(SnaketuneError, match="killed by signal 9"):
+        assert calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={}) == "done"
+    assert Trials(work.state).get(BatchPlan.of(plan)) == (stored and plan | stored)
 
 
 @pytest.mark.parametrize(("epochs", "launched"), [(1.0, False), (1e6, True), (0.0, True)])

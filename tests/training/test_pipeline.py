@@ -24,6 +24,7 @@ from snaketune.packing.shards import documents_schema, row_batch
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
+from snaketune.training.autotune.batch_plan import takes_steps
 from snaketune.training.checkpoint.checkpoints import copy_trained, trained_tensors
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sft_trainer import SftTrainer
@@ -105,6 +106,8 @@ def test_a_failed_run_resumes_from_its_last_checkpoint_and_logs_it(tmp_path, mon
         stop_after(1, patch)
         with pytest.raises(Interrupted):
             train(tmp_path / "work", rows, made)
+    # By this the launcher knows that the batch plan matters, if a process is killed for memory.
+    assert takes_steps(WorkFolder(tmp_path / "work").state)
     outcome = train(tmp_path / "work", rows, made)
     assert "resuming from" in capsys.readouterr().out
     assert [entry["step"] for entry in outcome.run["history"]] == [1, 2, 3, 4, 5, 6]

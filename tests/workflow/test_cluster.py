@@ -295,6 +295,13 @@ def test_what_slurm_would_refuse_is_refused_in_the_dry_run(cluster):
     assert "SLURM would refuse data (sbatch --account=me --qos=normal --partition=cpu" in planned
     assert "Invalid qos specification; correct profiles/slurm/cluster.yaml" in planned
     assert "accounts: me; QOS: fast; partitions: gpu" in planned
+    # A full queue is no error of the file.
+    slurm.answer("sbatch", "echo AssocMaxSubmitJobLimit >&2; echo 'allocation failure: Job violates' >&2; exit 1")
+    slurm.answer("squeue", "echo 'me|lab|normal'")
+    planned = cluster.plan()
+    assert (
+        planned.count("AssocMaxSubmitJobLimit; jobs in the queue: 1 of me (account lab, QOS normal)); a run waits") == 1
+    )
     # In the middle of a run the executor would wait forever, whether or not SLURM enforces accounts.
     slurm.answer("sbatch", "exit 0")
     planned = cluster.plan(site=SITE | {"account": "other"}, check=False)

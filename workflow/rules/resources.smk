@@ -8,6 +8,7 @@ from pathlib import Path
 
 from snaketune.cluster.job_endings import unfinished
 from snaketune.cluster.pending_jobs import watch
+from snaketune.cluster import sbatch
 from snaketune.cluster.resources import MAX_JOBS, TURN, ResourceRequests
 from snaketune.cluster.site import read_site, site_file
 from snaketune.cluster.submission_check import check, wait_for_controller
@@ -107,5 +108,7 @@ onstart:
     # Jobs may wait for hours, so the reasons are logged. Processes that run single jobs on a cluster don't run hooks.
     if not workflow.local_exec:
         watch(logger.info)
+        if ON_SLURM:
+            sbatch.install(logger.warning)
     elif planner.computes() and not DEPLOYS:
         fork_jobs(PREFIX, [stage for stage in STAGES if STAGES[stage].gpu], Path("results/logs/forks.log"))

@@ -51,6 +51,9 @@ def describe_cluster() -> tuple[dict[str, Any], list[str]]:
     about = dict(map(str.strip, line.split("=", 1)) for line in config.splitlines() if "=" in line)
     show_user = ("sacctmgr", "--noheader", "--parsable2", "show", "user", getpass.getuser(), "format=DefaultAccount")
     account = (run_slurm(*show_user) or "").strip()
+    show_limits = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}")
+    limits = run_slurm(*show_limits, f"account={account}", "format=MaxSubmitJobs,GrpSubmitJobs") if account else ""
+    max_jobs = _least(*map(_number, (limits or "").replace("|", " ").split()))
     partitions: dict[str, dict[str, Any]] = {}
     gpus_per_node, excluded = {}, []
     for partition in map(fields, listed.splitlines()):
@@ -73,6 +76,7 @@ def describe_cluster() -> tuple[dict[str, Any], list[str]]:
         **({"account": account} if account else {}),
         "status_command": "sacct" if has_accounts and job_age and int(job_age[0]) < SEEN_SECONDS else "squeue",
         "gpus_by": "gpus" if about.get("SelectType", "").endswith("cons_tres") else "gres",
+        **({"max_jobs": max_jobs} if max_jobs else {}),
         "gpus_per_node": gpus_per_node,
         "partitions": partitions,
     }

@@ -71,6 +71,8 @@ class Site(Model):
     """How GPUs are requested: `--gpus=2`, or `--gres=gpu:2` on a cluster that supports only that."""
     status_command: Literal["sacct", "squeue"] = "squeue"
     """The command for the status of jobs; `sacct` if SLURM forgets jobs within minutes (MinJobAge)."""
+    max_jobs: PositiveInt | None = None
+    """The most jobs of this user in the queue; the profile takes it for `jobs`."""
     gpus_per_node: dict[str, PositiveInt] = {}
     """The number of GPUs per node, by partition."""
     partitions: Annotated[dict[str, Partition], Field(min_length=1)]

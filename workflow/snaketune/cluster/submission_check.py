@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from snaketune.cluster.refusals import why_to_wait
 from snaketune.cluster.resources import ResourceRequests
+from snaketune.cluster.sbatch import SECONDS_BETWEEN_TRIES
 from snaketune.cluster.site import minutes, site_file
 from snaketune.cluster.slurm import run_slurm, valid_names
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 
 SECONDS_BETWEEN_PINGS = 5
+WAITS = f"a run waits, and tries again every {SECONDS_BETWEEN_TRIES} s"
 AWAY = "Unable to contact slurm controller"
 # Also said while nodes are down, and then the job would only have to wait for them.
 NODES = (
@@ -52,8 +55,14 @@ def check(requests: ResourceRequests, sent: Mapping[str, Job], log: logging.Logg
     elif checked and not pings():
         log.warning("SLURM's controller doesn't answer (scontrol ping), so what jobs request wasn't checked")
         return
+    logged = set()
     for options, name in checked.items():
         if words := refusal(options):
+            if why := why_to_wait(words):
+                if why not in logged:
+                    logged.add(why)
+                    log.warning(f"SLURM takes no more jobs at present ({why}); {WAITS}")
+                continue
             sent_as = f"{name} (sbatch {' '.join(options)})"
             raise SnaketuneError(
                 f"SLURM would refuse {sent_as}: {words}; correct {file}: this user has {valid_names()}"

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from snaketune.errors import first_line
+from snaketune.stages.host import cgroups
 
 if TYPE_CHECKING:
     from snaketune.models.devices import Compute
@@ -157,28 +158,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 def host_memory_limit() -> int:
     """Return how many bytes this process can use: its resident memory plus what is available."""
-    available, in_group = psutil.virtual_memory().available, _cgroup_available()
+    available, in_group = psutil.virtual_memory().available, cgroups.available_memory()
     return resident_memory() + (available if in_group is None else min(available, in_group))
-
-
-def _cgroup_available(root: Path = Path("/sys/fs/cgroup"), table: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Return the bytes available below the memory limit of a container or SLURM job (cgroup v2); the least of nested limits."""
-    try:
-        own = next(line[3:] for line in table.read_text(encoding="ascii").splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return None
-    folder, available = root / own.strip("/"), []
-    for group in (folder, *folder.parents):
-        with suppress(OSError, ValueError):
-            limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-            with suppress(OSError, IndexError, ValueError):
-                # The page cache is reclaimed on demand.
-                stat = (group / "memory.stat").read_text(encoding="ascii")
-                used -= int(stat.partition("\nfile ")[2].split()[0])
-            available.append(limit - used)
-        if group == root:
-            break
-    return min(available, default=None)
 
 
 @cache

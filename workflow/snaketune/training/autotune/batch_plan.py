@@ -6,7 +6,8 @@ the processes start: the plan of an earlier attempt of the same job, else the co
 measured. If memory runs out anyway, the next smaller plan is stored, and the next attempt uses it.
 
     state/batch_plan.json       the requested values and the plan in use
-    state/out_of_memory.json    written by a process that ran out of memory: the step and the error
+    state/out_of_memory.json    when and why memory ran out, written by the process; by the launcher if the kernel killed that
+    state/in_steps              exists once the processes of an attempt take steps
 """
 
 import json
@@ -21,7 +22,7 @@ from snaketune.errors import SnaketuneError, first_line
 from snaketune.stages.host.gpus import gpu_model, visible_gpus
 from snaketune.stages.job import result_at
 
-FILE, OUT_OF_MEMORY = "batch_plan.json", "out_of_memory.json"
+FILE, OUT_OF_MEMORY, IN_STEPS = "batch_plan.json", "out_of_memory.json", "in_steps"
 CURVE = "curve.json"
 # At most so many rows if the config has `auto` and nothing was measured. A CPU has few idle units to fill (docs/benchmarks.md).
 DEFAULT_MICRO_BATCH_ROWS, DEFAULT_ON_CPU = 8, 2
@@ -152,30 +153,51 @@ def smaller_plan(plan: BatchPlan, operation: Execution, batch_rows: int, process
 
 def record_out_of_memory(state: Path, step: int | None, error: BaseException) -> None:
     """Record for its launcher that this process ran out of memory in a step; None before the first one."""
-    write_json(state / OUT_OF_MEMORY, {"step": step, "why": first_line(error)})
+    write_json(state / OUT_OF_MEMORY, {"when": step and f"step {step}", "why": first_line(error), "killed": False})
+
+
+def record_killed(state: Path, why: str) -> None:
+    """Record that the kernel killed a process of this attempt since the memory of the host ran out."""
+    write_json(state / OUT_OF_MEMORY, {"when": "a step" if takes_steps(state) else None, "why": why, "killed": True})
+
+
+def takes_steps(state: Path) -> bool:
+    """Whether the processes of the last attempt came to take steps: how much memory these need depends on the batch plan."""
+    return (state / IN_STEPS).is_file()
+
+
+def steps_use_host(operation: Execution) -> bool:
+    """Whether the host's memory holds the activations of a step."""
+    return bool(operation.activation_offloading) or not (operation.gpus and visible_gpus())
 
 
 def out_of_memory_error(
     plan: BatchPlan, operation: Execution, batch_rows: int, processes: int, state: Path
 ) -> SnaketuneError | None:
-    """The error to raise if a process recorded that it ran out of memory, else None. Stores the next smaller plan, if any."""
+    """The error to raise if a process recorded that it ran out of memory, or the kernel killed it for that; else None. Stores
+    the next smaller plan, if any."""
     record = _read(state / OUT_OF_MEMORY)
     if record is None:
         return None
     (state / OUT_OF_MEMORY).unlink()
-    if record["step"] is None:
+    on_gpu, more = operation.gpus and visible_gpus(), "give the job more memory, or " if record["killed"] else ""
+    if record["when"] is None:
         return SnaketuneError(
-            f"out of memory before the first step ({record['why']}): the model itself doesn't fit; use `lora` with "
+            f"out of memory before the first step ({record['why']}): the model itself doesn't fit; {more}use `lora` with "
             "`quantization`, or operation.launch: fsdp on more GPUs"
         )
-    what = f"out of memory in step {record['step']} with {plan} ({record['why']})"
+    what = f"out of memory in {record['when']} with {plan} ({record['why']})"
+    if record["killed"] and not steps_use_host(operation):
+        return SnaketuneError(
+            f"{what}: of the host, where smaller micro-batches on a GPU need as much; give the job more memory, or set "
+            "operation.load_in_memory: false"
+        )
     smaller = smaller_plan(plan, operation, batch_rows, processes)
-    may_offload = operation.gpus and visible_gpus() and not operation.activation_offloading
     if smaller is None:
         return SnaketuneError(
-            f"{what}, and there is no smaller batch plan; "
+            f"{what}, and there is no smaller batch plan; {more}"
             + ("set training.gradient_checkpointing: auto, or " * (not plan.gradient_checkpointing))
-            + "set operation.activation_offloading: true, or " * bool(may_offload)
+            + "set operation.activation_offloading: true, or " * bool(on_gpu and not operation.activation_offloading)
             + "lower packing.length, use `lora`, or operation.launch: fsdp on more GPUs"
         )
     save_plan(state, operation, smaller)

@@ -129,6 +129,8 @@ class TrialRunner:
             return trial | {"why": why}
         reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
+        if is_main_process():
+            self.store.begin(trial)
         try:
             with ready_trainer(self.training(plan)) as trainer:
                 timing = Timing.across_processes(gather_object([time_steps(trainer)]))

@@ -56,11 +56,13 @@ def _is_memory_bound(trials: list[Trial]) -> bool:
 
 
 class Trials:
-    """Stored trials by plan, one file each, so that a restarted calibration doesn't repeat them."""
+    """Stored trials by plan, one file each, so that a restarted calibration doesn't repeat them; and the one that runs, which
+    can't be stored by a process that is killed."""
 
     def __init__(self, state: Path):
         self.folder = state / "trials"
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.running = self.folder / "running"
 
     def __len__(self) -> int:
         return len(list(self.folder.glob("*.json")))
@@ -71,6 +73,17 @@ class Trials:
 
     def add(self, plan: BatchPlan, trial: Trial) -> None:
         write_json(self._file(plan), trial)
+        self.running.unlink(missing_ok=True)
+
+    def begin(self, trial: Trial) -> None:
+        """Store the trial that runs from now on, as it is without a measurement."""
+        write_json(self.running, trial)
+
+    def add_killed(self) -> None:
+        """Add the trial that ran when the kernel killed it for memory, if one did."""
+        if self.running.is_file():
+            trial = json.loads(self.running.read_text(encoding="utf-8"))
+            self.add(BatchPlan.of(trial), trial | {"why": "killed for memory"})
 
     def _file(self, plan: BatchPlan) -> Path:
         kind = "recomputed" if plan.gradient_checkpointing else "not-recomputed"

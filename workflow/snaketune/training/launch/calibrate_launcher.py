@@ -1,4 +1,5 @@
-"""Launch `calibrate`, and relaunch it after one of several processes ran out of memory and the others ended with it.
+"""Launch `calibrate`, and relaunch it after one of several processes ran out of memory and the others ended with it, or after
+the kernel killed one for memory.
 
 Measurements are stored in the work folder, so each launch continues after the trial that ended the previous one.
 """
@@ -11,7 +12,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.outcome import Outcome
-from snaketune.training.autotune.batch_plan import CURVE, OUT_OF_MEMORY
+from snaketune.training.autotune.batch_plan import CURVE, OUT_OF_MEMORY, steps_use_host
 from snaketune.training.autotune.search import Trials
 from snaketune.training.autotune.time_limit import SHARE, is_too_short
 from snaketune.training.launch import processes
@@ -33,9 +34,14 @@ def launch(
     job |= {"operation": operation, "artifacts": artifacts}
     while True:
         (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
-        before = len(Trials(work.state))
+        trials = Trials(work.state)
+        trials.running.unlink(missing_ok=True)
+        before = len(trials)
         try:
             return processes.launch(stage, work=work, **job)
         except SnaketuneError:
-            if not (work.state / OUT_OF_MEMORY).is_file() or len(Trials(work.state)) == before:
+            out_of_memory = (work.state / OUT_OF_MEMORY).is_file()
+            if out_of_memory and steps_use_host(operation):
+                trials.add_killed()
+            if not out_of_memory or len(trials) == before:
                 raise

@@ -27,7 +27,9 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.host.launch_command import JOB_FILE, STEP_FILE, check_installed, check_nodes, command
 from snaketune.stages.outcome import Outcome
+from snaketune.training.autotune.batch_plan import IN_STEPS
 from snaketune.training.launch.accelerate_config import write_launch_files
+from snaketune.training.launch.memory_kills import explain_kill, record_launch
 from snaketune.training.launch.worker_endings import clear_endings, first_failure, raise_if_preempted
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
@@ -70,6 +72,7 @@ def launch(
     outcome_file, step = work.state / "outcome.json", work.state / STEP_FILE
     outcome_file.unlink(missing_ok=True)
     step.unlink(missing_ok=True)
+    (work.state / IN_STEPS).unlink(missing_ok=True)
     clear_endings(work.state)
     job = {
         "stage": stage,
@@ -88,12 +91,18 @@ def launch(
     if operation.launch != "single":
         write_launch_files(operation, work.state, cpu=not gpus)
     started = command(operation, work.state, sys.executable)
-    status = run_processes(started, environment(operation), step if operation.nodes > 1 else None)
+    with record_launch(work.state) as oom_kills:
+        status = run_processes(started, environment(operation), step if operation.nodes > 1 else None)
     raise_if_preempted(work.state)
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    failure = first_failure(work.state) or "see its output above. Run again to resume"
+    failure = first_failure(work.state)
+    if not failure and (status == -signal.SIGKILL or (status and operation.processes > 1)):
+        failure = explain_kill(work.state, oom_kills, operation.nodes)
+        if status != -signal.SIGKILL:
+            failure = f"see `exitcode` above: if it is -9, {failure}"
+    failure = failure or "see its output above. Run again to resume"
     raise SnaketuneError(f"the training process ended early ({how}); {failure}")
 
 

@@ -52,16 +52,12 @@ def record_failure(state: Path, error: BaseException, message: str | None) -> No
 
 
 def first_failure(state: Path) -> str:
-    """The message of the first process that failed, with its rank and host; "" if no process recorded an error."""
+    """The message of the first process that failed, with its rank and host; "" if none recorded an error other than that a
+    peer was lost, which was killed then, or whose node is gone."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((state / FAILED).glob("[0-9]*.json"))]
-    if not records:
+    first = min((one for one in records if not one["echo"]), key=lambda record: record["time"], default=None)
+    if first is None:
         return ""
-    first = min(records, key=lambda record: (record["echo"], record["time"]))
-    if first["echo"]:
-        return (
-            "one of its processes was killed (`exitcode` above names it; perhaps it ran out of memory), or its node is gone. "
-            "Run again to resume"
-        )
     which = f"process {first['rank']} of {first['of']} on {first['host']}: " if first["of"] > 1 else ""
     return f"{which}{first['message']}"
 

@@ -28,7 +28,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import TrackedRun
-from snaketune.training.autotune.batch_plan import record_out_of_memory
+from snaketune.training.autotune.batch_plan import IN_STEPS, record_out_of_memory
 from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
@@ -191,6 +191,7 @@ class BaseTrainer(
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         """Train; record the step if memory runs out, and stop the prefetch thread in any case."""
+        (self.run.work.state / IN_STEPS).touch()
         try:
             return super().train(*arguments, **keywords)
         except Exception as error:

@@ -1,0 +1,71 @@
+"""An `sbatch` for the executor that waits where SLURM takes no job at present, instead of failing the job.
+
+The executor counts every refusal as an attempt of the job, and none of its options changes that. It calls `sbatch`
+by name, so it finds this one first.
+"""
+
+import atexit
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from snaketune.cluster.refusals import why_to_wait
+
+SECONDS_BETWEEN_TRIES = 30
+LOG = "log"
+
+
+def install(log: Callable[[str], None], seconds: float = SECONDS_BETWEEN_TRIES) -> None:
+    """Put this `sbatch` first on the PATH until this process ends. Args: log: gets why it waits."""
+    folder = Path(tempfile.mkdtemp(prefix="snaketune-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    package = Path(__file__).parents[2]
+    code = (
+        f"import sys; sys.path.insert(0, {str(package)!r}); from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
+    )
+    command = shlex.join([sys.executable, "-c", code, str(folder), str(seconds)])
+    program = folder / "sbatch"
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    os.mkfifo(folder / LOG)
+    # Also for writing, so that it stays open between two writers.
+    lines = os.fdopen(os.open(folder / LOG, os.O_RDWR), encoding="utf-8")
+    threading.Thread(target=lambda: [log(line.rstrip("\n")) for line in lines], name="sbatch", daemon=True).start()
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def main(folder: str, seconds: str, *arguments: str) -> int:
+    """Run SLURM's sbatch until it takes the job or refuses it for good; return its exit status."""
+    # Jobs inherit the environment.
+    path = os.pathsep.join(one for one in os.environ["PATH"].split(os.pathsep) if one != folder)
+    script, logged = sys.stdin.read(), ""
+    while True:
+        done = subprocess.run(
+            ["sbatch", *arguments],
+            input=script,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PATH": path},
+            check=False,
+        )
+        why = why_to_wait(done.stderr) if done.returncode else ""
+        try:
+            # Fails when the executor has ended: nothing would watch the job.
+            with os.fdopen(os.open(Path(folder) / LOG, os.O_WRONLY | os.O_NONBLOCK), "w", encoding="utf-8") as log:
+                if why and why != logged:
+                    log.write(f"SLURM takes no more jobs at present ({why}); tries again every {float(seconds):g} s\n")
+        except OSError:
+            why = ""
+        if not why:
+            sys.stdout.write(done.stdout)
+            sys.stderr.write(done.stderr)
+            return done.returncode
+        logged = why
+        time.sleep(float(seconds))
