@@ -24,6 +24,7 @@ from pathlib import Path
 from snaketune.cluster.job_endings import note_job_number
 from snaketune.config.secrets import without_secrets
 from snaketune.config.yaml_values import check_file
+from snaketune.corpus.terminal_output import escape_output
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.code_digest import code_digest
@@ -130,8 +131,10 @@ def _preview(options: argparse.Namespace) -> int:
     seen = []
     for preview in previews:
         seen.append(preview)
-        for line in as_text(preview, colour=has_colours(sys.stdout)):
-            print(line.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
+        coloured = has_colours(sys.stdout)
+        for line in as_text(preview, colour=coloured):
+            # Its colours are escape sequences, and the rest is escaped already.
+            print(line, file=sys.__stdout__ if coloured else sys.stdout, flush=True)
     if options.html:
         from snaketune.report.html import render
 
@@ -195,4 +198,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -1,0 +1,56 @@
+"""Output of this process without control characters, which terminals interpret, and without secrets.
+
+Messages quote data, names of files and tensors, configs of models, answers of servers and errors of libraries. So they are
+escaped where they leave the process, in its two streams and in Snakemake's log, and not where each is written.
+"""
+
+import io
+import logging
+import sys
+
+from snaketune.config.secrets import without_secrets
+from snaketune.corpus.excerpts import printable
+
+
+def escaped(text: str) -> str:
+    r"""Escape a text except for line breaks and tabs, and mask secrets in it.
+
+    A carriage return at the beginning stays, as progress bars begin with one; where a line begins, it moves nothing.
+
+    >>> escaped("\ra\tb\n\x1b[31m\r\x9b")
+    '\ra\tb\n\\u001b[31m\\r\\u009b'
+    """
+    text = without_secrets(text.replace("\r\n", "\n"))
+    if text.isprintable():
+        return text
+    start, rest = text[: text.startswith("\r")], text.removeprefix("\r")
+    return start + "\n".join("\t".join(map(printable, line.split("\t"))) for line in rest.split("\n"))
+
+
+class EscapedStream(io.TextIOWrapper):
+    """A text stream that escapes what is written to it, and what its encoding doesn't have."""
+
+    def write(self, text: str) -> int:
+        super().write(escaped(text))
+        return len(text)
+
+
+def escape_output() -> None:
+    """Replace standard output and standard error by streams that escape; `sys.__stdout__` stays as it is."""
+    sys.stdout, sys.stderr = (
+        EscapedStream(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
+def escape_record(record: logging.LogRecord) -> bool:
+    """Escape the message of a log record. A filter for loggers, which retains all records."""
+    if isinstance(record.msg, str):
+        record.msg = escaped(record.msg)
+    return True
