@@ -36,17 +36,12 @@ class EscapedStream(io.TextIOWrapper):
 
 
 def escape_output() -> None:
-    """Replace standard output and standard error by streams that escape; `sys.__stdout__` stays as it is."""
-    sys.stdout, sys.stderr = (
-        EscapedStream(
-            stream.buffer,
-            encoding=stream.encoding,
-            errors="backslashreplace",
-            line_buffering=stream.line_buffering,
-            write_through=stream.write_through,
-        )
-        for stream in (sys.stdout, sys.stderr)
-    )
+    """Replace standard output and standard error by streams that escape; `sys.__stdout__` is still the original one."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.reconfigure(errors="backslashreplace")
+        settings = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+        setattr(sys, name, EscapedStream(stream.buffer, **settings))
 
 
 def escape_record(record: logging.LogRecord) -> bool:
