@@ -49,7 +49,9 @@ def test_control_characters_are_escaped_where_messages_leave_the_process(written
 def test_so_are_warnings_logs_and_tracebacks_of_libraries():
     """Bytes of another encoding too, and with a terminal that has no UTF-8."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, ESCAPES], capture_output=True, env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C"}
+        [sys.executable, "-c", CODE, ESCAPES],
+        capture_output=True,
+        env={"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C"},
     )
     for printed in (done.stdout, done.stderr):
         text = printed.decode()

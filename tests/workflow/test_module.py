@@ -296,8 +296,8 @@ def write_below(folder: Path) -> None:
 def test_a_copy_of_the_package_holds_its_files_and_nothing_else(tmp_path, change, kept):
     text = (ROOT / "workflow/rules/package.smk").read_text(encoding="utf-8")
     rules = {"hashlib": hashlib}
-    exec(text[text.index("def files_of(") : text.index("def copied(")], rules)  # noqa: S102
-    exec(text[text.index("def is_copy(") : text.index("PACKAGE =")], rules)  # noqa: S102
+    exec(text[text.index("def files_of(") : text.index("def copied(")], rules)
+    exec(text[text.index("def is_copy(") : text.index("PACKAGE =")], rules)
     (package := tmp_path / "copy/snaketune").mkdir(parents=True)
     (package / "errors.py").touch()
     files = rules["files_of"](package)
