@@ -37,6 +37,7 @@ raise SnaketuneError(f"{text} hf_{'a' * 30}")
         ("\u202eabc\u2066\u200b", "\\u202eabc\\u2066\\u200b"),
         ("\udc80", "\\udc80"),
         ("https://me:word@host hf_" + "a" * 30, "https://…@host …"),
+        ("https://me:w@rd@host/@x", "https://…@host/@x"),
     ],
 )
 def test_control_characters_are_escaped_where_messages_leave_the_process(written, printed):
