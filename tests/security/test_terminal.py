@@ -7,17 +7,17 @@ import sys
 
 import pytest
 
-from snaketune.corpus.terminal_output import EscapedStream
 from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
+from snaketune.stages.host.streams import EscapedStream
 
 # It would set the title of the window, clear the screen, and hide the rest.
 ESCAPES = "\x1b]0;HACKED\x07\x1b[2J\x9b8m\r\u202e"
 MAIN = 'if __name__ == "__main__":\n'
 CODE = """
 import logging, sys, warnings
-from snaketune.corpus.terminal_output import escape_output
+from snaketune.stages.cache.libraries import quiet_libraries
 from snaketune.errors import SnaketuneError
-escape_output()
+quiet_libraries()
 text = sys.argv[1]
 print(text, "half a pair: \\udc80", flush=True)
 warnings.warn(text)
@@ -65,7 +65,7 @@ def test_every_process_of_the_package_prints_this_way(tmp_path):
     """All modules that run as one, but the server of forks, which prints what snaketune asks of it."""
     starts = [(path, text) for path in PACKAGE_FOLDER.rglob("*.py") if MAIN in (text := path.read_text("utf-8"))]
     assert {path.name for path, _ in starts} == {"__main__.py", "worker.py", "fork_server.py"}
-    assert all(f"{MAIN}    escape_output()\n" in text for path, text in starts if path.name != "fork_server.py")
+    assert all("    quiet_libraries()\n" in text for path, text in starts if path.name != "fork_server.py")
     job = tmp_path / f"job{ESCAPES.replace('/', '')}"
     command = [sys.executable, "-m", "snaketune", "corpus", job]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})

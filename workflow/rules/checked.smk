@@ -5,7 +5,7 @@ from pathlib import Path
 from snakemake.logging import logger
 
 from snaketune.config.yaml_values import check_file
-from snaketune.corpus.terminal_output import escape_record
+from snaketune.stages.host.streams import escape_record
 from snaketune.errors import SnaketuneError
 
 # Messages quote configs, models and results of others.

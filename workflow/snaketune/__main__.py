@@ -24,7 +24,6 @@ from pathlib import Path
 from snaketune.cluster.job_endings import note_job_number
 from snaketune.config.secrets import without_secrets
 from snaketune.config.yaml_values import check_file
-from snaketune.corpus.terminal_output import escape_output
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.code_digest import code_digest
@@ -198,5 +197,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    escape_output()
     sys.exit(main())

@@ -26,7 +26,6 @@ from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.config.secrets import without_secrets
 from snaketune.config.tracking import Tracking
-from snaketune.corpus.terminal_output import escape_output
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import read_attempt
 from snaketune.stages.cache.code_digest import import_checked
@@ -148,6 +147,5 @@ def main(job_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    escape_output()
     end_with_parent()
     main(Path(sys.argv[1]))

@@ -5,11 +5,11 @@ escaped where they leave the process, in its two streams and in Snakemake's log,
 """
 
 import io
+import json
 import logging
 import sys
 
 from snaketune.config.secrets import without_secrets
-from snaketune.corpus.excerpts import printable
 
 
 def escaped(text: str) -> str:
@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     start, rest = text[: text.startswith("\r")], text.removeprefix("\r")
-    return start + "\n".join("\t".join(map(printable, line.split("\t"))) for line in rest.split("\n"))
+    return start + "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] for c in rest)
 
 
 class EscapedStream(io.TextIOWrapper):
@@ -36,9 +36,12 @@ class EscapedStream(io.TextIOWrapper):
 
 
 def escape_output() -> None:
-    """Replace standard output and standard error by streams that escape; `sys.__stdout__` is still the original one."""
+    """Replace standard output and standard error by streams that escape, unless they were replaced already; `sys.__stdout__`
+    is still the original one."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__") or stream is None:
+            continue
         stream.reconfigure(errors="backslashreplace")
         settings = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
         setattr(sys, name, EscapedStream(stream.buffer, **settings))
