@@ -197,9 +197,9 @@ def test_an_ambiguous_prefix_is_refused_with_both_matches(current):
     ("entries", "message"),
     [
         ({"payload": {"../../../secret": {"digest": "0"}}}, "is outside its payload"),
-        ({"spec": 3}, "spec, inputs, counts, versions, code or fingerprint are missing or malformed"),
-        ({"inputs": {"model": "x"}}, "spec, inputs, counts, versions, code or fingerprint are missing or malformed"),
-        ({"stage": ["dpo"]}, "spec, inputs, counts, versions, code or fingerprint are missing or malformed"),
+        ({"spec": 3}, "manifest.json isn't in the form that a stage writes: spec: "),
+        ({"inputs": {"model": "x"}}, "inputs.model: Input should be a valid list"),
+        ({"stage": ["dpo"]}, "stage: Input should be a valid string, found"),
         ({"stage": "../../etc"}, "is of stage"),
         ({"manifest_digest": "0"}, "is damaged"),
     ],
@@ -258,12 +258,12 @@ def test_text_of_compared_runs_is_escaped(earlier, current):
 @pytest.mark.parametrize("entries", [{"history": 3}, {"history": {"a": 1}}])
 def test_a_run_json_of_another_shape_is_refused(earlier, current, entries):
     edit(earlier.folder / "results/dpo/demo/run.json", **entries)
-    with pytest.raises(SnaketuneError, match=r"report\.compare: .*run\.json isn't in the form that a training writes"):
+    with pytest.raises(SnaketuneError, match=r"run\.json isn't in the form that a stage writes: history: "):
         compare(current, BEFORE)
 
 
 @pytest.mark.parametrize("stopped", [3, {"step": "x", "reason": "y"}])
 def test_an_early_stop_of_another_shape_is_refused(earlier, current, stopped):
     edit(earlier.folder / "results/dpo/demo/manifest.json", stopped=stopped)
-    with pytest.raises(SnaketuneError, match=r"report\.compare: .* isn't in the form that a stage writes"):
+    with pytest.raises(SnaketuneError, match=r"manifest\.json isn't in the form that a stage writes: stopped"):
         compare(current, BEFORE)

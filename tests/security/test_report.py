@@ -1,15 +1,20 @@
 """The report of hostile data, in a real browser where there is one, and by a parser: no element of a page is the data's."""
 
 import csv
+import json
 import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from itertools import cycle
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from snaketune.artifacts.digests import digest_file
+from snaketune.errors import SnaketuneError
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -127,7 +132,6 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path):
 def test_of_a_compared_result_nothing_outside_its_folder_is_read(tmp_path, name):
     from invented_results import Results
 
-    from snaketune.errors import SnaketuneError
     from snaketune.report.compare.earlier_results import compared_files
 
     results = Results(tmp_path)
@@ -197,3 +201,91 @@ def test_in_a_browser_nothing_of_the_data_runs(pages, tmp_path):
         )
     assert all(len(text) > 1000 for text in result.values()), {name: len(text) for name, text in result.items()}
     assert {name: bool(re.search(r"<(?:html|svg)[^>]* hacked=", text)) for name, text in result.items()} == requested
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HOSTILE = (
+    "3",
+    '"x"',
+    "null",
+    "[[1]]",
+    '{"a": {"b": "c"}}',
+    "[{}]",
+    "1" * 400,
+    "1e999",
+    "NaN",
+    DEEP,
+    "[" * 300 + "]" * 300,
+)
+
+
+def places(value, at=()):
+    """Yield the keys that lead to each value of some JSON, of lists to the first one."""
+    yield at
+    for key, inner in value.items() if isinstance(value, dict) else list(enumerate(value))[:1]:
+        yield from places(inner, (*at, key)) if isinstance(inner, dict | list) else [(*at, key)]
+
+
+def with_text(value, at, text):
+    """Return a value as JSON with a text in one place."""
+    if not at:
+        return text
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = "PLACE"
+    return json.dumps(copy).replace('"PLACE"', text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dpo/a/manifest.json", "dpo/a/run.json"]
+    + [f"eval/main/dpo-a/{name}" for name in ("manifest.json", "scores/scores.json", "scores/responses.jsonl")],
+)
+def test_a_compared_result_is_shown_or_refused_by_the_name_of_the_file(tmp_path, name):
+    """Each value is replaced by several others in turn: of other types, too large, too deep, no number."""
+    from invented_results import Results
+    from invented_sweeps import sft_and_pairs
+
+    results = Results(tmp_path)
+    results.dpo("a", *sft_and_pairs(results))
+    results.pairs("main/dpo-a", {f"p{n}": 1.0 for n in range(6)})
+    results.evaluate("main/dpo-a")
+    inputs = {"model": ["dpo/a"], "corpora": [], "packs": ["pack/pairs-demo-128-bb"]}
+    results.add("eval", "main/dpo-a", spec={"samples": 3}, counts={"prompts": 12}, inputs=inputs)
+    compared, path = str(tmp_path / "results/dpo/a"), tmp_path / "results" / name
+    manifest = tmp_path / "results/eval/main/dpo-a/manifest.json"
+    (text, *_), described = path.read_text("utf-8").split("\n", path.suffix == ".jsonl"), manifest.read_text("utf-8")
+    value, hostile, refused = json.loads(text), cycle(HOSTILE), set()
+    for at in places(value):
+        for _ in range(2):
+            written = next(hostile)
+            path.write_text(with_text(value, at, written), "utf-8")
+            if path.parent.name == "scores":
+                manifest.write_text(described.replace(digest_of(described, path.name), digest_file(path)), "utf-8")
+            try:
+                compare(results, compared)
+            except SnaketuneError as error:
+                assert path.name in str(error), (at, written[:20])
+                assert len(str(error)) < 1000
+                refused.add((at, written))
+    assert len(refused) > 10
+
+
+def digest_of(manifest: str, name: str) -> str:
+    about = json.loads(manifest)
+    return (about["payload"] | about["records"])[name]["digest"]
+
+
+def compare(results, entry: str) -> None:
+    """Read a compared result as the report does, and draw it."""
+    from snaketune.report.charts.style import model_styles
+    from snaketune.report.compare.earlier_results import compared_files
+    from snaketune.report.compare.earlier_runs import EarlierRuns
+    from snaketune.report.data.results import ResultSet
+
+    ours = ResultSet((), [], [])
+    read = EarlierRuns(ours, [entry], *([Path(path) for path in paths] for paths in compared_files([entry]).values()))
+    assert read.comparisons and read.fingerprints
+    read.chart(model_styles(read.labels))

@@ -207,6 +207,31 @@ def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
     assert not chosen.compiled and "TORCHINDUCTOR_CACHE_DIR" in chosen.reason
 
 
+NESTED = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"3", b"{", NESTED, b'{"demo": 3}', b'{"demo": {"a": 3}}', b'{"payload": {"a": 3}, "records": {}}'],
+)
+@pytest.mark.parametrize("name", ["manifest.json", "state/attempt.json", "accepted_code.json"])
+def test_a_file_of_the_workflow_with_other_content_is_an_error_or_made_again(made, name, content):
+    from snaketune.stages.cache.accepted_code import accepted_codes
+    from snaketune.stages.cache.attempt import read_attempt
+
+    _, manifest, work = made
+    (path := work / name).parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    if name == "manifest.json":
+        assert WorkFolder(work).result() is None
+        manifest.write_bytes(content)
+        with pytest.raises(SnaketuneError, match=r"manifest\.json .*run again"):
+            result_at(manifest)
+        return
+    with pytest.raises(SnaketuneError, match=f"{path.name} .*remove"):
+        read_attempt(path.parent) if path.parent.name == "state" else accepted_codes("demo", "a", work)
+
+
 def test_an_outcome_has_no_room_for_code():
     assert set(Outcome.__dataclass_fields__) == {"counts", "about", "records", "run"}
 

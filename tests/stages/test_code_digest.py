@@ -76,6 +76,7 @@ def test_every_reason_is_of_something_that_is_there():
 # tables and progress return the data that stages read, so tests check that they pass on exactly what they get.
 CALLED = {
     "artifacts.digests": {"digest_file", "digest_json"},
+    "artifacts.plain_json": {"parse_json"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
     "cluster.deadline": {"job_end_time", "requeue_job", "seconds_until"},
     # To signal the processes on other nodes.

@@ -10,9 +10,9 @@ from snaketune.stages.cache import definitions, syntax
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
-    """A new process in an empty folder with results: a function that forgets what this process has cached."""
-    monkeypatch.chdir(tmp_path)
-    syntax.CACHE.parent.mkdir(parents=True)
+    """A new process with an empty cache: a function that forgets what this process has cached."""
+    monkeypatch.setattr(syntax, "CACHE", tmp_path / "__pycache__/syntax.json")
+    syntax.CACHE.parent.mkdir()
 
     def begin():
         syntax._cache.cache_clear()
@@ -61,7 +61,7 @@ def test_cache_that_cannot_be_read_cost_a_look(fresh, there):
     assert len(json.loads(syntax.CACHE.read_text(encoding="utf-8"))) == 1
 
 
-def test_without_results_no_cache_is_written(fresh):
+def test_where_python_compiles_nothing_no_cache_is_written(fresh):
     syntax.CACHE.parent.rmdir()
     syntax.syntax_of(SOURCE)
     syntax._write_cache()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from snaketune.stages.cache.syntax import CACHE
 from tests.cluster.slurm_commands import SlurmCommands
 from tests.forked import python
 
@@ -121,9 +120,8 @@ class Project:
         return rules_in(self.snakemake("--dry-run", *arguments))
 
     def made(self) -> list[Path]:
-        """The files that runs made, but for the cache of `fresh`."""
-        made = (self.folder / "results").rglob("*")
-        return [path for path in made if path.is_file() and path != self.folder / CACHE]
+        """The files that runs made."""
+        return [path for path in (self.folder / "results").rglob("*") if path.is_file()]
 
     def read(self, path: str) -> str:
         return (self.folder / path).read_text(encoding="utf-8")
@@ -181,12 +179,9 @@ def project(finished, tmp_path) -> Project:
 
 
 @pytest.fixture
-def fresh(finished, tmp_path) -> Project:
-    """The micro project before any run, but with the cache of the code's syntax, half of the time of a dry run."""
-    project = Project(tmp_path / "project").write_data()
-    (project.folder / CACHE).parent.mkdir(parents=True)
-    shutil.copy(finished.folder / CACHE, project.folder / CACHE)
-    return project
+def fresh(tmp_path) -> Project:
+    """The micro project before any run."""
+    return Project(tmp_path / "project").write_data()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 There is no network: git takes a folder for https://github.com/, so that github() clones by a file:// URL.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -109,7 +110,7 @@ class User:
 
     def copy(self) -> Path:
         """The copy of the package that jobs import."""
-        (copy,) = (self.folder / "results/.package").iterdir()
+        (copy,) = (self.folder / ".snakemake/snaketune").iterdir()
         return copy
 
 
@@ -145,8 +146,8 @@ def test_a_module_runs_and_then_has_nothing_to_do(kind, user):
     assert not (user.folder / CORPUS).exists()
     user.snakemake(TOKENIZER)
     assert json.loads((user.folder / TOKENIZER).read_text(encoding="utf-8"))["payload"]
-    assert "Nothing to be done" in user.snakemake(TOKENIZER)
     assert imported_from(user.repository / "workflow" if kind == "path" else user.copy())
+    assert "Nothing to be done" in user.snakemake(TOKENIZER)
 
 
 def test_a_module_runs_with_the_package_that_pip_installs(user, installed, tmp_path):
@@ -249,6 +250,61 @@ def test_files_that_the_users_snakefile_reads_are_checked(user):
     lines = (user.folder / "config.yaml").read_text(encoding="utf-8").count("\n")
     said = user.write(GITHUB).snakemake("--dry-run", check=False)
     assert f"config.yaml, line {lines}: the key 'eval' occurs twice" in said
+
+
+def test_code_that_came_with_a_project_of_others_is_replaced_before_it_runs(user, tmp_path):
+    """The name of the copy can be computed by anyone who has the package."""
+    user.write(GITHUB).snakemake("--dry-run")
+    name, mark = user.copy().name, tmp_path / "HACKED"
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+    for folder in (user.copy(), user.folder / "results/.package" / name):
+        (folder / "snaketune/stages/__pycache__").mkdir(parents=True, exist_ok=True)
+        (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
+        (folder / "snaketune/__init__.py").write_text(code, encoding="utf-8")
+    user.snakemake("--dry-run")
+    user.snakemake(CORPUS)
+    assert not mark.exists() and not (user.copy() / "sitecustomize.py").exists()
+
+
+def remove_module(copy: Path) -> None:
+    (copy / "snaketune/errors.py").unlink()
+
+
+def write_below(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        (lambda copy: None, True),
+        # Without the hash of its source, Python doesn't compare it with the source.
+        (lambda copy: (copy / "snaketune/__pycache__/errors.cpython-311.pyc").write_bytes(b"compiled"), True),
+        (lambda copy: (copy / "snaketune/__pycache__/linked.pyc").symlink_to("/etc/passwd"), True),
+        (lambda copy: (copy / "snaketune/errors.py").write_text("1"), False),
+        (remove_module, False),
+        (lambda copy: (copy / "snaketune/errors.so").touch(), False),
+        (lambda copy: (copy / "snaketune/errors.pyc").touch(), False),
+        (lambda copy: (copy / "torch.py").touch(), False),
+        (lambda copy: (copy / "snaketune/errors").symlink_to(copy / "elsewhere"), False),
+        (lambda copy: (copy / "__pycache__").symlink_to(copy / "snaketune/__pycache__"), False),
+        (lambda copy: (copy / "snaketune/__pycache__").rmdir(), True),
+        (lambda copy: write_below(copy / "snaketune/__pycache__/torch"), False),
+    ],
+)
+def test_a_copy_of_the_package_holds_its_files_and_nothing_else(tmp_path, change, kept):
+    text = (ROOT / "workflow/rules/package.smk").read_text(encoding="utf-8")
+    rules = {"hashlib": hashlib}
+    exec(text[text.index("def files_of(") : text.index("def copied(")], rules)
+    exec(text[text.index("def is_copy(") : text.index("PACKAGE =")], rules)
+    (package := tmp_path / "copy/snaketune").mkdir(parents=True)
+    (package / "errors.py").touch()
+    files = rules["files_of"](package)
+    (package / "__pycache__").mkdir()
+    change(tmp_path / "copy")
+    assert rules["is_copy"](tmp_path / "copy", files) == kept
+    assert not kept or not [*package.glob("__pycache__/*")]
 
 
 def test_without_the_package_the_error_names_what_to_install(user, tmp_path):

@@ -2,8 +2,14 @@
 
 from pathlib import Path
 
+from snakemake.logging import logger
+
 from snaketune.config.yaml_values import check_file
+from snaketune.stages.host.streams import escape_record
 from snaketune.errors import SnaketuneError
+
+# Messages quote configs, models and results of others.
+logger.addFilter(escape_record)
 
 moves = workflow.modifier.path_modifier
 while moves is not None:

@@ -1,8 +1,9 @@
 """The Python package of these rules: the one beside them, or the installed one if the rules come from a git repository.
 
 Rules and package have to be of one revision, so an installed package is compared with the repository file by file. Jobs import
-it from a copy in results/.package: then PYTHONPATH holds nothing else of this environment, from which a job in a conda
-environment must not import, and a job in a container can read it.
+it from a copy in .snakemake: then PYTHONPATH holds nothing else of this environment, from which a job in a conda environment
+must not import, and a job in a container or on another node can read it. The process that plans imports the installed package,
+and makes the copy again if it isn't exactly that: a folder that came with results or a project of others is never run.
 """
 
 import hashlib
@@ -71,7 +72,7 @@ def files_in_repository():
 
 def files_of(package):
     """Return the digest that git would give each file of a package, by path."""
-    files = (path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    files = (path for path in package.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
     contents = {path.relative_to(package).as_posix(): path.read_bytes() for path in files}
     return {
         path: hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest() for path, content in contents.items()
@@ -80,8 +81,12 @@ def files_of(package):
 
 def copied(package):
     """Return a folder that holds only a copy of the package, named after its content."""
-    digest = hashlib.sha256(str(sorted(files_of(package).items())).encode()).hexdigest()[:16]
-    folder = Path("results/.package", digest).absolute()
+    files = files_of(package)
+    digest = hashlib.sha256(str(sorted(files.items())).encode()).hexdigest()[:16]
+    folder = Path(".snakemake/snaketune", digest).absolute()
+    # The jobs of this run only read what its main process has checked.
+    if workflow.exec_mode == ExecMode.DEFAULT and os.path.lexists(folder) and not is_copy(folder, files):
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
@@ -97,20 +102,32 @@ def copied(package):
     return folder
 
 
-PACKAGE_ROOT = Path(RULES).parent if IS_CLONE else copied(installed_package())
+def is_copy(folder, files):
+    """Return True if a folder holds exactly these files of the package, and no link. What Python compiled there is removed
+    first, since it would be loaded in place of the files."""
+    for compiled in folder.rglob("__pycache__/*"):
+        if compiled.is_symlink() or not compiled.is_dir():
+            compiled.unlink(missing_ok=True)
+    linked = any(path.is_symlink() for path in (folder, *folder.rglob("*")))
+    return not linked and files_of(folder) == {f"snaketune/{name}": digest for name, digest in files.items()}
+
+
+PACKAGE = Path(RULES).parent / "snaketune" if IS_CLONE else installed_package()
+PACKAGE_ROOT = PACKAGE.parent if IS_CLONE else copied(PACKAGE)
 if os.pathsep in str(PACKAGE_ROOT):
     raise Error(
         f"{PACKAGE_ROOT} has a {os.pathsep!r} in its path, which separates the entries of PYTHONPATH, so jobs would import "
         "other code; rename the folder"
     )
-sys.path.insert(0, str(PACKAGE_ROOT))
+if IS_CLONE:
+    sys.path.insert(0, str(PACKAGE_ROOT))
 
 import snaketune
 
-IMPORTED = Path(snaketune.__file__).parents[1]
-if not IMPORTED.samefile(PACKAGE_ROOT):
+IMPORTED = Path(snaketune.__file__).parent
+if not IMPORTED.samefile(PACKAGE):
     raise Error(
-        f"the rules in {RULES} belong to the package in {PACKAGE_ROOT}, but another module of this workflow has already "
+        f"the rules in {RULES} belong to the package in {PACKAGE}, but another module of this workflow has already "
         f"imported the one in {IMPORTED}; a workflow can use only one revision of snaketune"
     )
 

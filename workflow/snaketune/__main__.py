@@ -130,8 +130,10 @@ def _preview(options: argparse.Namespace) -> int:
     seen = []
     for preview in previews:
         seen.append(preview)
-        for line in as_text(preview, colour=has_colours(sys.stdout)):
-            print(line.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
+        coloured = has_colours(sys.stdout)
+        for line in as_text(preview, colour=coloured):
+            # Its colours are escape sequences, and the rest is escaped already.
+            print(line, file=sys.__stdout__ if coloured else sys.stdout, flush=True)
     if options.html:
         from snaketune.report.html import render
 

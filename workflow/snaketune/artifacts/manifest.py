@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
 
 # Beside the manifest: size, time and inode of each file when it was published.
@@ -96,20 +97,17 @@ class Artifact:
 
     @cached_property
     def _published(self) -> dict[str, list[int]]:
-        try:
-            return json.loads((self.manifest_path.parent / PUBLISHED).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        return read_json(self.manifest_path.parent / PUBLISHED, {})
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     """Read a manifest and return its artifact, with its files in `payload` beside it; SnaketuneError if unreadable."""
     try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        manifest = parse_json(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}; remove it and run again") from None
     described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
-    if not all(isinstance(part, dict) and all("digest" in entry for entry in part.values()) for part in described):
+    if not all(isinstance(part, dict) and all(map(_is_described, part.values())) for part in described):
         problem = "is no snaketune manifest: payload or records are missing or malformed"
     elif outside := [name for part in described for name in part if not _is_inside(name)]:
         problem = f"lists the file {outside[0]!r}, which is outside its payload; no stage writes such a name"
@@ -121,6 +119,10 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
         except (AttributeError, TypeError) as error:
             problem = f"is no snaketune manifest ({error!r})"
     raise SnaketuneError(f"{manifest_path} {problem}; remove it and run again")
+
+
+def _is_described(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("digest"), str)
 
 
 def _is_inside(name: str) -> bool:
@@ -149,7 +151,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: str | Path, default: Any) -> Any:
     """Read a JSON file; `default` if there is none, it is damaged, or its value isn't of the default's type."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return default
     return content if isinstance(content, type(default)) else default

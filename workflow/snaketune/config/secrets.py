@@ -11,8 +11,8 @@ TOKEN = re.compile(
     r"\b(?:hf_\w{20,}|wandb_v\d_\w{10,}|sk-[\w-]{20,}|gh[opsur]_\w{30,}|github_pat_\w{20,}|A[KS]IA[0-9A-Z]{16}"
     r"|xox[abprs]-[\w-]{10,})"
 )
-# `user:password` before the host of a URL.
-PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]+(?=@)")
+# `user:password` before the host of a URL; the password may have an @.
+PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s:]*:[^/\s]+(?=@)")
 
 
 def without_secrets(text: str) -> str:

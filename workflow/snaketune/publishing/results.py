@@ -1,6 +1,5 @@
 """The results that a model card or the report shows, read and checked against the names of their jobs."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
@@ -100,7 +100,15 @@ class Results:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file. Raises SnaketuneError if it can't be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(f"{path} can't be read: {error}") from None
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Read a file with a JSON value on each line. Raises SnaketuneError if it can't be read."""
+    try:
+        return [parse_json(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{path} can't be read: {error}") from None
 

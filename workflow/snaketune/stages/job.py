@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.config.suggestions import unknown
@@ -98,7 +99,7 @@ def result_at(manifest: Path) -> Artifact:
     if not manifest.is_file():
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     try:
-        stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
+        stage = parse_json(manifest.read_text(encoding="utf-8"))["stage"]
         return read_artifact(manifest, _stage(stage).payload)
     except (ValueError, KeyError, TypeError) as error:
         raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

@@ -6,14 +6,15 @@ made again exactly when one of them changes. An evaluation belongs to a run if i
 names are.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
+from snaketune.report.data.forms import Manifest, check
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.specs import ReportSpec
 from snaketune.stages.table import STAGES
@@ -60,16 +61,9 @@ def result_of(manifest: Path, stages: Iterable[str]) -> Artifact:
         SnaketuneError: Its manifest can't be read or is of another stage, or one of its files is a link out of its folder.
     """
     try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-        shapes = {dict: ("spec", "inputs", "counts", "versions"), str: ("stage", "code", "fingerprint")}
-        shaped = all(isinstance(content[key], shape) for shape, keys in shapes.items() for key in keys)
-        shaped = shaped and all(isinstance(digests, list) for digests in content["inputs"].values())
-    except UNREADABLE as error:
-        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r})") from None
-    if not shaped:
-        raise SnaketuneError(
-            f"{manifest} is no snaketune manifest: spec, inputs, counts, versions, code or fingerprint are missing or malformed"
-        )
+        content = check(manifest, Manifest, parse_json(manifest.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error})") from None
     if content["stage"] not in stages:
         raise SnaketuneError(f"{manifest} is of stage {content['stage']!r}; expected {' or '.join(stages)}")
     published = STAGES[content["stage"]].payload
@@ -131,9 +125,9 @@ def _evaluations(results: Path, content: str) -> Iterator[tuple[str, Path]]:
     in_work_folders = f"{WORK_ROOT.name}/eval/*/manifest.json"
     for path in (*sorted(results.glob("eval/*/*/manifest.json")), *sorted(results.glob(in_work_folders))):
         try:
-            evaluation = json.loads(path.read_text(encoding="utf-8"))
+            evaluation = parse_json(path.read_text(encoding="utf-8"))
             if evaluation["inputs"]["model"][:1] == [content]:
-                yield evaluation["fingerprint"], path
+                yield str(evaluation["fingerprint"]), path
         except UNREADABLE:
             # The config doesn't name this file; if it is part of a result that is read, that reader reports it.
             continue

@@ -1,23 +1,23 @@
 """Compare earlier runs (`report.compare`) with those of this config: what differs, and how they turned out.
 
 Each earlier run is compared with the run of this config whose spec is most similar. Its files may come from elsewhere and
-are untrusted: digests are verified, no file outside its folder is opened, and values that aren't numbers are ignored.
+are untrusted: digests are verified, no file outside its folder is opened, what is read by key has to have its form (`forms`),
+and other values that aren't numbers are ignored.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.errors import SnaketuneError
 from snaketune.publishing.results import Result, is_number, read_json
 from snaketune.report.charts.style import Chart, Style, message
 from snaketune.report.charts.training_charts import curve, throughput
 from snaketune.report.compare.differing_keys import leaves, value_text
 from snaketune.report.compare.earlier_results import COMPARED, KEY, result_of
+from snaketune.report.data.forms import TrainingRun, check
 from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers, natural, scored_of
 from snaketune.report.judge.verdict import Difference, differences
 from snaketune.report.text import NOTHING, clean, decimal, duration, percent, whole
@@ -81,7 +81,7 @@ class EarlierRuns:
             SnaketuneError: If a result isn't in the form that stages write.
         """
         self.results = results
-        run_of = {path.parent: _run(path) for path in runs}
+        run_of = {path.parent: check(path, TrainingRun, read_json(path)) for path in runs}
         of_models = [result_of(path, ("eval",)) for path in evaluations]
         self.others = [
             self._other(clean(entry), result_of(path, COMPARED), run_of.get(path.parent, {}), of_models)
@@ -113,19 +113,9 @@ class EarlierRuns:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        """One comparison per stage. Raises SnaketuneError if a result isn't in the form that stages write."""
-        with self._check_shape():
-            by_stage = {stage: [one for one in self.others if one.run.stage == stage] for stage in COMPARED}
-            return [self._comparison(stage, others) for stage, others in by_stage.items() if others]
-
-    @contextmanager
-    def _check_shape(self) -> Iterator[None]:
-        try:
-            yield
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise SnaketuneError(
-                f"{KEY}: one of {', '.join(self.labels)} isn't in the form that a stage writes: {error!r}; remove it"
-            ) from None
+        """One comparison per stage."""
+        by_stage = {stage: [one for one in self.others if one.run.stage == stage] for stage in COMPARED}
+        return [self._comparison(stage, others) for stage, others in by_stage.items() if others]
 
     def _comparison(self, stage: str, others: list[EarlierRun]) -> Comparison:
         ours = {other.ours.label: other.ours for other in others if other.ours}
@@ -161,22 +151,11 @@ class EarlierRuns:
         """Loss and throughput curves of our and the earlier runs, by stage."""
         panels = []
         for one in self.comparisons:
-            with self._check_shape():
-                panels.append(curve("loss", f"{one.stage}: Training loss", "loss", one.runs, styles, decimal))
-                panels.append(throughput(one.runs, styles, f"{one.stage}: "))
+            panels.append(curve("loss", f"{one.stage}: Training loss", "loss", one.runs, styles, decimal))
+            panels.append(throughput(one.runs, styles, f"{one.stage}: "))
         drawn = [panel for panel in panels if panel] or [message("None of the runs has a log.")]
         key = {run.label: styles[run.label] for one in self.comparisons for run in one.runs}
         return Chart(name="compare", panels=drawn, key=key)
-
-
-def _run(path: Path) -> dict[str, Any]:
-    try:
-        run = read_json(path)
-    except SnaketuneError as error:
-        raise SnaketuneError(f"{KEY}: {error}") from None
-    if not isinstance(run, dict) or not isinstance(run.get("history", []), list):
-        raise SnaketuneError(f"{KEY}: {path} isn't in the form that a training writes")
-    return run
 
 
 def _numbers_of(run: Result) -> list[dict[str, float]]:

@@ -1,6 +1,5 @@
 """All results of a report: manifests, run.json files, and the scores and responses of every evaluated model."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from snaketune.publishing.results import Result, Results, is_number, read_json
+from snaketune.publishing.results import Result, Results, is_number, read_json, read_lines
+from snaketune.report.data.forms import LOSSES, PAIRS, Columns, Response, Scores, check, check_table
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
@@ -39,7 +39,7 @@ class ScoredModel:
     @cached_property
     def pairs(self) -> pa.Table | None:
         """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`); None for older results."""
-        return self._table("pairs.arrow")
+        return self._table("pairs.arrow", PAIRS)
 
     @cached_property
     def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
@@ -47,18 +47,21 @@ class ScoredModel:
 
         Empty for older results.
         """
-        manifest, table = self.result.manifest, self._table("losses.arrow")
+        manifest, table = self.result.manifest, self._table("losses.arrow", LOSSES)
         if table is None:
             return {}
-        packs = dict(zip(manifest["spec"]["conversations"], manifest["inputs"].get("packs", ())))
+        packs = dict(zip(manifest["spec"].get("conversations", ()), manifest["inputs"].get("packs", ())))
         losses: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
         for row in table.to_pylist():
             document = packs.get(row["corpus"], ""), row["document"]
             losses.setdefault(row["corpus"], {})[document] = row["loss_nats"], row["tokens"]
         return losses
 
-    def _table(self, name: str) -> pa.Table | None:
-        return read_table(self.result.artifact.file(name)) if name in self.result.manifest["payload"] else None
+    def _table(self, name: str, columns: Columns) -> pa.Table | None:
+        if name not in self.result.manifest["payload"]:
+            return None
+        path = self.result.artifact.file(name)
+        return check_table(path, read_table(path), columns)
 
 
 class ResultSet(Results):
@@ -98,9 +101,12 @@ class ResultSet(Results):
 
 def scored_of(result: Result) -> ScoredModel:
     """Read the scores and responses of an evaluation. Raises SnaketuneError if they can't be read."""
-    scores = read_json(result.artifact.file("scores.json"))
-    lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
-    return ScoredModel(result=result, scores=scores, responses=[json.loads(line) for line in lines if line])
+    path, lines = (result.artifact.file(name) for name in ("scores.json", "responses.jsonl"))
+    return ScoredModel(
+        result=result,
+        scores=check(path, Scores, read_json(path)),
+        responses=check(lines, list[Response], read_lines(lines)),
+    )
 
 
 def by_whole(results: list[Result]) -> dict[tuple[str, str], list[Result]]:

@@ -1,8 +1,9 @@
 """Accepted code changes: results made with earlier code count as made with the current code; recorded among the results."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
@@ -47,10 +48,11 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
 
 def _read(record: Path) -> dict[str, dict[str, list[str]]]:
     try:
-        return json.loads(record.read_text(encoding="utf-8"))
+        return TypeAdapter(dict[str, dict[str, list[str]]]).validate_json(record.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValidationError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise SnaketuneError(
-            f"{record} can't be read ({error}); remove it, and accept again what you want to reuse"
+            f"{record} can't be read ({problem}); remove it, and accept again what you want to reuse"
         ) from None

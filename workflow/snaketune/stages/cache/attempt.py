@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+from pydantic import TypeAdapter, ValidationError
+
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.model_digests import digest_model_file
@@ -80,11 +82,16 @@ class Attempt:
 
 
 def read_attempt(state: Path) -> Attempt | None:
-    """Read the attempt of a state folder; None if there is none, as for a process that was started from the command line."""
+    """Read the attempt of a state folder; None if there is none, as for a process that was started from the command line.
+    SnaketuneError if it is damaged."""
     try:
-        return Attempt(**json.loads((state / FILE).read_text(encoding="utf-8")))
+        return TypeAdapter(Attempt).validate_json((state / FILE).read_bytes())
     except FileNotFoundError:
         return None
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise SnaketuneError(f"{state / FILE} is damaged ({problem}); remove {state}, and run again") from None
 
 
 def check_files(state: Path) -> None:

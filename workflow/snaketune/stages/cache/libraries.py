@@ -9,14 +9,17 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.stages.host.streams import escape_output
 from snaketune.stages.specs import CalibrateSpec, CorpusSpec, DpoSpec, EvalSpec, RefLogpsSpec, SftSpec, TokenizerSpec
 
 Inputs = dict[str, list[Artifact]]
 
 
 def quiet_libraries() -> None:
-    """Silence bitsandbytes, before anything is imported: peft imports it wherever it is installed, and it would warn in every
-    log about kernels that aren't used."""
+    """Prepare this process for the output of libraries, before any is imported: control characters in it are escaped, and
+    bitsandbytes is silenced. peft imports it wherever it is installed, and it would warn in every log about kernels that aren't
+    used."""
+    escape_output()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from snaketune.artifacts.digests import digest_bytes, digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
+from snaketune.artifacts.plain_json import parse_json
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
@@ -76,7 +77,7 @@ class Results:
         try:
             text = Path(job.manifest).read_bytes()
             self._digests[job.manifest] = digest_bytes(text)
-            manifest = json.loads(text)
+            manifest = parse_json(text)
             if is_damaged(manifest):
                 return Status(why=("its manifest.json is damaged",))
             manifest = with_current_keys(manifest)

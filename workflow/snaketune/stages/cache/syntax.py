@@ -2,7 +2,8 @@
 
 Comments, docstrings, the declaration of a stage and the names of modules don't count, so that a module can be renamed or moved
 without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so CACHE
-holds by digest of a source the digest of its syntax, and its imports.
+holds by digest of a source the digest of its syntax, and its imports. It is beside what Python compiled of this module, so that
+results from elsewhere can't hide a change of the code.
 """
 
 import ast
@@ -14,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ import xxhash
 from snaketune.artifacts.manifest import read_json
 
 PACKAGE = "snaketune"
-CACHE = Path("results/.jobs/.code.json")
+CACHE = Path(cache_from_source(__file__)).with_suffix(".json")
 # What may have a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -66,10 +68,10 @@ def _cache() -> dict[str, Any]:
 
 
 def _write_cache() -> None:
-    """Write the cache if anything was planned here."""
+    """Write the cache if Python writes what it compiles there."""
     if not CACHE.parent.is_dir():
         return
-    partial = CACHE.with_name(f".code.{os.getpid()}.partial")
+    partial = CACHE.with_suffix(f".{os.getpid()}.partial")
     current = {key: value for key, value in _cache().items() if key.startswith(_parser_version())}
     # Without the cache, the next start takes half a second longer; that is no reason to fail.
     with contextlib.suppress(OSError):

@@ -14,7 +14,6 @@ work by its fingerprint; so does a config that was put back to an earlier state.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import socket
@@ -33,6 +32,7 @@ from snaketune.artifacts.manifest import (
     write_json,
     write_manifest,
 )
+from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.host.locks import Lease
 
@@ -234,7 +234,7 @@ def published_manifests(results: Path, facts_of: Callable[[dict[str, Any]], Any]
         if path.relative_to(results).parts[0].startswith("."):
             continue
         try:
-            facts = facts_of(json.loads(path.read_text(encoding="utf-8")))
+            facts = facts_of(parse_json(path.read_text(encoding="utf-8")))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
         yield path, facts
