@@ -77,4 +77,4 @@ class SampleOrderMixin:
 
     def on_epoch_begin(self, args, state, control, **_):
         """Set the epoch of the order: in a resumed epoch the Trainer informs only the wrapper that skips batches."""
-        pass
+        self.order.set_epoch(state.epoch)
