@@ -24,10 +24,11 @@ COMPUTING = {
     "config.load": {"card"},  # what a Hub id looks like
     "config.lora": LOADING,  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
+    "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
     "config.operation": {*LOADING, "audit"},  # the number of processes
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "config.packing": {"pack"},  # the lengths of rows
-    "config.paths": {"report"},  # names of earlier runs
+    "config.paths": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.score_names": {"report"},  # which scores are rewards
     "config.secrets": TRAININGS,  # what is masked in messages
     "config.suggestions": {*LOADING, "report"},  # near names in errors
@@ -39,7 +40,9 @@ COMPUTING = {
 SHAPELESS = {
     "artifacts.digests": "digests that are compared with others of the same run; a change of them makes everything stale",
     "artifacts.manifest": "files are verified and passed on by name, in order of names: test_inputs, test_build_once",
+    "artifacts.plain_json": "parses manifests, or refuses them",
     "cluster.deadline": "when a training is preempted; it resumes exactly: test_resume",
+    "cluster.job_endings": "how SLURM ended an attempt; micro-batches shape no result by contract",
     "cluster.slurm": "commands that signal processes",
     "config.base": "types of values",
     "config.evaluations": "values",
@@ -55,6 +58,7 @@ SHAPELESS = {
     "stages.declaration": "declares stages; spec and inputs are in the fingerprint",
     "stages.findings": "prints and refuses",
     "stages.graph": "a type",
+    "stages.host.cgroups": "memory limits and kills; micro-batches shape no result by contract",
     "stages.host.disk_errors": "words of errors",
     "stages.host.forks": "starts processes",
     "stages.host.gpus": "which GPUs a job has; their kind is in the fingerprint",
@@ -62,7 +66,6 @@ SHAPELESS = {
     "stages.host.locks": "waits",
     "stages.job": "reads the manifest of a path",
     "stages.outcome": "carries counts and entries",
-    "stages.plan.context": "lists the files of a folder, whose digests are in a key",
     "stages.plan.published_jobs": "plans jobs",
     "stages.progress": "passes on what it iterates over: test_code_digest",
     "stages.specs": "the fields of specs",
