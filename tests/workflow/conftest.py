@@ -148,7 +148,7 @@ def rules_in(said: str) -> set[str]:
 
 
 def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
-    """The modes below a folder, by name, that aren't those that the umask leaves; weights and tables of results are read-only."""
+    """The modes below a folder, by name, that the umask doesn't leave; weights and tables of results are read-only."""
     wrong = {}
     for path in (path for path in folder.rglob("*") if not path.is_symlink()):
         parts = path.relative_to(folder).parts
