@@ -1,9 +1,11 @@
 """Files of finished results: whatever happens to one, the result isn't computed again while there is an intact copy."""
 
 import errno
+import multiprocessing
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,43 @@ def test_weights_of_an_earlier_version_are_linked_read_only_and_small_files_are_
     assert len(built) == 1
     assert stat.S_IMODE((published / WEIGHTS).stat().st_mode) == 0o444
     assert not (published / SETTINGS).samefile(cached / SETTINGS)
+
+
+def _member(user: int, group: int, folder: Path, out: str, built: int) -> None:
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+    os.umask(0o002)
+    calls: list = []
+    run(folder, calls, out)
+    assert len(calls) == built
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+def test_members_of_a_team_reuse_replace_and_restore_each_others_results():
+    group, first, second = 60000, 60001, 60002
+    # pytest's own folders are its user's alone.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chown(folder, -1, group)
+        folder.chmod(0o2775)
+
+        def member(user: int, out: str, built: int) -> None:
+            process = multiprocessing.get_context("fork").Process(
+                target=_member, args=(user, group, folder, out, built)
+            )
+            process.start()
+            process.join()
+            assert process.exitcode == 0
+
+        member(first, "results/sft/run", 1)
+        member(second, "results/sft/run", 0)
+        member(second, "results/sft/other", 0)
+        (cached,) = folder.glob("results/.work/sft/*/payload")
+        cut(cached / SETTINGS)
+        (cached / WEIGHTS).unlink()
+        member(second, "results/sft/run", 0)
+        member(first, "results/sft/run", 0)
+        for published in folder.glob("results/sft/*/model"):
+            assert {file: (published / file).read_text() for file in CONTENT} == CONTENT
+        assert {path.stat().st_gid for path in folder.rglob("*")} == {group}
