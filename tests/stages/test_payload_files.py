@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -150,14 +151,15 @@ def test_weights_of_an_earlier_version_are_linked_read_only_and_small_files_are_
     assert not (published / SETTINGS).samefile(cached / SETTINGS)
 
 
-def _member(user: int, group: int, folder: Path, out: str, built: int) -> None:
+def _member(user: int, group: int, folder: Path, out: str, built: int | None) -> None:
     os.setgroups([])
     os.setgid(group)
     os.setuid(user)
     os.umask(0o002)
     calls: list = []
-    run(folder, calls, out)
-    assert len(calls) == built
+    with nullcontext() if built is not None else pytest.raises(PermissionError):
+        run(folder, calls, out)
+    assert len(calls) == (built or 0)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
@@ -169,7 +171,7 @@ def test_members_of_a_team_reuse_replace_and_restore_each_others_results():
         os.chown(folder, -1, group)
         folder.chmod(0o2775)
 
-        def member(user: int, out: str, built: int) -> None:
+        def member(user: int, out: str, built: int | None) -> None:
             process = multiprocessing.get_context("fork").Process(
                 target=_member, args=(user, group, folder, out, built)
             )
@@ -188,3 +190,10 @@ def test_members_of_a_team_reuse_replace_and_restore_each_others_results():
         for published in folder.glob("results/sft/*/model"):
             assert {file: (published / file).read_text() for file in CONTENT} == CONTENT
         assert {path.stat().st_gid for path in folder.rglob("*")} == {group}
+        # What another member may not read isn't damaged: it is neither made again nor removed.
+        for published in folder.glob("results/sft/*"):
+            shutil.rmtree(published)
+        (cached / WEIGHTS).chmod(0o600)
+        os.chown(cached / WEIGHTS, first, group)
+        member(second, "results/sft/run", None)
+        member(first, "results/sft/run", 0)

@@ -66,15 +66,19 @@ def restore(path: Path, entry: dict[str, Any], results: Path) -> Path | None:
     """
     partial = path.with_name(f".{path.name}.partial")
     for other in results.rglob(glob.escape(path.name)):
-        # Any of them may be unreadable, or removed by another process.
-        with suppress(OSError, SnaketuneError):
-            if other.stat().st_size == entry.get("bytes") and digest_file(other) == entry["digest"]:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.unlink(missing_ok=True)
-                place(other, partial)
-                sync(partial)
-                partial.replace(path)
-                return other
+        try:
+            is_intact = other.stat().st_size == entry.get("bytes") and digest_file(other) == entry["digest"]
+        except (OSError, SnaketuneError):
+            # Unreadable, or removed by another process.
+            continue
+        if is_intact:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.unlink(missing_ok=True)
+            # A full disk ends the job: the result isn't lost.
+            place(other, partial)
+            sync(partial)
+            partial.replace(path)
+            return other
     return None
 
 

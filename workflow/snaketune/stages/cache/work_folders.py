@@ -13,6 +13,7 @@ work by its fingerprint; so does a config that was put back to an earlier state.
         unpublished          exists while the result may not have been published yet
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -95,7 +96,8 @@ class WorkFolder:
         return artifact
 
     def _verify(self, artifact: Artifact, name: str) -> None:
-        """Restore a file if it is missing or damaged; SnaketuneError if there is no intact copy."""
+        """Restore a file if it is missing or damaged; SnaketuneError if there is no intact copy, OSError if it can't be read or
+        written."""
         try:
             artifact.file(name)
         except SnaketuneError as error:
@@ -103,6 +105,9 @@ class WorkFolder:
             # Nothing is written through a link.
             is_inside = path.parent.resolve() == (self.folder.resolve() / "payload" / name).parent
             if not is_inside or not (intact := restore(path, entry, self.root.parent)):
+                if path.is_file() and not os.access(path, os.R_OK):
+                    # Of another user: not damaged.
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
                 raise
             print(f"{_problem(error)}; it is restored from {intact}", flush=True)
 
