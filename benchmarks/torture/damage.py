@@ -1,6 +1,7 @@
 """Damaged files: bit flips in results, unfinished work or manifests, a source that changes while it is read, wrong clocks."""
 
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def flip(path: Path, trial: Trial) -> None:
     at = trial.drawn.randrange(len(content))
     content[at] ^= 1 << trial.drawn.randrange(8)
     stands = path.stat()
+    # Tables and weights are read-only.
+    path.chmod(stands.st_mode | stat.S_IWUSR)
     path.write_bytes(content)
     # A failing disk doesn't update times.
     os.utime(path, ns=(stands.st_atime_ns, stands.st_mtime_ns))

@@ -3,21 +3,26 @@
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from snaketune.artifacts.manifest import read_artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
+from snaketune.models.passed_test import PassedTest
 from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 from snaketune.stages.job import result_at
 from snaketune.stages.links import check_link, link_payload
 from snaketune.stages.outcome import Outcome
+from snaketune.training.checkpoint.checkpoints import mark_complete
 from tests.stages.test_build_once import run
+from tests.workflow.conftest import wrong_modes
 
 OUTSIDE = [
     "../secret",
@@ -164,17 +169,34 @@ def test_a_file_with_the_name_of_the_link_is_not_removed(made):
     check_link(folder / "results/best")
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_files_get_no_more_rights_than_the_user_gives(tmp_path, mask):
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_files_get_exactly_the_rights_that_the_user_gives(tmp_path, mask):
+    """Also those that libraries write for their owner alone."""
+
+    def build(work):
+        checkpoint = work.state / "checkpoints/checkpoint-1"
+        for folder in (checkpoint, work.payload / "adapter"):
+            folder.mkdir(parents=True)
+            save_file({"a": numpy.zeros(1)}, folder / "model.safetensors")
+            (folder / "config.json").write_text("{}")
+        mark_complete(checkpoint, work.check_held)
+        PassedTest(work.root / ".self-tests/abc").write(0.5)
+        RowStore(work.root, {}).add({b"sixteen bytes...": b"value"})
+        return Outcome()
+
     before = os.umask(mask)
     try:
-        run(tmp_path)
+        run(tmp_path, build=build, keep_state=True)
     finally:
         os.umask(before)
-    made = [path for path in (tmp_path / "results").rglob("*") if not path.is_symlink()]
-    assert made
-    assert not [path for path in made if stat.S_IMODE(path.stat().st_mode) & mask]
-    assert not [path for path in made if path.is_file() and path.stat().st_mode & 0o111]
+    # The checkpoint, the cached result and the published one.
+    assert len([*tmp_path.glob("results/**/model.safetensors")]) == 3
+    assert wrong_modes(tmp_path / "results", mask) == {}
+
+
+@pytest.mark.workflow
+def test_a_team_can_use_all_that_a_project_writes(finished):
+    assert wrong_modes(finished.folder / "results", finished.umask) == {}
 
 
 def test_a_foreign_result_is_read_as_data(made, mark):

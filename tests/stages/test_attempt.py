@@ -14,15 +14,18 @@ import pytest
 from snaketune.__main__ import main
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
+from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages import run as stages
 from snaketune.stages.cache import build_once, fingerprint
 from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.host import threads
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.table import STAGES
+from snaketune.training.launch.processes import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,6 +214,18 @@ def test_a_launched_process_checks_the_same_files(tmp_path, source):
 
     with pytest.raises(SnaketuneError):
         run(tmp_path, source, build)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("3", 3), (" 4,2", 4), ("4 ,2", 4), ("", 5), ("many", 5), ("0", 5), ("-1", 5), (",2", 5)]
+)
+def test_threads_are_those_of_the_outermost_level(monkeypatch, value, expected):
+    """OMP_NUM_THREADS is a list for nested parallel regions."""
+    monkeypatch.setattr(threads, "cores", lambda: 5)
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert threads.available_threads() == expected
+    variables = environment(Operation(gpus=2))
+    assert variables["OMP_NUM_THREADS"] == str(max(1, expected // 2))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", ""])

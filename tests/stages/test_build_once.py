@@ -129,16 +129,6 @@ def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
     assert content_digest(manifest) != content_digest(manifest | {"pad_id": 5})
 
 
-def test_a_damaged_result_is_never_published_again(tmp_path):
-    built: list = []
-    manifest = run(tmp_path, built=built)
-    # Published files are hard links to the cached ones, so this damages both.
-    (manifest.parent / "rows/deep/rows.txt").write_text("r0ws")
-    run(tmp_path, built=built)
-    assert len(built) == 2
-    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
-
-
 def test_a_reader_names_the_damaged_file_and_the_command_that_heals_it(tmp_path):
     manifest = run(tmp_path)
     artifact = read_artifact(manifest, "rows")

@@ -84,10 +84,11 @@ CALLED = {
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
-    "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
+    "stages.cache.attempt": {"check_files", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
     "stages.host.disk_errors": {"disk_error_message"},
     "stages.host.forks": {"die_with_parent", "run_as_fork"},
+    "stages.host.threads": {"available_threads"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},
@@ -97,7 +98,8 @@ CALLED = {
     "stages.cache.fingerprint": {"cached_entries"},
     "stages.progress": {"progress"},
     "stages.cache.status": {"differing"},
-    "stages.cache.work_folders": {"remove", "sync", "sync_folder"},
+    "stages.cache.payload_files": {"place", "set_modes", "sync", "sync_folder"},
+    "stages.cache.work_folders": {"remove"},
     "tracking.curves": {"track_curves"},
 }
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -254,6 +255,19 @@ def test_a_holder_whose_lease_was_taken_writes_nothing_more(tmp_path, lock):
     assert len(ended) == 1
     lease.give_back()
     assert lease.path.exists()
+
+
+@pytest.mark.parametrize("moved", ["results", "results/.work/demo/abc", "results/.work/demo/abc/lock.lease"])
+def test_a_folder_that_is_renamed_is_not_said_to_be_taken_over(tmp_path, monkeypatch, moved):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results/.work/demo/abc")
+    folder.mkdir(parents=True)
+    lease = Lease(folder / "lock")
+    assert lease.take(flock=True)
+    Path(moved).rename("elsewhere")
+    missing = moved if "lease" in moved else str(folder)
+    with pytest.raises(SnaketuneError, match=rf"^{re.escape(missing)} no longer exists: .* was renamed.*run again"):
+        lease.check()
 
 
 def test_a_holder_that_was_suspended_for_long_ends_when_it_continues(lock):

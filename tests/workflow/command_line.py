@@ -13,10 +13,12 @@ def environment() -> dict[str, str]:
     return os.environ | {"PATH": f"{python().parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-def snakemake(arguments: list[str], folder: Path) -> tuple[int, str]:
-    """Run `snakemake` with these arguments in `folder`; return its exit status and all that it printed."""
+def snakemake(arguments: list[str], folder: Path, umask: int = -1) -> tuple[int, str]:
+    """Run `snakemake` with these arguments in `folder`; return its exit status and all that it printed. Args: umask: -1: as it
+    is here."""
     command = [python(), "-m", "snakemake", *arguments]
+    pipe = subprocess.PIPE
     done = subprocess.run(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=folder, env=environment(), umask=umask, stdout=pipe, stderr=subprocess.STDOUT, text=True
     )
     return done.returncode, done.stdout

@@ -19,6 +19,8 @@ from .command_line import snakemake
 
 ROOT = Path(__file__).parents[2]
 ROWS = {"chat": 120, "preferences": 60}
+# A umask that lets a group write.
+TEAM = 0o002
 
 # Invented.
 SECRETS = {
@@ -80,6 +82,7 @@ class Project:
         self.code = code
         # The other cores are those of other tests.
         self.cores = 1
+        self.umask = -1
 
     def write_data(self) -> "Project":
         (self.folder / "data").mkdir(parents=True)
@@ -110,7 +113,7 @@ class Project:
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake and return all it printed."""
-        status, said = snakemake(self.arguments(*arguments), self.folder)
+        status, said = snakemake(self.arguments(*arguments), self.folder, self.umask)
         if check and status:
             raise AssertionError(said[-6000:])
         return said
@@ -142,6 +145,18 @@ def rules_in(said: str) -> set[str]:
     return rules - {"total", "all"}
 
 
+def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
+    """The modes below a folder, by name, that the umask doesn't leave; weights and tables of results are read-only."""
+    wrong = {}
+    for path in (path for path in folder.rglob("*") if not path.is_symlink()):
+        parts = path.relative_to(folder).parts
+        linked = path.suffix in (".arrow", ".safetensors") and not {"state", ".rows"} & {*parts}
+        rights = 0o777 if path.is_dir() else 0o444 if linked else 0o666
+        if (mode := path.stat().st_mode & 0o7777) != rights & ~umask:
+            wrong[str(path)] = oct(mode)
+    return wrong
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A folder that `make` fills once for all processes of this test run; the others wait for it."""
     # Under pytest-xdist each process has a folder of its own in one that they share.
@@ -163,13 +178,17 @@ def _run_with_secrets(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as environment:
         for name, value in SECRETS.items():
             environment.setenv(name, value)
-        (folder.parent / "micro.log").write_text(Project(folder).write_data().snakemake(), encoding="utf-8")
+        project = Project(folder).write_data()
+        project.umask = TEAM
+        (folder.parent / "micro.log").write_text(project.snakemake(), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
     """The micro project after one complete run. Tests copy it and don't change it."""
-    return Project(made_once(tmp_path_factory, "micro", _run_with_secrets))
+    project = Project(made_once(tmp_path_factory, "micro", _run_with_secrets))
+    project.umask = TEAM
+    return project
 
 
 @pytest.fixture

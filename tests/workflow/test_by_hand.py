@@ -102,6 +102,7 @@ def cut(pattern: str) -> Callable[[Project], None]:
 
     def edit(project: Project) -> None:
         (path,) = project.folder.glob(pattern)
+        path.chmod(0o644)
         os.truncate(path, path.stat().st_size - 1)
 
     return edit

@@ -1,11 +1,14 @@
 """Tools, weights of turns and documents through all stages: what is written is supervised, and exclusions are logged."""
 
 import json
+import shutil
 
 import pytest
 
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
+
+from .conftest import wrong_modes
 
 pytestmark = pytest.mark.workflow
 NOW = [{"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}]
@@ -47,7 +50,10 @@ def columns(fresh):
 
 
 def test_tools_weights_and_documents_pass_all_stages(columns):
+    shutil.rmtree(columns.folder / "results")
+    columns.umask = 0o077
     said = columns.snakemake()
+    assert wrong_modes(columns.folder / "results", columns.umask) == {}
     assert "Traceback" not in said
     (pack,) = columns.folder.glob("results/pack/tools-small-512-*")
     chat = ChatTokenizer.load(columns.folder / "results/tokenizer/small/tokenizer")

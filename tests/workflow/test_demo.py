@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, made_once
+from .conftest import ROOT, made_once, wrong_modes
 
 pytestmark = pytest.mark.workflow
 
@@ -43,9 +43,19 @@ def run_demo(folder: Path) -> None:
     # So small a model learns no faster on more cores, and these are those of other tests.
     command = [sys.executable, "-m", "snakemake", "--cores", "1"]
     done = subprocess.run(
-        command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=variables,
+        umask=0o022,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-6000:]
+
+
+def test_the_modes_of_all_results_are_those_of_the_umask(demo):
+    assert wrong_modes(demo / "results", 0o022) == {}
 
 
 def scores(demo: Path, model: str) -> dict:

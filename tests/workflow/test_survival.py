@@ -229,6 +229,7 @@ def test_a_damaged_shard_is_named_and_healed_by_the_command_given(project):
     shard = next(project.folder.glob("results/pack/chat-*/shards/train-00000.arrow"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
+    shard.chmod(0o644)
     shard.write_bytes(content)
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.003
     said = project.snakemake(SFT, check=False)

@@ -90,9 +90,11 @@ def copied(package):
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
-            shutil.copytree(
-                package, Path(unfinished, digest, "snaketune"), ignore=shutil.ignore_patterns("__pycache__")
-            )
+            # File by file, since shutil.copytree keeps the modes of the installed package.
+            for name in files_of(package):
+                target = Path(unfinished, digest, "snaketune", name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(package / name, target)
             try:
                 Path(unfinished, digest).rename(folder)
             except OSError:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from uuid import uuid4
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,6 @@ class PassedTest:
     def write(self, share: float) -> None:
         """Record a passed test; several processes may do so at the same time."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
-            file.write(repr(share))
-        Path(file.name).replace(self.path)
+        partial = self.path.with_name(f".{uuid4().hex}.partial")
+        partial.write_text(repr(share), encoding="utf-8")
+        partial.replace(self.path)

@@ -1,8 +1,6 @@
 """The `pack` stage: all shards of a plan as one artifact, by hard link; for pairs also a digest of the pairs."""
 
 import json
-import os
-import shutil
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
@@ -26,12 +24,10 @@ def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Arti
     """Link `<split>-<number>.arrow` and `documents.arrow` into `work.payload`."""
     from snaketune.packing.row_plan import FACTS
     from snaketune.packing.same_pairs import digest_pairs
+    from snaketune.stages.cache.payload_files import place
 
     for path in [*(path for part in shards for path in part.files()), *plan.files("documents")]:
-        try:
-            os.link(path, work.payload / path.name)
-        except OSError:
-            shutil.copyfile(path, work.payload / path.name)
+        place(path, work.payload / path.name)
     facts = json.loads(plan.file(FACTS).read_text(encoding="utf-8"))
     about = facts["about"]
     if about["kind"] != "sft":

@@ -28,7 +28,8 @@ from snaketune.packing.shards import (
     row_batch,
     schema,
 )
-from snaketune.stages.cache.work_folders import WorkFolder, sync
+from snaketune.stages.cache.payload_files import sync
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec

@@ -21,6 +21,7 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.model_digests import digest_model_file
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.host.threads import VARIABLE, available_threads
 
 FILE, TIMES = "attempt.json", "attempts.json"
 SECONDS_BETWEEN = 10.0
@@ -112,14 +113,10 @@ def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[
     return older
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def thread_count(state: Path) -> int:
     """Return the number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
     previous = read_attempt(state)
-    available = int(os.environ.get("OMP_NUM_THREADS") or cores())
+    available = available_threads()
     threads = available if previous is None or previous.threads is None else previous.threads
     if threads != available:
         print(f"computing with {threads} threads, as the first attempt did, and not with {available}", flush=True)
@@ -129,16 +126,16 @@ def thread_count(state: Path) -> int:
 @contextmanager
 def use_threads(threads: int | None) -> Iterator[None]:
     """Set the number of threads that torch starts with, here or in a child process; None leaves it as it is."""
-    previous = os.environ.get("OMP_NUM_THREADS")
+    previous = os.environ.get(VARIABLE)
     if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ[VARIABLE] = str(threads)
     try:
         yield
     finally:
         if threads is not None and previous is None:
-            del os.environ["OMP_NUM_THREADS"]
+            del os.environ[VARIABLE]
         elif threads is not None:
-            os.environ["OMP_NUM_THREADS"] = previous
+            os.environ[VARIABLE] = previous
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.attempt import (
     Attempt,
-    cores,
     resumed_from_versions,
     stamps_of,
     thread_count,
@@ -31,6 +30,7 @@ from snaketune.stages.cache.fingerprint import Key, fingerprint, fingerprint_ent
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WORK_ROOT, Claim, WorkFolder, publish
 from snaketune.stages.host.locks import locked
+from snaketune.stages.host.threads import cores
 from snaketune.stages.outcome import Outcome
 
 

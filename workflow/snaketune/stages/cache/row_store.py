@@ -24,7 +24,7 @@ import xxhash
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.clean import ROWS
-from snaketune.stages.cache.work_folders import sync
+from snaketune.stages.cache.payload_files import sync
 from snaketune.tables import read_table, write_table
 
 SCHEMA = pa.schema({"prefix": pa.uint64(), "check": pa.uint64(), "value": pa.large_binary()})

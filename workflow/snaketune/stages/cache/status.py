@@ -111,7 +111,8 @@ class Results:
             yield from self._inputs(job, manifest["inputs"])
         files = manifest["payload"] | manifest["records"]
         if missing := [name for name, entry in files.items() if _size(Path(job.payload) / name) != entry["bytes"]]:
-            yield f"files are missing or of another size ({_some(missing)})"
+            edits = "they are published again, without edits: edit a copy of the folder"
+            yield f"files are missing or of another size ({_some(missing)}); {edits}"
         elif not Path(job.run).is_file():
             yield "run.json is missing"
 

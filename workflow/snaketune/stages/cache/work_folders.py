@@ -13,6 +13,7 @@ work by its fingerprint; so does a config that was put back to an earlier state.
         unpublished          exists while the result may not have been published yet
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -28,12 +29,12 @@ from snaketune.artifacts.manifest import (
     note_published,
     read_artifact,
     read_json,
-    sync_names,
     write_json,
     write_manifest,
 )
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.payload_files import place, restore, set_modes, sync_folder
 from snaketune.stages.host.locks import Lease
 
 WORK_ROOT = Path("results/.work")
@@ -77,18 +78,38 @@ class WorkFolder:
             self.lease.check()
 
     def result(self) -> Artifact | None:
-        """Return the finished result, verified, or None. A damaged one is removed, so that it is made again."""
+        """Return the finished result, verified, or None.
+
+        Damaged files are replaced by intact copies of other results. Without one, the result is removed, and made again.
+        """
         if not self.manifest.is_file():
             return None
+        set_modes(self.finished)
         try:
             artifact = read_artifact(self.manifest, "payload")
             for name in _files(artifact):
-                artifact.file(name)
+                self._verify(artifact, name)
         except SnaketuneError as error:
-            print(f"the cached result is damaged and is made again: {str(error).split(';')[0]}", flush=True)
+            print(f"the cached result is damaged and is made again: {_problem(error)}", flush=True)
             self.manifest.unlink()
             return None
         return artifact
+
+    def _verify(self, artifact: Artifact, name: str) -> None:
+        """Restore a file if it is missing or damaged; SnaketuneError if there is no intact copy, OSError if it can't be read or
+        written."""
+        try:
+            artifact.file(name)
+        except SnaketuneError as error:
+            path, entry = artifact.folder / name, (artifact.manifest["payload"] | artifact.manifest["records"])[name]
+            # Nothing is written through a link.
+            is_inside = path.parent.resolve() == (self.folder.resolve() / "payload" / name).parent
+            if not is_inside or not (intact := restore(path, entry, self.root.parent)):
+                if path.is_file() and not os.access(path, os.R_OK):
+                    # Of another user: not damaged.
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
+                raise
+            print(f"{_problem(error)}; it is restored from {intact}", flush=True)
 
     def made_at(self) -> str:
         return read_json(self.run, {}).get("started", "earlier")
@@ -119,6 +140,7 @@ class WorkFolder:
     def finish(self, manifest: dict[str, Any], run: dict[str, Any], keep_state: bool = False) -> None:
         """Rename the written payload to its final name, write the manifest last, and then remove the state, unless another
         job resumes from it."""
+        set_modes(self.payload)
         sync_folder(self.payload)
         self.check_held()
         self.unpublished.touch()
@@ -143,18 +165,9 @@ def _files(artifact: Artifact) -> list[str]:
     return sorted((*artifact.manifest["payload"], *artifact.manifest["records"]))
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush all files below `folder` to disk, so that a manifest written afterwards is true after a power cut too."""
-    for path in (folder, *folder.rglob("*")):
-        if path.is_file():
-            sync(path)
-        elif path.is_dir():
-            sync_names(path)
-
-
-def sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def _problem(error: SnaketuneError) -> str:
+    """Return an error without the advice that follows it."""
+    return str(error).split(";")[0]
 
 
 def remove(path: Path) -> None:
@@ -192,7 +205,7 @@ class Claim:
 
 
 def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, requested: dict[str, Any]) -> None:
-    """Publish a finished result in the folder that is claimed: payload by hard link (otherwise a copy), manifest last.
+    """Publish a finished result in the folder that is claimed: payload, then the manifest.
 
     Args:
         work: the folder that holds it.
@@ -211,10 +224,7 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     for name in names:
         target = partial / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(artifact.folder / name, target)
-        except OSError:
-            shutil.copyfile(artifact.folder / name, target)
+        place(artifact.folder / name, target)
     partial.rename(out / payload)
     note_published(out, out / payload, names)
     if work.run.is_file():

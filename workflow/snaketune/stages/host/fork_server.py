@@ -1,7 +1,7 @@
 """The server of `forks`: a process that imports torch, transformers and peft, and forks for the command lines of its clients.
 
-It runs as a file and loads `forks` beside it by path: the package must not be imported here, since a fork imports the code of
-its own time.
+It runs as a file and loads `forks` and `threads` beside it by path: the package must not be imported here, since a fork imports
+the code of its own time.
 """
 
 import atexit
@@ -26,7 +26,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-forks = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("forks.py"))))
+forks, threads = (
+    SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name(name)))) for name in ("forks.py", "threads.py")
+)
 # These import bitsandbytes, which initializes a GPU if torch can use one; no fork could use it then.
 INITIALIZING = ("transformers.trainer", "peft.optimizers", "trl.trainer.sft_trainer", "bitsandbytes")
 LIBRARIES = (
@@ -247,9 +249,9 @@ def set_threads() -> None:
     import pyarrow
     import torch
 
-    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-    torch.set_num_threads(threads)
-    pyarrow.set_cpu_count(threads)
+    count = threads.available_threads()
+    torch.set_num_threads(count)
+    pyarrow.set_cpu_count(count)
     numpy.random.seed()
 
 

@@ -262,6 +262,13 @@ class Lease:
                 self.path.unlink()
 
     def _lost(self) -> str:
+        if not self.path.exists():
+            missing = self.path if self.path.parent.is_dir() else self.path.parent
+            return (
+                f"{missing} no longer exists: it or a folder above it was renamed, moved or removed while this process worked "
+                "there, so this process writes nothing more. Move it back, unless it was removed, and run again; work "
+                "resumes from the last checkpoint"
+            )
         return (
             f"{self.path.parent} was taken over by {self.holder() or 'another process'} (this process sent no heartbeat for "
             f"{DEAD_SECONDS:.0f} s), so this process writes nothing more. The other one resumes from the last checkpoint"

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.work_folders import sync_folder
+from snaketune.stages.cache.payload_files import WRITABLE, set_modes, sync_folder
 from snaketune.training.checkpoint import random_states
 from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
@@ -68,6 +68,7 @@ def _step_of(checkpoint: Path) -> int:
 def mark_complete(folder: Path, check_held: Callable[[], None]) -> None:
     """Write the `complete` file of a checkpoint once all its other files are on disk; called by the main process. Args:
     check_held: raises if another process has taken over the work folder."""
+    set_modes(folder, linked=WRITABLE)
     sync_folder(folder)
     # Digests, so that a checkpoint that the disk has damaged is never resumed from.
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -22,10 +22,10 @@ from snaketune.config.base import Model
 from snaketune.config.operation import Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.attempt import cores
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.host.launch_command import JOB_FILE, STEP_FILE, check_installed, check_nodes, command
+from snaketune.stages.host.threads import VARIABLE, available_threads
 from snaketune.stages.outcome import Outcome
 from snaketune.training.autotune.batch_plan import IN_STEPS
 from snaketune.training.launch.accelerate_config import write_launch_files
@@ -144,8 +144,8 @@ def _forward_sigterm(launched: subprocess.Popen, terminated: threading.Event, st
 
 def environment(operation: Operation) -> dict[str, str]:
     """Return the workers' environment: their share of the job's threads, the GPU allocator, the launcher's process id."""
-    threads = int(os.environ.get("OMP_NUM_THREADS") or cores())
-    variables = os.environ | {"OMP_NUM_THREADS": str(max(1, threads // operation.processes_per_node))}
+    threads = max(1, available_threads() // operation.processes_per_node)
+    variables = os.environ | {VARIABLE: str(threads)}
     # On SIGTERM torchrun would kill its processes after 30 s; a checkpoint may take longer.
     variables["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
     for name in ONEDNN_CACHES:
