@@ -270,6 +270,11 @@ def remove_module(copy: Path) -> None:
     (copy / "snaketune/errors.py").unlink()
 
 
+def link_outside(copy: Path) -> None:
+    (copy / "snaketune/__pycache__").rmdir()
+    (copy / "snaketune/__pycache__").symlink_to(copy.with_name("outside"))
+
+
 def write_below(folder: Path) -> None:
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -281,7 +286,7 @@ def write_below(folder: Path) -> None:
         (lambda copy: None, True),
         # Without the hash of its source, Python doesn't compare it with the source.
         (lambda copy: (copy / "snaketune/__pycache__/errors.cpython-311.pyc").write_bytes(b"compiled"), True),
-        (lambda copy: (copy / "snaketune/__pycache__/linked.pyc").symlink_to("/etc/passwd"), True),
+        (lambda copy: (copy / "snaketune/__pycache__/linked.pyc").symlink_to("/etc/passwd"), False),
         (lambda copy: (copy / "snaketune/errors.py").write_text("1"), False),
         (remove_module, False),
         (lambda copy: (copy / "snaketune/errors.so").touch(), False),
@@ -290,21 +295,26 @@ def write_below(folder: Path) -> None:
         (lambda copy: (copy / "snaketune/errors").symlink_to(copy / "elsewhere"), False),
         (lambda copy: (copy / "__pycache__").symlink_to(copy / "snaketune/__pycache__"), False),
         (lambda copy: (copy / "snaketune/__pycache__").rmdir(), True),
-        (lambda copy: write_below(copy / "snaketune/__pycache__/torch"), False),
+        (lambda copy: write_below(copy / "snaketune/__pycache__/torch"), True),
+        # Nothing outside of the copy is removed.
+        (link_outside, False),
     ],
 )
 def test_a_copy_of_the_package_holds_its_files_and_nothing_else(tmp_path, change, kept):
     text = (ROOT / "workflow/rules/package.smk").read_text(encoding="utf-8")
-    rules = {"hashlib": hashlib}
+    rules = {"hashlib": hashlib, "shutil": shutil}
     exec(text[text.index("def files_of(") : text.index("def copied(")], rules)
     exec(text[text.index("def is_copy(") : text.index("PACKAGE =")], rules)
     (package := tmp_path / "copy/snaketune").mkdir(parents=True)
     (package / "errors.py").touch()
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "letter.txt").touch()
     files = rules["files_of"](package)
     (package / "__pycache__").mkdir()
     change(tmp_path / "copy")
     assert rules["is_copy"](tmp_path / "copy", files) == kept
     assert not kept or not [*package.glob("__pycache__/*")]
+    assert (outside / "letter.txt").is_file()
 
 
 def test_without_the_package_the_error_names_what_to_install(user, tmp_path):

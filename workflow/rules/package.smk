@@ -105,13 +105,13 @@ def copied(package):
 
 
 def is_copy(folder, files):
-    """Return True if a folder holds exactly these files of the package, and no link. What Python compiled there is removed
-    first, since it would be loaded in place of the files."""
-    for compiled in folder.rglob("__pycache__/*"):
-        if compiled.is_symlink() or not compiled.is_dir():
-            compiled.unlink(missing_ok=True)
-    linked = any(path.is_symlink() for path in (folder, *folder.rglob("*")))
-    return not linked and files_of(folder) == {f"snaketune/{name}": digest for name, digest in files.items()}
+    """Return True if a folder holds exactly these files of the package, and no link. What Python compiled there is removed,
+    since it would be loaded in place of the files."""
+    if any(path.is_symlink() for path in (folder, *folder.rglob("*"))):
+        return False
+    for compiled in folder.rglob("__pycache__"):
+        shutil.rmtree(compiled)
+    return files_of(folder) == {f"snaketune/{name}": digest for name, digest in files.items()}
 
 
 PACKAGE = Path(RULES).parent / "snaketune" if IS_CLONE else installed_package()
