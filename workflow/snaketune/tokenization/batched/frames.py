@@ -129,9 +129,11 @@ class Frames:
         _require(len(opens) <= 1 and len(closes) <= 1)
         prefix = self._separable.prefix
         if not added:
-            # Without an added token, the tokens of a prompt depend on the content before it.
-            _require(not closes and not opens and not (first and prefix != "none"))
-            return Literal(written.encode(), -1, -1, -1, -1, -1)
+            _require(not closes and not (first and prefix != "none"))
+            # The tokens of the prompt depend on the content before it, so they aren't known here.
+            _require(not opens or self._cuts(written, self._chat.template.prompt_end(text, opens[0]) - start))
+            at = len(text[start : opens[0]].encode()) if opens else -1
+            return Literal(written.encode(), -1, -1, at, -1, -1)
 
         fixed = tokens[added[0] : added[-1] + 1]
         (_, opening, _), (_, last_at, closing) = fixed[0], fixed[-1]
@@ -165,6 +167,12 @@ class Frames:
             turn_ends=ends[0] if ends and not first else -1,
             prompt=tuple(prompt),
         )
+
+    def _cuts(self, written: str, at: int) -> bool:
+        """Whether every text is cut at this position of a literal, after a visible character."""
+        before, after = written[:at].encode()[-1:], written[at:].encode()[:1]
+        visible = before.isascii() and not before.isspace()
+        return bool(before and after and visible and self._separable.cuts[after[0] << 8 | before[0]])
 
     def _joins(self, written: str, *, before: bool, after: bool) -> bool:
         """Whether this literal could form an added token with the end of the content before it or the start of the next."""
