@@ -113,8 +113,19 @@ def test_common_tokens_of_completions_count_once():
     # If cut shorter, they would be equal.
     for length in (10, 8, 6):
         pairs, drops = cut_pairs([pair, PAIR], "truncate", length)
-        assert drops.dropped_rows["prompt_fills_row"] >= 1
+        assert drops.dropped_rows["equal_completions_in_a_row"] == 1 or length == 6
         assert 0 not in pairs.sequence
+
+
+def test_pairs_of_equal_completions_are_dropped():
+    """In tokens up to the last supervised one; the tokens after it count as such."""
+    equal = PAIR | {"length": 27, "common": 10, "supervised_runs": [6, 15, 16, 25]}
+    almost = equal | {"common": 8}
+    for overflow in ("drop", "truncate", "raise"):
+        pairs, drops = cut_pairs([equal, PAIR, almost], overflow, 30)
+        assert pairs.sequence.tolist() == [1, 2]
+        assert drops.dropped_rows == {"equal_completions": 1, "after_last_supervised": 0}
+        assert drops.dropped_tokens == {"equal_completions": 24, "after_last_supervised": 6}
 
 
 def test_overflow_of_pairs_drops_them_or_names_the_first():

@@ -1,4 +1,4 @@
-"""Rows that the chat template refuses are counted as such, and don't change how other rows are packed."""
+"""Rows that the chat template refuses, makes equal or empties are counted as such, and don't change how others are packed."""
 
 import json
 
@@ -62,3 +62,27 @@ def test_other_rows_are_packed_as_without_the_refused_row(kind, strategy, strict
     for name in sorted(path.name for path in expected.folder.glob("train*.arrow")):
         table, other = (read_table(artifact.folder / name) for artifact in (packed, expected))
         assert table.equals(other)
+
+
+def test_completions_that_the_template_makes_equal_or_empty_are_dropped(tmp_path):
+    work, _ = train_in(tmp_path / "tokenizer", "bpe")
+    template = work.payload / "chat_template.jinja"
+    text = template.read_text(encoding="utf-8")
+    assert text.count("message['content']") > 0
+    template.write_text(text.replace("message['content']", "(message['content'] | trim)"), encoding="utf-8")
+    payload = {"payload": describe_files(work.payload), "records": {}}
+    tokenizer = Artifact(work.folder / "manifest.json", payload, work.payload)
+    pairs = (("Yes ", "Yes"), ("No\n", "No"), ("yes", "no"), ("<think>Hm.</think>", "no"))
+    rows = [
+        {"id": str(number), "prompt": [{"role": "user", "content": "Say it"}]}
+        | {side: [{"role": "assistant", "content": content}] for side, content in zip(("chosen", "rejected"), pair)}
+        for number, pair in enumerate(pairs)
+    ]
+    own, given = started(tmp_path / "tokens"), corpus(tmp_path / "corpus", "preference", rows, held_out=0)
+    spec = TokenizeSpec(kind="preference", train_on="assistant", reasoning="none", part=1, parts=1, most_refused=0.5)
+    outcome = tokenize.build(spec, own, corpus=given, tokenizer=tokenizer)
+    assert outcome.counts["train"]["nothing_supervised"] == 1
+    pack_spec = PackSpec(kind="preference", length=64, overflow="drop", strategy="best-fit-decreasing")
+    packed = pack_tokens(tmp_path / "packed", [made(own.folder, outcome, spec)], pack_spec, corpus=[given])
+    counts = packed.manifest["counts"]["train"]
+    assert (counts["kept"], counts["dropped"]) == (1, {"equal_completions": 2, "nothing_supervised": 1})

@@ -170,8 +170,10 @@ def test_ordinary_rows_are_encoded_as_batches(both, kind, template):
     ordinary = [own for own in conversations() if not any("▁" in message["content"] for message in own)]
     turns = columns.conversation_turns(table(ordinary), "assistant")
     found, fallback = batched.encode(turns)
-    # A trained vocabulary has no <|end|>, and such a template isn't accepted with it.
-    assert len(turns) > 300 and (not len(fallback) or (kind in TRAINED and template == "phi3"))
+    # A trained vocabulary has no <|end|>, and such a template isn't accepted with it. By GPT-2's pattern, the two line breaks
+    # that a prompt ends with are one token at the end of a text and two before a word.
+    uncovered = (kind in TRAINED and template == "phi3") or (kind, template) == ("gpt2", "llama3-roles")
+    assert len(turns) > 300 and (not len(fallback) or uncovered)
     assert_same(found, encode_turns(chat, turns))
     assert_same(batched.encode(turns)[0], found)
     assert found.supervised.any()

@@ -49,7 +49,7 @@ def supervised_texts(chat, sequences) -> list[list[str]]:
 @pytest.fixture(scope="module", params=["chatml", "llama3-roles"])
 def chat(request, tmp_path_factory) -> ChatTokenizer:
     template = {"chatml": CHATML.read_text(), "llama3-roles": LLAMA3}[request.param]
-    return chat_of(tmp_path_factory.mktemp(request.param) / "t", families()["gpt2"], template)
+    return chat_of(tmp_path_factory.mktemp(request.param) / "t", families()["qwen"], template)
 
 
 @pytest.mark.parametrize("train_on", SUPERVISED)

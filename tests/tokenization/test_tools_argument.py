@@ -48,7 +48,7 @@ ROWS = [messages("a <unk>", "b", "c ☂", "d"), messages("the cat", "sat", syste
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     root = tmp_path_factory.mktemp("tools")
-    return {name: chat_of(root / name, families()["gpt2"], template) for name, template in WITH_TOOLS.items()}
+    return {name: chat_of(root / name, families()["qwen"], template) for name, template in WITH_TOOLS.items()}
 
 
 def rows(name):

@@ -193,7 +193,12 @@ def fit_pairs(
     drops.drop("refused_by_template", int((length == 0).sum()), 0)
     drops.drop("nothing_supervised", int((excluded & (length > 0)).sum()), int(length[excluded].sum()))
     drops.drop("after_last_supervised", 0, int(length[~excluded].sum() - whole.corpus_tokens.sum()))
-    pairs = _shorten_mismatched(whole, row_length, runs) if whole.mismatched else whole
+    if whole.mismatched:
+        pairs = _shorten_mismatched(whole, row_length, runs)
+    else:
+        # They state no preference: for example, they differ in outer blanks, which the chat template trims.
+        drops.drop("equal_completions", int(whole.equal.sum()), int(whole.corpus_tokens[whole.equal].sum()))
+        pairs = whole.take(~whole.equal)
     too_long = pairs.tokens > row_length
     if not too_long.any():
         return pairs
@@ -207,9 +212,11 @@ def fit_pairs(
         drops.drop("longer_than_row", int(too_long.sum()), int(pairs.corpus_tokens[too_long].sum()))
         return pairs.take(~too_long)
     cut = _truncate_unpaired(pairs, row_length, runs) if pairs.mismatched else _truncate(pairs, row_length)
-    # Completions that differ only after the cut express no preference.
-    dropped = too_long & (~cut.supervised(runs) | (cut.equal & (not pairs.mismatched)))
-    drops.drop("prompt_fills_row", int(dropped.sum()), int(pairs.corpus_tokens[dropped].sum()))
+    filled = too_long & ~cut.supervised(runs)
+    equal = too_long & ~filled & cut.equal & (not pairs.mismatched)
+    for reason, rows in (("prompt_fills_row", filled), ("equal_completions_in_a_row", equal)):
+        drops.drop(reason, int(rows.sum()), int(pairs.corpus_tokens[rows].sum()))
+    dropped = filled | equal
     drops.truncated_rows += int((too_long & ~dropped).sum())
     drops.truncated_tokens += int((pairs.corpus_tokens - cut.corpus_tokens)[~dropped].sum())
     return cut.take(~dropped)

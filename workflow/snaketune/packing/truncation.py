@@ -12,7 +12,13 @@ import pyarrow as pa
 from snaketune.stages.specs import PlanSpec
 
 # Reasons to drop that long enough rows avoid.
-TOO_SHORT = ("longer_than_row", "prompt_fills_row", "nothing_supervised_in_a_row", "nothing_supervised_in_a_piece")
+TOO_SHORT = (
+    "longer_than_row",
+    "prompt_fills_row",
+    "equal_completions_in_a_row",
+    "nothing_supervised_in_a_row",
+    "nothing_supervised_in_a_piece",
+)
 WORTH_A_WARNING = 0.02
 # The share of the tokens that the advised row length retains.
 RETAINED = 0.99

@@ -28,6 +28,7 @@ from snaketune.tokenization.assistant_spans import token_spans
 from snaketune.tokenization.chat_template import ANSWER, QUESTION, ChatTemplate
 from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.control_frames import ControlFrame, OmittedTurn, TemplateControl
+from snaketune.tokenization.prompt_boundaries import PromptBoundaries
 from snaketune.tokenization.template import Message, Refused, Span, Tools
 
 # Variables of templates, as transformers passes them.
@@ -47,6 +48,7 @@ class Encoded:
         ids: int32[n].
         spans: for each assistant turn, its tokens [start, end), including the end of turn; None if the template rewrites the
             turn in this conversation, so that the model never generates it in this form.
+        apart: the numbers of the spans that are encoded apart from their prompts (see `prompt_boundaries`).
         ends: for each turn, the number of tokens up to and including its end, the first control token after its content; None
             if it has no end of its own (Mistral's system prompt).
 
@@ -55,6 +57,7 @@ class Encoded:
 
     ids: np.ndarray
     spans: list[Span | None]
+    apart: list[int]
     ends: list[int | None]
 
     @property
@@ -102,6 +105,7 @@ class ChatTokenizer:
         # token itself.
         self.description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
+        self._boundaries = PromptBoundaries(self._tokenizer, self.description)
         tokens = {key: config[key] for key in VARIABLES if config.get(key) is not None}
         variables = {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
         added, named = description["added_tokens"], config.get("chat_control_tokens") or ()
@@ -203,10 +207,17 @@ class ChatTokenizer:
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=False)
 
     def encode(
-        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
+        self,
+        conversations: Sequence[list[Message]],
+        add_generation_prompt: bool = False,
+        tools: Tools = (),
+        trained: Sequence[np.ndarray] = (),
     ) -> list[Encoded]:
         """Render and encode conversations.
 
+        Args:
+            trained: for each conversation bool, which of its assistant turns are trained, so that their prompts have the tokens
+                that the model gets; default all.
         Raises:
             OmittedTurn: the template omits turns.
             SnaketuneError: the template refuses a conversation, or omits its tools.
@@ -221,27 +232,33 @@ class ChatTokenizer:
         for messages, own_tools, frame in zip(conversations, tools, frames):
             if not frame.writes_tools:
                 raise tool_calls.tools_omitted([message["role"] for message in messages], own_tools)
-        # Of each conversation its ids, their encoding, and the spans of assistant turns in the encoded text.
-        rows = [(np.array(one.ids, np.int32), one, own) for one, own in zip(encodings, spans, strict=True)]
+        trained = list(trained) or [None] * len(conversations)
         to_guard = []
-        for number, ((ids, _, _), frame) in enumerate(zip(rows, frames)):
+        for number, (encoding, frame) in enumerate(zip(encodings, frames)):
             texts_of_row = chain(
                 *map(tool_calls.message_texts, conversations[number]), tool_calls.texts_in(tools[number])
             )
+            ids = np.array(encoding.ids, np.int32)
             if any(map(self.control.written_in, texts_of_row)) or not np.array_equal(
                 ids[self.template_only[ids]], frame.ids
             ):
                 to_guard.append(number)
-        columns = ([column[number] for number in to_guard] for column in (conversations, texts, tools))
-        for number, row in zip(to_guard, self._guarded(*columns, add_generation_prompt), strict=True):
-            rows[number] = row
+        columns = ([column[number] for number in to_guard] for column in (conversations, texts, tools, trained))
+        guarded = dict(zip(to_guard, self._guarded(*columns, add_generation_prompt), strict=True))
         for messages, frame in zip(conversations, frames):
             if frame.omitted:
                 raise OmittedTurn(messages[frame.omitted[0]])
-        return [
-            Encoded(ids, token_spans(encoding, own, self._is_control[ids]), self._ends(ids, frame))
-            for (ids, encoding, own), frame in zip(rows, frames)
-        ]
+        encoded = []
+        for number, (text, encoding, own, frame) in enumerate(zip(texts, encodings, spans, frames, strict=True)):
+            if number in guarded:
+                ids, encoding, own, apart = guarded[number]
+            else:
+                ends = self.template.prompt_ends(conversations[number], text, own, trained[number])
+                encoding, apart = self._boundaries.apart(text, encoding, ends)
+                ids = np.array(encoding.ids, np.int32)
+            own = token_spans(encoding, own, self._is_control[ids])
+            encoded.append(Encoded(ids, own, apart, self._ends(ids, frame)))
+        return encoded
 
     def _ends(self, ids: np.ndarray, frame: ControlFrame) -> list[int | None]:
         control = np.flatnonzero(self.template_only[ids])
@@ -251,18 +268,23 @@ class ChatTokenizer:
         return [None if end is None else int(control[end]) + 1 for end in frame.ends]
 
     def _guarded(
-        self, conversations: list[list[Message]], plain: list[str], tools: Tools, add_generation_prompt: bool
-    ) -> Iterable[tuple[np.ndarray, Encoding, list[Span | None]]]:
+        self,
+        conversations: list[list[Message]],
+        plain: list[str],
+        tools: Tools,
+        trained: Sequence[np.ndarray | None],
+        add_generation_prompt: bool,
+    ) -> Iterable[tuple[np.ndarray, Encoding, list[Span | None], list[int]]]:
         """Render and encode conversations (`plain`: rendered without guards) that contain strings of control tokens.
 
         Returns:
-            For each, its ids, their encoding, and the spans in its text.
+            For each, its ids, their encoding, the spans in its text, and the numbers of those that are encoded apart.
         """
         if not conversations:
             return ()
         lead, guard = unused_characters(plain, 2)
-        texts, spans = [], []
-        for messages, expected, own_tools in zip(conversations, plain, tools, strict=True):
+        texts, spans, prompt_ends = [], [], []
+        for messages, expected, own_tools, own_trained in zip(conversations, plain, tools, trained, strict=True):
             if own_tools:
                 # Templates look up keys of tools, which guards at the ends would change.
                 inside = partial(self.control.guard_text, guard=guard, ends=False)
@@ -280,7 +302,8 @@ class ChatTokenizer:
                 )
             texts.append(text)
             spans.append(own)
-        return self.control.encode(texts, spans, lead, guard)
+            prompt_ends.append(self.template.prompt_ends(messages, text, own, own_trained))
+        return self.control.encode(texts, spans, prompt_ends, lead, guard)
 
     def _special_id(self, key: str) -> int:
         token = self.template.variables.get(key)

@@ -113,6 +113,43 @@ class ChatTemplate:
         prompt = self.write([QUESTION], prompt=True)
         return prompt[len(prompt.rstrip()) :]
 
+    @cached_property
+    def _prompt_gap(self) -> tuple[int, str] | None:
+        """How many characters after the start of an assistant's span its generation prompt ends (negative: before it), and the
+        text between the two; None if the template has no generation prompt that leads to a turn."""
+        try:
+            (text,), (spans,) = self.render([[QUESTION, ANSWER]])
+            prompt = self.write([QUESTION], prompt=True)
+        except SnaketuneError:
+            return None
+        if len(spans) != 1 or spans[0] is None or not text.startswith(prompt):
+            return None
+        start, end = spans[0][0], len(prompt)
+        between = text[min(start, end) : max(start, end)]
+        return (end - start, between) if end >= start or not between.strip() else None
+
+    def prompt_end(self, text: str, start: int) -> int:
+        """Return where the prompt of an assistant's turn ends in `text`, in characters, given the start of its span."""
+        if self._prompt_gap is not None:
+            length, between = self._prompt_gap
+            end = start + length
+            if end >= 0 and text.startswith(between, min(start, end)):
+                return end
+        # A space before an answer belongs to its first word.
+        return len(text[:start].rstrip(" "))
+
+    def prompt_ends(
+        self, messages: list[Message], text: str, spans: list[Span | None], trained: Sequence[bool] | None
+    ) -> dict[int, int]:
+        """Return `prompt_end` of the trained turns (default all), by number of their span; {} if spans aren't one per turn."""
+        if len(spans) != sum(message["role"] == "assistant" for message in messages):
+            return {}
+        return {
+            number: self.prompt_end(text, span[0])
+            for number, span in enumerate(spans)
+            if span and (trained is None or trained[number])
+        }
+
     def write(self, messages: list[Message], prompt: bool = False, tools: str | None = None, **variables: Any) -> str:
         """Return the text of one conversation, with further variables of the template."""
         return self.write_all([messages], prompt, [tools], **variables)[0]

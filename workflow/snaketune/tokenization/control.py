@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from snaketune.tokenization.prompt_boundaries import PromptBoundaries
 from snaketune.tokenization.template import Message, Refused, Span
 from snaketune.tokenization.tool_calls import replace_texts
 
@@ -95,12 +96,20 @@ class ControlTokens:
         return "".join([*parts, text[cursor:]])
 
     def encode(
-        self, texts: list[str], spans: list[list[Span | None]], lead: str, guard: str
-    ) -> Iterator[tuple[np.ndarray, Encoding, list[Span | None]]]:
+        self,
+        texts: list[str],
+        spans: list[list[Span | None]],
+        prompt_ends: list[dict[int, int]],
+        lead: str,
+        guard: str,
+    ) -> Iterator[tuple[np.ndarray, Encoding, list[Span | None], list[int]]]:
         """Encode texts with character spans, rendered from messages with `guard`; `lead` doesn't occur in them.
 
+        Args:
+            prompt_ends: as for `PromptBoundaries.apart`.
         Yields:
-            The ids of the original tokenizer (int32), the encoding by the renamed one, and the spans in its text.
+            The ids of the original tokenizer (int32), the encoding by the renamed one, the spans in its text, and the numbers
+            of those that are encoded apart from their prompts.
         Raises:
             SnaketuneError: the tokenizer doesn't encode a control token that its template writes as one.
         """
@@ -116,9 +125,15 @@ class ControlTokens:
                 return match["own"][2:]
             return renamed.names.get(match["added"], match["added"]) if match["added"] else ""
 
-        changed = [_substitute(pattern, swapped, text, own) for text, own in zip(texts, spans, strict=True)]
+        positions = [
+            [*own, *((end, end) for end in ends.values())] for own, ends in zip(spans, prompt_ends, strict=True)
+        ]
+        changed = [_substitute(pattern, swapped, text, own) for text, own in zip(texts, positions, strict=True)]
         encodings = renamed.tokenizer.encode_batch([text for text, _ in changed], add_special_tokens=False)
-        for (text, shifted), encoding in zip(changed, encodings, strict=True):
+        for (text, shifted), encoding, ends in zip(changed, encodings, prompt_ends, strict=True):
+            first = len(shifted) - len(ends)
+            ends = {number: end for number, (end, _) in zip(ends, shifted[first:])}
+            encoding, apart = renamed.boundaries.apart(text, encoding, ends)
             ids = np.array(encoding.ids, np.int64)
             # Each name contains `lead` twice.
             written = text.count(lead) // 2 - (text.count(renamed.unk) if renamed.unk else 0)
@@ -128,7 +143,7 @@ class ControlTokens:
                     f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so text that "
                     "looks like one can't be distinguished; drop such rows from the corpus or use another tokenizer",
                 )
-            yield renamed.original_ids[ids].astype(np.int32), encoding, shifted
+            yield renamed.original_ids[ids].astype(np.int32), encoding, shifted[:first], apart
 
 
 class _Renamed:
@@ -160,7 +175,9 @@ class _Renamed:
             pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
             model["merges"] = [pair for pair in pairs if self.names.keys().isdisjoint([*pair, "".join(pair)])]
         added = [{**token, "content": new(token["content"])} for token in description["added_tokens"]]
-        self.tokenizer = Tokenizer.from_str(json.dumps({**description, "model": model, "added_tokens": added}))
+        description = {**description, "model": model, "added_tokens": added}
+        self.tokenizer = Tokenizer.from_str(json.dumps(description))
+        self.boundaries = PromptBoundaries(self.tokenizer, description)
 
         old = {new: name for name, new in self.names.items()}
         original_vocab = tokenizer.get_vocab(with_added_tokens=True)

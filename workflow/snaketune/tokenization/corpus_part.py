@@ -34,7 +34,7 @@ from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control_frames import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
-from snaketune.tokenization.encoded_rows import EncodedBatch, alternating
+from snaketune.tokenization.encoded_rows import EncodedBatch, alternating, offsets_of
 from snaketune.tokenization.kept_tokens import (
     KeptTokens,
     digests_file,
@@ -259,6 +259,10 @@ class _Encoder:
             encoded, one_by_one = self.batched.encode(turns)
             self.fallback_rows += len(one_by_one)
             self._compare(turns, encoded, number)
+        # An end of turn with nothing before it, for example where a response is all reasoning, which the template leaves out.
+        text = encoded.supervised.astype(bool) & ~self._chat.template_only[encoded.ids]
+        has_text = np.diff(offsets_of(text)[encoded.offsets]) > 0
+        encoded.supervised[~np.repeat(has_text, encoded.lengths)] = 0
         # Rows with the string of a control token are always encoded on the reference path.
         control = np.zeros(len(turns), bool)
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))

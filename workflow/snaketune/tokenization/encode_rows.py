@@ -9,6 +9,7 @@ turns are wanted (see `turn_columns`):
     supervised    x          x        x                      all wanted turns (`everything`)
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,43 +33,75 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
     # The part before the first offset is empty.
     _, *wanted = np.split(turns.wanted, turns.offsets[:-1])
     parts: dict[int, EncodedBatch] = {}
+    rows = list(zip(messages, wanted, tools, strict=True))
     if turns.rewritten:
-        for number, (own, own_wanted, own_tools) in enumerate(zip(messages, wanted, tools, strict=True)):
-            if part := _rewritten(chat, own, own_wanted, own_tools, turns.rewritten):
-                parts[number] = part
-    whole = [number for number in range(len(messages)) if number not in parts]
-    columns = ([column[number] for number in whole] for column in (messages, tools))
-    for number, encoded in zip(whole, chat.encode(next(columns), tools=next(columns)), strict=True):
+        for number, (own, own_wanted, own_tools) in enumerate(rows):
+            if changed := chat.template.rewritten(own, _trained_ends(own, own_wanted), own_tools):
+                parts[number] = _rewritten(chat, *rows[number], changed, turns.rewritten)
+    whole = [number for number in range(len(rows)) if number not in parts]
+    for number, encoded in zip(whole, _encode(chat, [rows[number] for number in whole]), strict=True):
+        own, own_wanted, _ = rows[number]
+        if turns.rewritten and (changed := _apart_before_others(own, own_wanted, encoded)):
+            parts[number] = _rewritten(chat, *rows[number], changed, turns.rewritten)
+            continue
         if turns.everything[number]:
-            supervised = _all_turns_mask(wanted[number], encoded)
+            supervised = _all_turns_mask(own_wanted, encoded)
         else:
-            supervised = _assistant_mask(messages[number], wanted[number], encoded)
+            supervised = _assistant_mask(own, own_wanted, encoded)
         parts[number] = _one(encoded.ids, supervised, encoded.turn_ends)
-    return concatenated([parts[number] for number in range(len(messages))])
+    return concatenated([parts[number] for number in range(len(rows))])
+
+
+def _encode(chat: ChatTokenizer, rows: Sequence[tuple[list[Message], np.ndarray, str | None]]) -> list[Encoded]:
+    """Encode conversations, given with their wanted turns and their tools."""
+    messages, wanted, tools = (list(column) for column in zip(*rows)) if rows else ([], [], [])
+    return chat.encode(messages, tools=tools, trained=[own[_speaking(row)] > 0 for row, own in zip(messages, wanted)])
+
+
+def _speaking(messages: list[Message]) -> np.ndarray:
+    """Return bool, which turns are the assistant's."""
+    return np.array([message["role"] == "assistant" for message in messages], bool)
+
+
+def _trained_ends(messages: list[Message], wanted: np.ndarray) -> list[int]:
+    """Return, for each wanted assistant turn, the number of turns up to it."""
+    return (np.flatnonzero(_speaking(messages) & (wanted > 0)) + 1).tolist()
+
+
+def _apart_before_others(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> list[int]:
+    """Return the ends of turns that are encoded apart from their prompts and precede another wanted turn, in whose prompt they
+    aren't."""
+    ends = (np.flatnonzero(_speaking(messages)) + 1)[encoded.apart]
+    return [end for end in ends.tolist() if end < _trained_ends(messages, wanted)[-1]]
 
 
 def _rewritten(
-    chat: ChatTokenizer, messages: list[Message], wanted: np.ndarray, tools: str | None, treatment: str
-) -> EncodedBatch | None:
-    """Encode a conversation of which the template rewrites a wanted assistant turn; None if it doesn't.
+    chat: ChatTokenizer,
+    messages: list[Message],
+    wanted: np.ndarray,
+    tools: str | None,
+    changed: list[int],
+    treatment: str,
+) -> EncodedBatch:
+    """Encode a conversation in which wanted assistant turns, up to `changed`, are otherwise where others follow.
 
     `treatment` is that of `Turns.rewritten`.
     """
-    ends = [at for at, message in enumerate(messages, 1) if message["role"] == "assistant" and wanted[at - 1]]
-    changed = chat.template.rewritten(messages, ends, tools)
-    if not changed:
-        return None
     if treatment == "last":
-        (encoded,) = chat.encode([messages], tools=[tools])
         kept = wanted.copy()
         kept[np.array(changed) - 1] = 0
+        (encoded,) = _encode(chat, [(messages, kept, tools)])
         return _one(encoded.ids, _assistant_mask(messages, kept, encoded), encoded.turn_ends)
-    encoded_views = chat.encode([messages[:end] for end in ends], tools=[tools] * len(ends))
-    views = []
-    for end, encoded in zip(ends, encoded_views, strict=True):
+    ends, rows = _trained_ends(messages, wanted), []
+    for end in ends:
         last = np.zeros(end, wanted.dtype)
         last[-1] = wanted[end - 1]
-        views.append(View(encoded.ids, _assistant_mask(messages[:end], last, encoded)))
+        rows.append((messages[:end], last, tools))
+    encoded_views = _encode(chat, rows)
+    views = [
+        View(encoded.ids, _assistant_mask(own, last, encoded))
+        for (own, last, _), encoded in zip(rows, encoded_views, strict=True)
+    ]
     if treatment == "all":
         continues = [0]
         for before, encoded in zip(ends, encoded_views[1:]):
@@ -101,7 +134,7 @@ def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
 
 def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
     """Return the tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
-    own = wanted[[message["role"] == "assistant" for message in messages]]
+    own = wanted[_speaking(messages)]
     if (own == 1).all():
         return encoded.supervised
     if len(encoded.spans) != len(own):

@@ -2,9 +2,9 @@
 
 Literals and contents are concatenated (see `frames`) and encoded (see `chunks`); the supervised tokens follow from the
 positions of the literals. Rows that the proofs don't cover go to the reference path: a content that contains an added token's
-string, is empty, or has whitespace at its ends that matters; sequences of roles for which `frames` has no frame; rows with
-tools, and tool calls that the template writes in its own form; and turns of other weights than 1 where everything is
-supervised.
+string, is empty, or has whitespace at its ends that matters; a turn that doesn't follow the tokens of its prompt (see
+`prompt_boundaries`); sequences of roles for which `frames` has no frame; rows with tools, and tool calls that the template
+writes in its own form; and turns of other weights than 1 where everything is supervised.
 """
 
 import numpy as np
@@ -89,7 +89,8 @@ class BatchedEncoder:
         return with_tools | (np.diff(offsets_of(uncertain)[turns.offsets]) > 0)
 
     def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[EncodedBatch, np.ndarray]:
-        """Encode the conversations; also return bool[n], which contain a reserved string and need the reference path."""
+        """Encode the conversations; also return bool[n], which need the reference path: they contain a reserved string, or
+        a turn that doesn't follow the tokens of its prompt."""
         if not len(turns):
             return concatenated([]), np.zeros(0, bool)
         data, positions, literals, row_starts = self._concatenate(turns, frames, which)
@@ -121,8 +122,15 @@ class BatchedEncoder:
         if len(everything):
             supervised[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True
 
+        # Turns that don't follow the tokens of their prompt, which begins after the fixed ids.
+        heads = (positions + head_at)[starting][wanted]
+        prompts = [np.array(literal.prompt, np.int64) for literal in self._frames.literals]
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)[literals[starting][wanted]]
+        at, _ = gather(chunked.tokens[chunked.chunk_at(heads)], lengths)
+        different = chunked.ids[at] != _of_rows(prompts, literals[starting][wanted])
         reserved = np.zeros(len(turns), bool)
-        reserved[np.searchsorted(row_starts, chunked.reserved, side="right") - 1] = True
+        for bytes_ in (chunked.reserved, np.repeat(heads, lengths)[different]):
+            reserved[np.searchsorted(row_starts, bytes_, side="right") - 1] = True
         return EncodedBatch(chunked.ids, offsets, supervised, ended), reserved
 
     def _concatenate(

@@ -37,6 +37,7 @@ class Literal:
         supervised_from: the start of a supervised span in `data`.
         supervised_to: the number of fixed ids before the end of a supervised span.
         turn_ends: the number of fixed ids before the end of the previous turn.
+        prompt: the ids that follow the fixed ones in the prompt of the turn whose span starts here.
     """
 
     data: bytes
@@ -45,6 +46,7 @@ class Literal:
     supervised_from: int
     supervised_to: int
     turn_ends: int
+    prompt: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ class Frames:
         prefix = self._separable.prefix
         if not added:
             _require(not closes and not (first and prefix != "none"))
+            # The tokens of the prompt depend on the content before it, so they aren't known here.
+            _require(not opens or self._cuts(written, self._chat.template.prompt_end(text, opens[0]) - start))
             at = len(text[start : opens[0]].encode()) if opens else -1
             return Literal(written.encode(), -1, -1, at, -1, -1)
 
@@ -147,6 +151,11 @@ class Frames:
             _require(opens[0] > last_at)
             before = (pad + text[closing : opens[0]]).encode() if opens[0] > closing else b""
             supervised_from = len(tail + name + before)
+        prompt = ()
+        if opens:
+            prompt_end = self._chat.template.prompt_end(text, opens[0])
+            _require(prompt_end <= end and (prompt_end >= closing or prompt_end in {at for _, at, _ in fixed}))
+            prompt = self._chat.encode_text(text[last_at:prompt_end]).ids[1:] if prompt_end > closing else ()
         _require(not closes or opening < closes[0] <= closing)
         ends = [number for number, (id, _, _) in enumerate(fixed, 1) if self._chat.template_only[id]]
         return Literal(
@@ -156,7 +165,14 @@ class Frames:
             supervised_from=supervised_from,
             supervised_to=sum(at < closes[0] for _, at, _ in fixed) if closes else -1,
             turn_ends=ends[0] if ends and not first else -1,
+            prompt=tuple(prompt),
         )
+
+    def _cuts(self, written: str, at: int) -> bool:
+        """Whether every text is cut at this position of a literal, after a visible character."""
+        before, after = written[:at].encode()[-1:], written[at:].encode()[:1]
+        visible = before.isascii() and not before.isspace()
+        return bool(before and after and visible and self._separable.cuts[after[0] << 8 | before[0]])
 
     def _joins(self, written: str, *, before: bool, after: bool) -> bool:
         """Whether this literal could form an added token with the end of the content before it or the start of the next."""
