@@ -69,12 +69,37 @@ def test_what_differs_from_run_to_run_is_in_no_manifest(tmp_path):
     assert str(tmp_path) not in one.read_text()
 
 
-@pytest.mark.parametrize("change", [{"spec": {"a": 2}}, {"code": "d"}, {"stage": "other"}])
+@pytest.mark.parametrize("change", [{"spec": {"a": 2}}, {"code": "d"}, {"stage": "other"}, {"device": "cuda"}])
 def test_every_part_of_the_fingerprint_counts(tmp_path, change):
     built: list = []
     run(tmp_path, built=built)
     run(tmp_path, built=built, **change)
     assert len(built) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": "other"},
+        {"spec": {"a": 2}},
+        {"inputs": {"role": ["e"]}},
+        {"inputs": {"other": ["d"]}},
+        {"code": "d"},
+        {"device": "cuda"},
+        {"versions": {"torch": "3"}},
+        {"versions": {}},
+    ],
+)
+def test_each_argument_is_in_the_fingerprint(change):
+    arguments = {
+        "stage": "s",
+        "spec": {"a": 1},
+        "inputs": {"role": ["d"]},
+        "code": "c",
+        "device": "cpu",
+        "versions": None,
+    }
+    assert fingerprint(**arguments) != fingerprint(**(arguments | change))
 
 
 def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
