@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.data_path.rows import FILES
-from benchmarks.data_path.texts import edited, prepare, tokenize
+from benchmarks.data_path.texts import prepare, tokenize
 from benchmarks.jobs import conversations
 from benchmarks.results import ROOT, Goals, options_of, require, run_parts, table, timed
 
@@ -80,7 +80,7 @@ def memory(_: int, folder: Path, data: Path, sequences: int = 10_000_000, parts:
 
 
 MEASURES: dict[str, Callable[[int, Path, Path], dict[str, Any]]] = {
-    "plan": plan, "tokenize": tokenize, "edited": edited, "prepare": prepare, "memory": memory,
+    "plan": plan, "tokenize": tokenize, "prepare": prepare, "memory": memory,
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ import json
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from benchmarks.data_path.rows import FILES, as_messages, repeated
-from benchmarks.jobs import ROW_LENGTH, Project, conversations
+from benchmarks.jobs import ROW_LENGTH, conversations
 from benchmarks.results import in_turn, medians, timed
 
-from snaketune.artifacts.manifest import read_json
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.batched.chunks import ChunkEncoder
 from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, separable
@@ -115,34 +113,6 @@ def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> di
         }
 
     return measured(repeated(data, folder, megabytes)) | {"every text once": measured(sorted(data.rglob("*.jsonl")))}
-
-
-def edited(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> dict[str, Any]:
-    """Time the `tokenize` stage after an edit of 1% of the rows, with the result of before and without any."""
-    files = repeated(data, folder, megabytes)
-    project = conversations(folder / "project", files, [data / name for name in FILES])
-    (tokens,) = project.pack().artifacts["plan"][0].artifacts["tokens"]
-    project.make(tokens)
-    for file in files:
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        lines[::100] = [line.replace(". ", ". Please: ", 1) for line in lines[::100]]
-        file.write_text("".join(lines), encoding="utf-8")
-    for stage in ("corpus/chat", "tokenize"):
-        shutil.rmtree(project.folder / "results" / stage)
-    project.make(tokens.artifacts["corpus"][0])
-    sides = {"with earlier tokens": [], "without": []}
-    for number in range(rounds):
-        sides["without"].append(project.copy_to(folder / f"without{number}"))
-        earlier = shutil.copytree(project.folder, folder / f"with{number}")
-        sides["with earlier tokens"].append(Project(folder=earlier, config=project.config))
-    encoded = {}
-
-    def remade(side: str) -> None:
-        result = sides[side].pop().make(tokens)
-        encoded[side] = read_json(result.manifest_path.with_name("run.json"), {})["rows_encoded"]
-
-    found = compared("edited_speedup", rounds, **{side: partial(remade, side) for side in sides})
-    return found | {"megabytes": sum(file.stat().st_size for file in files) / 1e6, "rows_encoded": encoded}
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import PackSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.token_rows import pair_rows
-from snaketune.tokenization.token_store import TokenWriter, to_store
+from snaketune.tokenization.token_store import TokenWriter
 from tests.packing.chain import pack_tokens
 
 # A token, and whether it is supervised.
@@ -35,6 +35,12 @@ class MadePair:
         """Return both sequences up to the last supervised token, as they are packed."""
         return [up_to_supervised(sequence) for sequence in self.sequences()]
 
+    @property
+    def prefers(self) -> bool:
+        """Whether the completions differ in what is packed of them; other pairs are dropped."""
+        chosen, rejected = self.learned()
+        return chosen != rejected
+
 
 def up_to_supervised(sequence: tuple[Token, ...]) -> tuple[Token, ...]:
     return sequence[: max((at + 1 for at, (_, supervised) in enumerate(sequence) if supervised), default=0)]
@@ -55,7 +61,7 @@ def tokenized(
                 names = pa.array([str(first + at) for at in range(len(some))], pa.string())
                 rows = pair_rows(names, both, np.zeros(len(some), bool))
                 counts[split]["tokens"] += len(rows.sequences.ids)
-                writer.write(to_store(rows))
+                writer.write(rows)
     manifest = {"payload": describe_files(folder), "records": {}, "counts": counts, "pad_id": 0}
     return Artifact(folder.parent / "tokens.json", manifest, folder)
 

@@ -19,7 +19,7 @@ from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import concatenated
 from snaketune.tokenization.token_rows import completion_rows
-from snaketune.tokenization.token_store import TokenWriter, to_store
+from snaketune.tokenization.token_store import TokenWriter
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from tests.packing import chain
 from tests.packing.chain import ROOT, pack_tokens, rows_of
@@ -41,7 +41,7 @@ def tokenized(folder: Path, rows: list[Made]) -> Artifact:
             made = completion_rows(names, both, pa.array([label for *_, label in some]), np.zeros(len(some), bool))
             counts["train"]["rows"] += len(some)
             counts["train"]["tokens"] += len(made.sequences.ids)
-            writer.write(to_store(made))
+            writer.write(made)
     manifest = {"payload": describe_files(folder), "records": {}, "counts": counts, "pad_id": 0}
     return Artifact(folder.parent / "tokens.json", manifest, folder)
 

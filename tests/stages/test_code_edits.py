@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.stages.cache import code_digest as code
+from snaketune.stages.cache import syntax
 from snaketune.stages.table import STAGES
 
 MODULES = code.Modules().files
@@ -74,6 +75,13 @@ SHAPELESS = {
 }
 FLIPPED = {ast.Eq: ast.NotEq, ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 FLIPPED |= {other: one for one, other in FLIPPED.items()}
+
+
+@pytest.fixture(autouse=True)
+def edits_are_not_cached(monkeypatch):
+    """The cache on disk holds no edited modules."""
+    cache_of_edits = dict(syntax._cache())
+    monkeypatch.setattr(syntax, "_cache", lambda: cache_of_edits)
 
 
 def edited(source: bytes, everything: bool) -> bytes:

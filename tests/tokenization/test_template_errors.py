@@ -49,7 +49,7 @@ def test_they_are_listed_with_row_and_reason_and_other_rows_are_unchanged(tokeni
     work, outcome = run(tmp_path / "work", rows, tokenizer, most_refused=0.5)
     assert {split: outcome.counts[split]["refused"] for split in outcome.counts} == {"train": 2, "held_out": 1}
     assert outcome.counts["train"]["rows"] == 42
-    assert "quarantine.jsonl" in outcome.records
+    assert outcome.records == ("quarantine.jsonl",)
     lines = (work.payload / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
     listed = [json.loads(line) for line in lines]
     assert [(one["file"], one["row"], one["reason"]) for one in listed] == [

@@ -120,7 +120,7 @@ def test_a_conversation_in_the_index(tmp_path, corpus, tokenizer):
         "why": "",
         "samples": 0,
     }
-    assert outcome.run == {"rows_encoded": 73, "parity_rows": 73, "rows_by_reference": 2}
+    assert outcome.run == {"parity_rows": 73, "rows_by_reference": 2}
     assert outcome.counts["train"]["control_text"] == 1 and outcome.counts["train"]["rows"] == 63
     together = "".join(text for text, _ in outcome.about["samples"][0])
     assert together == chat.text(expected.ids)

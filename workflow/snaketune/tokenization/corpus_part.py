@@ -3,8 +3,7 @@
 Parts are cut by bytes between record batches, so that they can be encoded in parallel; concatenated they are the corpus,
 however many there are. Rows are encoded in batches (see `batched`) if that is proved to equal the reference path
 (`encode_rows`), and compared with it on samples: the first COMPARED_FIRST conversations of each split, and COMPARED of every
-COMPARED_EVERY-th group. If a sample differs, the whole part is encoded again row by row. Rows that an earlier result holds
-aren't encoded (`kept_tokens`).
+COMPARED_EVERY-th group. If a sample differs, the whole part is encoded again row by row.
 
 Measured on one core, including writing and comparing: 35 MB/s of text over 212 MB; row by row 2.7.
 """
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.quarantine import Quarantine
@@ -34,27 +32,17 @@ from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control_frames import OmittedTurn
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
-from snaketune.tokenization.encoded_rows import EncodedBatch, alternating, offsets_of
-from snaketune.tokenization.kept_tokens import (
-    KeptTokens,
-    digests_file,
-    earlier_results,
-    in_order,
-    row_digests,
-    write_digests,
-)
+from snaketune.tokenization.encoded_rows import EncodedBatch, offsets_of
 from snaketune.tokenization.template import TEXT, Refused
 from snaketune.tokenization.token_rows import TokenRows, insert_empty_rows, names_of, rows_of
-from snaketune.tokenization.token_store import SPLITS, TokenBatch, TokenWriter, to_store
+from snaketune.tokenization.token_store import SPLITS, TokenWriter
 from snaketune.tokenization.turn_columns import Turns, has_weights, turns_of
 
 # Rows are encoded in groups, large enough for numpy to be efficient, small enough for the CPU's cache.
 GROUP_BYTES, GROUP_ROWS = 4_000_000, 4096
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
-# Counts that are the sum of a column of the index.
-SUMS = {"tokens": "length", "supervised_tokens": "supervised", "control_text": "control_text"}
-COUNTED = ("rows", "refused", *SUMS, "nothing_supervised")
+COUNTED = ("rows", "refused", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
 QUARANTINE = "quarantine.jsonl"
 # In samples too long to be shown whole: the tokens shown on both sides of the ends of supervised spans.
 AROUND = 32
@@ -80,11 +68,11 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
     encoder = _Encoder(spec, chat)
     try:
         try:
-            counts, samples = _write(spec, work, tables, encoder, KeptTokens(earlier_results(spec, work, tokenizer)))
+            counts, samples = _write(spec, work, tables, encoder)
         except _Mismatch as mismatch:
             print(f"batched encoding differs, so all rows are encoded again row by row: {mismatch}", flush=True)
             encoder = _Encoder(spec, chat, unbatched_because=str(mismatch))
-            counts, samples = _write(spec, work, tables, encoder, KeptTokens([]))
+            counts, samples = _write(spec, work, tables, encoder)
     except Refused as first:
         if isinstance(first, OmittedTurn):
             template = f"the chat template {tokenizer.folder}/chat_template.jinja"
@@ -92,10 +80,6 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
         raise SnaketuneError(
             f"{first}. Or list and drop such rows: tokenizers.NAME.on_template_error: quarantine"
         ) from None
-    rows = sum(own["rows"] for own in counts.values())
-    if encoder.encoded_rows < rows:
-        reused = rows - encoder.encoded_rows
-        print(f"{encoder.encoded_rows:,} rows encoded; the tokens of {reused:,} are from earlier results", flush=True)
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
         # A terminal might interpret control characters.
@@ -111,19 +95,15 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
             "why": encoder.reason,
             "samples": samples,
         },
-        records=(*map(digests_file, SPLITS), *(() if spec.most_refused is None else (QUARANTINE,))),
-        run={
-            "rows_encoded": encoder.encoded_rows,
-            "parity_rows": encoder.compared,
-            "rows_by_reference": encoder.fallback_rows,
-        },
+        records=() if spec.most_refused is None else (QUARANTINE,),
+        run={"parity_rows": encoder.compared, "rows_by_reference": encoder.fallback_rows},
     )
 
 
 def _write(
-    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder", kept: KeptTokens
+    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder"
 ) -> tuple[dict[str, Any], list[Sample]]:
-    """Write all rows, and encode those that no earlier result holds; return counts by split, and samples."""
+    """Encode and write all rows; return counts by split, and samples."""
     counts: dict[str, Any] = {}
     samples: list[Sample] = []
     quarantines = spec.most_refused is not None
@@ -132,33 +112,24 @@ def _write(
         for split in SPLITS:
             own = Counter(dict.fromkeys(COUNTED, 0))
             batches = tables[split].to_batches()
-            before = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
-            groups, weighted = list(_groups(spec, tables[split])), has_weights(tables[split])
-            digests = [np.empty((0, 2), np.uint64)]
-            with TokenWriter(work.payload, split, weighted) as writer:
+            earlier = sum(len(batch) for part in range(1, spec.part) for batch in _part_of(batches, part, spec.parts))
+            groups = list(_groups(spec, tables[split]))
+            with TokenWriter(work.payload, split, has_weights(tables[split])) as writer:
                 for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
-                    digests.append(row_digests(group))
-                    found = kept.find(digests[-1], split)
-                    missing = np.setdiff1d(np.arange(len(group)), [row for at, _ in found for row in at])
-                    refused: list[tuple[int, Refused]] = []
-                    if len(missing):
-                        rows, refused = encoder.encode(group.take(missing), number, refuses=quarantines)
-                        found.append((missing, to_store(rows, weighted)))
-                    sequences = in_order(group, found)
+                    rows, refused = encoder.encode(group, number, refuses=quarantines)
                     for at, error in refused:
-                        row = int(missing[at])
-                        raw = RawRow("row", before + own["rows"] + row + 1, group.slice(row, 1).to_pylist()[0])
+                        raw = RawRow("row", earlier + own["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
                         quarantine.add(split, raw, Malformed(error.reason, str(error)))
-                    writer.write(sequences)
-                    index = sequences.index
+                    writer.write(rows)
+                    supervised = rows.supervised_tokens
                     own["rows"] += len(group)
                     own["refused"] += len(refused)
-                    for count, column in SUMS.items():
-                        own[count] += pc.sum(index[column]).as_py()
-                    own["nothing_supervised"] += int(np.sum(index["supervised"].to_numpy() == 0)) - len(refused)
+                    own["tokens"] += len(rows.sequences.ids)
+                    own["supervised_tokens"] += int(supervised.sum())
+                    own["control_text"] += int(rows.control_text.sum())
+                    own["nothing_supervised"] += int((supervised == 0).sum()) - len(refused)
                     if split == "train" and spec.part == 1 and len(samples) < SAMPLES:
-                        samples += encoder.samples(sequences, SAMPLES - len(samples))
-            write_digests(work.payload / digests_file(split), np.concatenate(digests))
+                        samples += encoder.samples(rows, SAMPLES - len(samples))
             counts[split] = dict(own)
     if quarantines:
         rows = sum(own["rows"] for own in counts.values())
@@ -217,23 +188,21 @@ class _Encoder:
 
     Attributes:
         batched, reason: the batched encoder, or None and why it isn't proved for this tokenizer and template.
-        encoded_rows: rows of the tables.
         compared, fallback_rows: conversations that were encoded on both paths, and that `batched` passed to the reference path.
     """
 
     def __init__(self, spec: TokenizeSpec, chat: ChatTokenizer, unbatched_because: str = ""):
         self._spec, self._chat = spec, chat
         self.batched, self.reason = (None, unbatched_because) if unbatched_because else batched_encoder(chat)
-        self.encoded_rows = self.compared = self.fallback_rows = 0
+        self.compared = self.fallback_rows = 0
         if self.batched is None:
             print(f"encoded row by row: {self.reason}", flush=True)
 
     def encode(self, table: pa.Table, number: int, refuses: bool) -> tuple[TokenRows, list[tuple[int, Refused]]]:
-        """Encode rows of the `number`-th table of a split.
+        """Encode the `number`-th table of a split.
 
         If `refuses`, a row that the template refuses becomes a sequence without tokens, and is returned with its error.
         """
-        self.encoded_rows += len(table)
         try:
             return self._encoded(table, number), []
         except Refused:
@@ -260,7 +229,7 @@ class _Encoder:
             self.fallback_rows += len(one_by_one)
             self._compare(turns, encoded, number)
         # An end of turn with nothing before it, for example where a response is all reasoning, which the template leaves out.
-        text = encoded.supervised.astype(bool) & ~self._chat.template_only[encoded.ids]
+        text = (encoded.supervised > 0) & ~self._chat.template_only[encoded.ids]
         has_text = np.diff(offsets_of(text)[encoded.offsets]) > 0
         encoded.supervised[~np.repeat(has_text, encoded.lengths)] = 0
         # Rows with the string of a control token are always encoded on the reference path.
@@ -290,17 +259,18 @@ class _Encoder:
                         f"{ours[token : token + 5].tolist()} instead of {right[token : token + 5].tolist()}"
                     )
 
-    def samples(self, sequences: TokenBatch, count: int) -> list[Sample]:
+    def samples(self, rows: TokenRows, count: int) -> list[Sample]:
         """Return up to `count` rows: short rows first, then excerpts of long rows."""
-        index, samples = sequences.index, []
-        lengths = index["length"].to_numpy()
-        order = np.argsort(lengths > SAMPLE_TOKENS, kind="stable")
-        for number in order[lengths[order] > 0][:count].tolist():
-            ids, runs = sequences.ids[number].values.to_numpy(), index["supervised_runs"][number].values.to_numpy()
-            supervised = alternating(runs, len(ids))
-            shown = _shown(supervised)
-            branches = dict(index["branches"][number].values.to_numpy().reshape(-1, 3)[:, :2].tolist())
-            edges = sorted({0, len(ids), *branches, *runs.tolist(), *(np.flatnonzero(np.diff(shown)) + 1).tolist()})
+        sequences = rows.sequences
+        samples = []
+        order = np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")
+        for number in order[sequences.lengths[order] > 0][:count].tolist():
+            start, end = sequences.offsets[number : number + 2]
+            ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
+            shown = _shown(supervised > 0)
+            branches = {begin: prefix for begin, prefix, _ in (sequences.branches or {number: ()})[number]}
+            changes = np.flatnonzero((np.diff(supervised) != 0) | np.diff(shown)) + 1
+            edges = sorted({0, len(ids), *branches, *changes.tolist()})
             sample: Sample = []
             for a, b in pairwise(edges):
                 if a in branches:

@@ -58,68 +58,42 @@ WEIGHTED_INDEX = INDEX.append(pa.field("run_weights", pa.list_(pa.float32())))
 IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
-@dataclass(frozen=True)
-class TokenBatch:
-    """n sequences as they are stored: their index, with the columns of INDEX, and their ids."""
-
-    index: pa.RecordBatch
-    ids: pa.LargeListArray
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, rows: np.ndarray) -> "TokenBatch":
-        """Return some of the sequences, in the given order."""
-        numbers = pa.array(rows)
-        return TokenBatch(self.index.take(numbers), self.ids.take(numbers))
-
-    @staticmethod
-    def concatenated(batches: list["TokenBatch"]) -> "TokenBatch":
-        """Return the sequences of all batches, at least one, in order."""
-        return TokenBatch(
-            pa.concat_batches([batch.index for batch in batches]), pa.concat_arrays([batch.ids for batch in batches])
-        )
-
-
-def to_store(rows: TokenRows, weighted: bool = False) -> TokenBatch:
-    """Return sequences as they are stored. Args: weighted: whether their corpus has weights."""
-    sequences = rows.sequences
-    columns = {
-        "id": rows.names,
-        "length": sequences.lengths.astype(np.int32),
-        "supervised": rows.supervised_tokens.astype(np.int32),
-        "supervised_runs": _list_array(*rows.supervised_runs),
-        "turn_ends": _list_array(*rows.turn_ends),
-        "branches": _list_array(*rows.branches),
-        "prompt": rows.prompt.astype(np.int32),
-        "chosen": rows.chosen.astype(np.int32),
-        "common": rows.common.astype(np.int32),
-        "prompt_hash": rows.prompt_hash,
-        "label": rows.label,
-        "source": pa.nulls(len(rows.names), pa.int16()) if rows.source is None else rows.source,
-        "control_text": rows.control_text,
-    }
-    if weighted:
-        columns["run_weights"] = _list_array(*rows.run_weights)
-    ids = pa.LargeListArray.from_arrays(pa.array(sequences.offsets), pa.array(sequences.ids))
-    return TokenBatch(pa.record_batch(columns, schema=WEIGHTED_INDEX if weighted else INDEX), ids)
-
-
 class TokenWriter(ExitStack):
     """Writes one split of a part, batch by batch; with weights if the corpus has them."""
 
     def __init__(self, folder: Path, split: str, weighted: bool = False):
         super().__init__()
+        self._schema = WEIGHTED_INDEX if weighted else INDEX
         self._index, self._ids = (
             self.enter_context(pa.ipc.new_file(str(folder / f"{split}-{part}.arrow"), schema))
-            for part, schema in (("index", WEIGHTED_INDEX if weighted else INDEX), ("ids", IDS))
+            for part, schema in (("index", self._schema), ("ids", IDS))
         )
 
-    def write(self, sequences: TokenBatch) -> None:
+    def write(self, rows: TokenRows) -> None:
         """Append sequences."""
-        for start in range(0, len(sequences), ROWS_PER_BATCH):
-            self._index.write_batch(sequences.index.slice(start, ROWS_PER_BATCH))
-            self._ids.write_batch(pa.record_batch([sequences.ids.slice(start, ROWS_PER_BATCH)], schema=IDS))
+        sequences = rows.sequences
+        columns = {
+            "id": rows.names,
+            "length": sequences.lengths.astype(np.int32),
+            "supervised": rows.supervised_tokens.astype(np.int32),
+            "supervised_runs": _list_array(*rows.supervised_runs),
+            "turn_ends": _list_array(*rows.turn_ends),
+            "branches": _list_array(*rows.branches),
+            "prompt": rows.prompt.astype(np.int32),
+            "chosen": rows.chosen.astype(np.int32),
+            "common": rows.common.astype(np.int32),
+            "prompt_hash": rows.prompt_hash,
+            "label": rows.label,
+            "source": pa.nulls(len(rows.names), pa.int16()) if rows.source is None else rows.source,
+            "control_text": rows.control_text,
+        }
+        if self._schema is WEIGHTED_INDEX:
+            columns["run_weights"] = _list_array(*rows.run_weights)
+        index = pa.record_batch(columns, schema=self._schema)
+        ids = pa.LargeListArray.from_arrays(pa.array(sequences.offsets), pa.array(sequences.ids))
+        for start in range(0, len(index), ROWS_PER_BATCH):
+            self._index.write_batch(index.slice(start, ROWS_PER_BATCH))
+            self._ids.write_batch(pa.record_batch([ids.slice(start, ROWS_PER_BATCH)], schema=IDS))
 
 
 def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
@@ -164,11 +138,6 @@ class TokenParts:
             )
         table = pa.Table.from_batches(batches, batches[0].schema if batches else INDEX)
         return table if columns is None else table.select(columns)
-
-    def batches(self, split: str) -> list[TokenBatch]:
-        """Return the memory-mapped sequences of a split, by record batch."""
-        ids = (batch.column(0) for file in self._open(f"{split}-ids.arrow") for batch in _batches(file))
-        return [TokenBatch(*both) for both in zip(self.index(split).to_batches(), ids, strict=True)]
 
     def weighted(self, split: str) -> bool:
         """Return whether the supervised runs of a split have weights."""
