@@ -123,7 +123,7 @@ def _short(reason: str) -> str:
     """Shorten a message by what all rows have in common."""
     for repeated in (f". {INSTEAD}", "not made: "):
         reason = reason.replace(repeated, "")
-    return reason.split(" doesn't support packed rows: ")[-1].split(" isn't a causal decoder: ")[-1]
+    return reason.split(" doesn't support packed rows: ")[-1].split(" can't be computed beside other documents: ")[-1]
 
 
 if __name__ == "__main__":

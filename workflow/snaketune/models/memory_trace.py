@@ -134,7 +134,7 @@ def trace_model(
         names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         # One of two tied modules trains both.
-        named_head = embedding if head is not None and head.weight is embedding.weight else head
+        named_head = embedding if getattr(head, "weight", None) is getattr(embedding, "weight", head) else head
         adapted = _adapted(model, lora)
         return TracedModel(
             weights=tuple(_weights(adapted, head)),
