@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from benchmarks.families.tiny import tiny_config
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained, RopeScaling, Scratch
@@ -446,3 +447,27 @@ def test_a_training_records_the_findings_in_its_run_json(family, tmp_path):
     write_manifest(manifest, {"stage": "preflight", "payload": describe_files(folder / "findings"), "records": {}})
     assert read_preflight_findings(Execution(preflight=str(manifest))) == result
     assert read_preflight_findings(Execution()) == []
+
+
+@pytest.mark.parametrize(("family_name", "needs_reference", "refused"), [
+    ("phimoe", True, True), ("phimoe", False, False), ("mixtral", True, False), ("llama", True, False),
+])  # fmt: skip
+def test_dpo_of_a_model_with_noise_in_training_is_refused(family, family_name, needs_reference, refused):
+    config = tiny_config(family_name, vocab_size=400)
+    config.save_pretrained(family.folder / "base")
+    family.base = Pretrained(path=str(family.folder / "base"))
+    family.run["learning_rate"] = 1e-6
+    family.settings |= {"needs_reference": needs_reference}
+    if refused:
+        with pytest.raises(SnaketuneError, match=r"sft\.demo\.loss: phimoe draws random numbers in training.* simpo"):
+            family.findings()
+    else:
+        assert not [one for one in family.findings() if "random" in one["found"]]
+
+
+def test_layers_that_all_linear_does_not_reach_are_reported(family):
+    tiny_config("gpt_oss", vocab_size=400).save_pretrained(family.folder / "base")
+    family.base = Pretrained(path=str(family.folder / "base"))
+    family.settings |= {"lora": Lora()}
+    (found,) = (one for one in family.findings() if one["key"] == "sft.demo.lora.target_modules")
+    assert "experts: peft adds no adapters" in found["found"] and "modules_to_save: [experts]" in found["do"]

@@ -84,6 +84,8 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
         return
+    if run.needs_reference:
+        yield from run_checks.check_training_noise(run.key, config)
     if pretrained:
         yield from run_checks.check_positions(run.key, rows.longest[0], config, bool(spec.base.rope))
     for finding in found.findings:

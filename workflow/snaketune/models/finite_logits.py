@@ -13,23 +13,21 @@ def check_finite(model: PreTrainedModel, inputs: dict[str, Any], logits: torch.T
     if (logits < torch.inf).all():
         return
     name, in_type = model.config.model_type, str(dtype).removeprefix("torch.")
-    tensors = [*model.named_parameters(), *model.named_buffers()]
     # A process has its shard alone of a sharded model.
-    values = {name: getattr(tensor, "to_local", lambda kept=tensor: kept)() for name, tensor in tensors}
-    # Masks and the like are infinite on purpose, but hold no NaN.
-    wrong = {name: ~value.isfinite() for name, value in values.items() if not value.isfinite().all()}
-    if weights := [name for name, _ in model.named_parameters() if name in wrong]:
-        first = wrong[weights[0]]
+    weights = {key: getattr(weight, "to_local", lambda kept=weight: kept)() for key, weight in model.named_parameters()}
+    if wrong := [key for key, weight in weights.items() if not weight.isfinite().all()]:
+        weight = weights[wrong[0]]
         raise SnaketuneError(
-            f"the weights of this {name} hold NaN or infinity: {weights[0]}, in {int(first.sum()):,} of {first.numel():,} numbers"
-            f" ({len(weights)} tensors in all), as loaded; use an undamaged copy of the model, or an earlier checkpoint"
+            f"the weights of this {name} hold NaN or infinity: {wrong[0]}, in {int((~weight.isfinite()).sum()):,} of "
+            f"{weight.numel():,} numbers ({len(wrong)} tensors in all); use an undamaged copy of the model, or an earlier "
+            "checkpoint"
         )
     first = _first_not_finite(model, inputs)
     do = "set training.precision: float32" if dtype != torch.float32 else "use another checkpoint of the model"
     raise SnaketuneError(
-        f"the logits of this {name} hold NaN or infinity although its weights are finite, computed in {in_type} for one document "
-        f"by its own attention; the first such output is that of {first}. Its numbers are too large for {in_type}, or a kernel "
-        f"there is faulty: {do}, or install another version of transformers or torch"
+        f"the logits of this {name} hold NaN or infinity although its weights are finite, computed in {in_type} for one "
+        f"document by its own attention. The first such output is that of {first}: its numbers are too large for {in_type}, or a "
+        f"kernel there is faulty; {do}, or install another version of transformers or torch"
     )
 
 

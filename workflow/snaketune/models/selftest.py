@@ -17,7 +17,6 @@ tokens share carries no information. In 16 bits, single tokens may differ by as 
 (whether an early token becomes an attention sink can depend on rounding), so nine tokens of ten have to agree (docs/LOG.md).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,6 +37,13 @@ from snaketune.models.devices import NOT_DETERMINISTIC, Compute
 from snaketune.models.finite_logits import check_finite
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.models.kernels import SEPARATE
+from snaketune.models.logit_differences import (
+    REQUIRED_SHARE,
+    TOLERANCE,
+    difference_quantile,
+    largest_differences,
+    scale_of,
+)
 from snaketune.models.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
 from snaketune.models.packing_support import INSTEAD
 from snaketune.models.passed_test import PassedTest
@@ -46,15 +52,12 @@ from snaketune.models.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 
-# Largest accepted difference relative to the scale, and the share of the tokens that must be within it.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-REQUIRED_SHARE = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 # The same computation with the same shapes and other tokens elsewhere: 0 except with experts, whose batches of tokens change.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # What a failed test of separate documents can mean.
 BESIDE_OTHERS = (
-    "Each document was a sequence of its own, padded on the right, and was compared with that document alone. If later tokens are "
-    "visible in this model (encoders), it can't be trained here; otherwise its kernels depend on the batch: set "
+    "Each document was a sequence of its own, padded on the right, and was compared with that document alone. If later tokens "
+    "are visible in this model (encoders), it can't be trained here; otherwise its kernels depend on the batch: set "
     "training.precision: float32, or install another version of transformers"
 )
 # Tokens whose logits are in memory together.
@@ -331,29 +334,3 @@ def _packed_logits(
         if NOT_DETERMINISTIC in str(error):
             raise
         raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line(error)})") from error
-
-
-def largest_differences(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
-    """Return the largest absolute difference of each token's logits, float32[N]."""
-    # Equal infinities, as of tokens that a model never generates, count as equal.
-    return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().amax(1)
-
-
-def difference_quantile(shares_N: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the largest difference within the required share of the tokens (all; in 16 bits nine in ten); NaN if any is NaN.
-
-    >>> shares = torch.tensor([0.01] * 18 + [0.02, 0.9])
-    >>> round(difference_quantile(shares, torch.bfloat16), 3), round(difference_quantile(shares, torch.float32), 3)
-    (0.01, 0.9)
-    """
-    # Not torch.quantile, which takes 16 million elements at most.
-    ordered_N = shares_N.float().sort().values
-    if ordered_N.isnan().any():
-        return float("nan")
-    return ordered_N[max(0, math.ceil(REQUIRED_SHARE[dtype] * len(ordered_N)) - 1)].item()
-
-
-def scale_of(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Return the scale: the largest deviation of logits from their mean over the tokens, at least 1e-9."""
-    deviation_NV = logits_NV.float() - logits_NV.float().mean(0)
-    return deviation_NV.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-9)
