@@ -26,8 +26,8 @@ def check_finite(model: PreTrainedModel, inputs: dict[str, Any], logits: torch.T
     do = "set training.precision: float32" if dtype != torch.float32 else "use another checkpoint of the model"
     raise SnaketuneError(
         f"the logits of this {name} hold NaN or infinity although its weights are finite, computed in {in_type} for one "
-        f"document by its own attention. The first such output is that of {first}: its numbers are too large for {in_type}, or a "
-        f"kernel there is faulty; {do}, or install another version of transformers or torch"
+        f"document by its own attention. The first such output is that of {first}: its numbers are too large for {in_type}, or "
+        f"a kernel there is faulty; {do}, or install another version of transformers or torch"
     )
 
 
