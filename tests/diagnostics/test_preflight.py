@@ -343,6 +343,16 @@ def test_new_tokens_whose_rows_are_not_trained(family, token, how, settings, tie
     assert all(entry in one["do"] and repr(token) in one["found"] for one in found)
 
 
+def test_new_ends_of_turns_of_raw_rows_stop_a_run_too(family):
+    family.base = Pretrained(path=str(base_without(family, "<|im_end|>", "no token", False)))
+    family.run["learning_rate"] = 1e-5
+    family.settings |= {"lora": Lora()}
+    raw = family.pack.manifest | {"format_version": "2.0"}
+    family.pack = Artifact(family.pack.manifest_path, raw, family.pack.folder)
+    with pytest.raises(SnaketuneError, match=r"'<\|im_end\|>'.*lora\.modules_to_save: \[embed"):
+        family.findings()
+
+
 def test_tokens_that_an_earlier_training_has_learned_are_not_new(family):
     family.base = Pretrained(path=str(base_without(family, "<|im_end|>", "no token", False)))
     family.run["learning_rate"] = 1e-5

@@ -15,6 +15,7 @@ from snaketune.diagnostics.new_tokens import check_new_tokens
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
+from snaketune.models.memory_trace import trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT
@@ -65,12 +66,22 @@ def _is_raw(pack: Artifact) -> bool:
     return pack.manifest.get("format_version") == RAW_FORMAT_VERSION
 
 
+def _check_raw(run: PreflightRun, base: Pretrained, chat: ChatTokenizer, packs: list[Artifact]) -> Iterator[Finding]:
+    # The training itself reports a config that can't be read, and modules that don't exist.
+    with suppress(SnaketuneError):
+        config, compute = read_config(base), resolve_compute(run.run.training.precision)
+        if planned := trace_model(config, compute, lora=run.run.lora, trainable=run.run.training.trainable):
+            yield from check_new_tokens(run, base, config, chat, planned, _rows_of(packs), compute)
+
+
 def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, packs: list[Artifact]) -> Iterator[Finding]:
     pretrained, pack = isinstance(spec.base, Pretrained), packs[run.pack]
     yield from run_checks.check_dropped_tokens(run.key, pack.manifest)
     yield from run_checks.check_hyperparameters(run, pretrained, pack.manifest)
     yield from run_checks.check_raced_rows(run, pack.manifest)
     if _is_raw(pack):
+        if pretrained:
+            yield from _check_raw(run, spec.base, chat, packs)
         return
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
     training, sft = run.run.training, run.kind == "sft"
