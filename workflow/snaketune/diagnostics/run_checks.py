@@ -174,13 +174,11 @@ def check_training_noise(key: str, config: PretrainedConfig) -> Iterator[Finding
     """Yield a finding if a policy differs in training from its reference before it has learned anything."""
     if draws_in_training(config):
         problem = (
-            f"{config.model_type} draws random numbers in training that no setting turns off ("
-            "routers that sample experts do), "
-            "so the policy would differ from its reference before the first step, and DPO would learn that difference"
+            f"{config.model_type} draws random numbers in training that no setting turns off, as routers that sample experts. "
+            "So the policy would differ from its reference before the first step, and DPO would learn that difference"
         )
-        yield Finding(
-            key=f"{key}.loss", problem=problem, do="use a loss without a reference, such as simpo, or another model"
-        )
+        do = "use a loss without a reference, such as simpo, or another model"
+        yield Finding(key=f"{key}.loss", problem=problem, do=do)
 
 
 def check_missing_answers(
