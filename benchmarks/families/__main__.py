@@ -45,7 +45,8 @@ on a CPU, with torch {torch} and transformers {transformers}, by
   documents, padded on the right, and compute a shared prompt for each completion. On a GPU with the packages of their kernels,
   rows without shared prompts are packed there too ([gpus.md](gpus.md#attention-kernels)).
 - `separate`: each document is a sequence of its own, padded on the right; the last column says why. It needs no option.
-- `refused`: not a causal decoder. The model is an encoder, or its decoder needs an encoder's output.
+- `refused`: documents differ beside others even as sequences of their own. The model is an encoder, or its decoder needs an
+  encoder's output.
 - In each of these, losses and gradients equal those of each sequence run alone, within {rounding:.0e} of the largest.
 - `trains and saves`: a training step, a checkpoint read into another model, a model folder, and a larger vocabulary.
 
@@ -123,7 +124,7 @@ def _short(reason: str) -> str:
     """Shorten a message by what all rows have in common."""
     for repeated in (f". {INSTEAD}", "not made: "):
         reason = reason.replace(repeated, "")
-    return reason.split(" doesn't support packed rows: ")[-1].split(" isn't a causal decoder: ")[-1]
+    return reason.split(" doesn't support packed rows: ")[-1].split(" can't be computed beside other documents: ")[-1]
 
 
 if __name__ == "__main__":

@@ -1,18 +1,25 @@
 """The self-test accepts right kernels and refuses those with leaks between documents."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.families.tiny import tiny_config as family_config
+from benchmarks.families.tiny import tiny_model as family_model
 
+from snaketune.errors import SnaketuneError
 from snaketune.models import kernels
 from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.cpu_attention import attention_blocks
+from snaketune.models.kernels import SEPARATE
 from snaketune.models.logprobs import token_losses
+from snaketune.models.router_choices import RouterChoices
 from snaketune.models.selftest import check_kernel, self_test
+from snaketune.models.selftest_rows import synthetic_rows
 
 from .conftest import CPU, tiny_model
 from .test_attention import packed_rows
@@ -112,3 +119,64 @@ def test_no_packed_forward_without_the_self_test():
     token_losses(model, batch)
     with pytest.raises(RuntimeError, match="shared prompts by kernel dense before its self-test"):
         token_losses(model, collate(packed_rows(), "dense"))
+
+
+def keep_input(inputs, module, arguments):
+    inputs.append(arguments[0])
+
+
+@pytest.mark.parametrize(("kernel", "layer"), [("sdpa", 3), (SEPARATE, 0)])
+def test_a_near_tie_of_a_router_is_no_error(kernel, layer):
+    """Rounding decides which of two equally good experts a token gets; here for one token after another of a synthetic row."""
+    config = family_config("mixtral")
+    (rows,) = synthetic_rows(config, prefixes=False)
+    ids = torch.from_numpy(rows[0]["input_ids"][:7].astype("int64"))[None]
+    for token in range(7):
+        model = family_model(config)
+        gate, inputs = model.model.layers[layer].mlp.gate, []
+        with gate.register_forward_pre_hook(partial(keep_input, inputs)), torch.no_grad():
+            model(ids, use_cache=False)
+        hidden_H = inputs[0].reshape(-1, 32)[token]
+        torch.manual_seed(0)
+        across_H = torch.randn(32)
+        across_H -= across_H @ hidden_H / hidden_H.square().sum() * hidden_H
+        with torch.no_grad():
+            # The second and third score of this token are equal but for rounding, and larger than the fourth.
+            gate.weight[0], gate.weight[1] = 2 * hidden_H / hidden_H.norm(), hidden_H / hidden_H.norm()
+            gate.weight[2], gate.weight[3] = gate.weight[1] + across_H, -hidden_H
+        assert check_kernel(model, [], replace(CPU, kernel=kernel), training=True).share < 1e-4
+
+
+def test_a_choice_that_rounding_does_not_explain_is_not_repeated():
+    choices, scores = RouterChoices(2, tolerance=1e-3), torch.tensor([[0.5, 0.5, -1.0], [0.5, 0.4, -1.0]])
+    tokens_1L = torch.arange(2)[None]
+    choices.begin(tokens_1L)
+    with choices:
+        torch.topk(scores, 1)
+    choices.repeating = True
+    choices.begin(tokens_1L)
+    with choices:
+        values, indices = torch.topk(torch.tensor([[0.5, 0.5001, -1.0], [0.4, 0.5, -1.0]]), 1)
+    assert indices.flatten().tolist() == [0, 1] and choices.ties == 1
+    assert values.flatten().tolist() == [0.5, 0.5]
+
+
+def test_weights_that_are_not_finite_are_named():
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[2, 3] = torch.nan
+    said = r"the weights of this llama hold NaN or infinity: model\.layers\.0\.mlp\.up_proj\.weight, in 1 of [\d,]+ numbers"
+    with pytest.raises(SnaketuneError, match=said):
+        self_test(model, [], CPU, training=True)
+
+
+def test_an_overflow_names_the_module_and_the_data_type():
+    model = tiny_model("llama").to(torch.float16)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.fill_(6e4)
+        model.model.layers[1].mlp.up_proj.weight.fill_(6e4)
+    said = (
+        r"weights are finite, computed in float16 .* that of model\.layers\.1\.mlp\.\w+ \(Linear\).*precision: float32"
+    )
+    with pytest.raises(SnaketuneError, match=said):
+        self_test(model, [], replace(CPU, dtype=torch.float16), training=False)

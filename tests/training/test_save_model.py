@@ -20,7 +20,7 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
 from snaketune.models.adapters import add_lora, cast_parameters, merge
 from snaketune.models.attention import use_own_attention
-from snaketune.models.load_model import load_pretrained
+from snaketune.models.load_model import grow_vocabulary, load_pretrained
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
 from snaketune.training import dpo, ref_logps, sft
@@ -172,6 +172,8 @@ EXPECTED = {
     "lora": "bfloat16",
     "lora, float32": "float32",
     "qlora": "bfloat16",
+    "new tokens": "bfloat16",
+    "new tokens, tied": "bfloat16",
     "dpo": "bfloat16",
     "dpo, lora": "bfloat16",
 }
@@ -201,6 +203,13 @@ def kinds(tmp_path_factory, tokenizer):
         kinds.sft("lora", llama, LORA, precision="bfloat16")
         kinds.sft("lora, float32", base(folder / "bases/plain", tiny_model("mistral"), torch.float32), LORA)
         kinds.quantized(llama.path, "float32")
+        # As the finding of preflight on new tokens says.
+        for name, is_tied, whole in (
+            ("new tokens", False, ("embed_tokens", "lm_head")), ("new tokens, tied", True, ("embed_tokens",)),
+        ):  # fmt: skip
+            few = tiny_model("llama", **sizes | {"vocab_size": vocabulary - 3}, tie_word_embeddings=is_tied)
+            lora = LORA.model_copy(update={"modules_to_save": whole})
+            kinds.sft(name, base(folder / "bases" / name, few, torch.bfloat16), lora)
         kinds.dpo("dpo", "full", epochs=4)
         kinds.dpo("dpo, lora", "tied", LORA, epochs=4)
         (folder / "plain.py").write_text(PLAIN, encoding="utf-8")
@@ -239,6 +248,19 @@ def test_a_result_generates(kinds, kind):
     assert 1 <= loaded["new"] <= 4
     assert loaded["stops"] == kinds.loaded["full"]["stops"] is not None
     assert loaded["pad"] == kinds.loaded["full"]["pad"] is not None
+
+
+@pytest.mark.parametrize("kind", ["new tokens", "new tokens, tied"])
+def test_rows_of_new_tokens_are_trained(kinds, kind):
+    result = kinds.results[kind]
+    weights = load_file(result.folder / "model.safetensors")
+    untrained = load_pretrained(Pretrained(path=str(kinds.folder / "bases" / kind)), weights_dtype=torch.float32)
+    known = untrained.config.vocab_size
+    grow_vocabulary(untrained, len(weights["model.embed_tokens.weight"]))
+    head = weights["model.embed_tokens.weight" if kind.endswith("tied") else "lm_head.weight"]
+    assert len(head) > known
+    moved = (head[known:].float() - untrained.lm_head.weight[known:]).abs().amax(1)
+    assert (moved > 1e-3).all()
 
 
 def test_large_results_are_saved_in_shards_with_an_index(kinds):

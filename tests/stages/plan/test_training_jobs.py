@@ -24,6 +24,14 @@ def test_a_family_is_checked_once_before_its_first_training(jobs, planned):
         assert jobs[key].operation.preflight == apart.manifest
 
 
+def test_a_check_knows_the_trainings_below_a_run_and_whether_it_has_a_reference(jobs):
+    runs = {run.key: run for run in jobs["preflight/apart"].spec.runs}
+    below = {key: [(one.lora.rank, one.pack) for one in run.earlier] for key, run in runs.items()}
+    apart, again = ((runs[key].run.lora.rank, runs[key].pack) for key in ("sft.apart", "sft.again"))
+    assert below == {"sft.apart": [], "sft.again": [apart], "dpo.continued": [apart], "dpo.stacked": [again, apart]}
+    assert [key for key, run in runs.items() if run.needs_reference] == ["dpo.continued", "dpo.stacked"]
+
+
 def test_a_training_waits_for_the_measurement_that_auto_needs(jobs):
     automatic, fixed = jobs["sft/scratch"], jobs["sft/chatty"]
     assert automatic.operation.calibration == automatic.after[1].manifest

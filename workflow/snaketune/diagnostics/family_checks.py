@@ -11,9 +11,11 @@ from snaketune.config.operation import Execution
 from snaketune.diagnostics import run_checks
 from snaketune.diagnostics.environment import check_disk_space, check_file_system, check_hub
 from snaketune.diagnostics.leaks import check_leaks
+from snaketune.diagnostics.new_tokens import check_new_tokens
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
+from snaketune.models.memory_trace import trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT
@@ -48,19 +50,38 @@ def check_family(
         yield from run_checks.check_tokenizer_match(first, chat, config)
     for run in spec.runs:
         yield from check_hub(f"{run.key}.reference", run.reference)
-        yield from _check_run(run, spec, chat, packs[run.pack])
+        yield from _check_run(run, spec, chat, packs)
     trained, held_out = ({one.folder.parent.name: one for one in some} for some in (corpora, evaluated))
     yield from check_leaks(spec.evaluations, trained, held_out)
     yield from run_checks.check_missing_answers(spec.evaluations, held_out)
 
 
-def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact) -> Iterator[Finding]:
-    pretrained = isinstance(spec.base, Pretrained)
+def _rows_of(packs: list[Artifact]) -> list[PackedRows | None]:
+    """Return the training rows of the packs; None for raw ones."""
+    return [None if _is_raw(pack) else PackedRows(pack, "train") for pack in packs]
+
+
+def _is_raw(pack: Artifact) -> bool:
+    # TRL's trainer makes its rows itself, and their lengths aren't known yet.
+    return pack.manifest.get("format_version") == RAW_FORMAT_VERSION
+
+
+def _check_raw(run: PreflightRun, base: Pretrained, chat: ChatTokenizer, packs: list[Artifact]) -> Iterator[Finding]:
+    # The training itself reports a config that can't be read, and modules that don't exist.
+    with suppress(SnaketuneError):
+        config, compute = read_config(base), resolve_compute(run.run.training.precision)
+        if planned := trace_model(config, compute, lora=run.run.lora, trainable=run.run.training.trainable):
+            yield from check_new_tokens(run, base, config, chat, planned, _rows_of(packs), compute)
+
+
+def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, packs: list[Artifact]) -> Iterator[Finding]:
+    pretrained, pack = isinstance(spec.base, Pretrained), packs[run.pack]
     yield from run_checks.check_dropped_tokens(run.key, pack.manifest)
     yield from run_checks.check_hyperparameters(run, pretrained, pack.manifest)
     yield from run_checks.check_raced_rows(run, pack.manifest)
-    if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
-        # TRL's trainer makes its rows itself, and their lengths aren't known yet.
+    if _is_raw(pack):
+        if pretrained:
+            yield from _check_raw(run, spec.base, chat, packs)
         return
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
     training, sft = run.run.training, run.kind == "sft"
@@ -74,10 +95,14 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
         return
+    if run.needs_reference:
+        yield from run_checks.check_training_noise(run.key, config)
     if pretrained:
         yield from run_checks.check_positions(run.key, rows.longest[0], config, bool(spec.base.rope))
     for finding in found.findings:
         yield finding if finding.key == "flash-attn" else replace(finding, key=f"{run.key}.{finding.key}")
     if found.planned:
+        if pretrained:
+            yield from check_new_tokens(run, spec.base, config, chat, found.planned, _rows_of(packs), compute)
         width = choose_dtype(training.save_dtype, config if pretrained else None, compute).itemsize
         yield from check_disk_space(run, found.planned, width, WORK_ROOT.parent)

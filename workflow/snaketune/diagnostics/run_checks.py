@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.evaluation.race import MIN_ROWS
+from snaketune.models.training_noise import draws_in_training
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun
 from snaketune.tables import read_table
@@ -167,6 +168,17 @@ def check_positions(key: str, longest: int, config: PretrainedConfig, scaled: bo
     if getattr(text, "rope_parameters", None):
         do = f"{do}, or scale its positions: base.rope: {{type: yarn, factor: {math.ceil(longest / limit)}}}"
     yield Finding(key=f"{key}.packing.length", problem=problem, do=do, certain=False)
+
+
+def check_training_noise(key: str, config: PretrainedConfig) -> Iterator[Finding]:
+    """Yield a finding if a policy differs in training from its reference before it has learned anything."""
+    if draws_in_training(config):
+        problem = (
+            f"{config.model_type} draws random numbers in training that no setting turns off, as routers that sample experts. "
+            "So the policy would differ from its reference before the first step, and DPO would learn that difference"
+        )
+        do = "use a loss without a reference, such as simpo, or another model"
+        yield Finding(key=f"{key}.loss", problem=problem, do=do)
 
 
 def check_missing_answers(

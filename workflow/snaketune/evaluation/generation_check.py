@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.evaluation.generation import left_padded, use_plain_generation
 from snaketune.models.devices import Compute
-from snaketune.models.selftest import TOLERANCE, difference_quantile, largest_differences, scale_of
+from snaketune.models.logit_differences import TOLERANCE, difference_quantile, largest_differences, scale_of
 from snaketune.models.selftest_rows import ordinary_ids
 from snaketune.tokenization.chat import ChatTokenizer
 

@@ -23,16 +23,10 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
-from snaketune.models.text_part import other_parameters
+from snaketune.models.adapter_targets import ALL_LINEAR, leave_out_routers, unadaptable
 from snaketune.models.trainable import matching_names
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-ALL_LINEAR = "all-linear"
-# Mamba's fused CUDA kernels read the weights of these layers without calling them, so adapters there would have no effect.
-MAMBA_MIXER = re.compile(r".*(Mamba2?(Mixer|Layer)|BambaMixer|FalconH1Mixer)")
-# Kinds of linear layers that aren't called as such: routers return a choice too, and groups have a weight for each.
-OWN_LINEAR = re.compile(r".*(Router|GroupedLinear)")
-MAMBA_FUSED = {"conv1d", "x_proj", "dt_proj", "out_proj"}
 # Initial values that peft has for every kind of layer.
 FOR_ALL_LAYERS = (True, "gaussian")
 # The names of an adapter's two matrices.
@@ -45,23 +39,24 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """Wrap `model` so that only adapters and `lora.modules_to_save` are trained. SnaketuneError: no module has a configured
     name, or an adapter or module can't be trained or merged."""
     adapt = _adapt if lora.init_lora_weights in FOR_ALL_LAYERS else _adapt_linear_layers
-    adapted = adapt(
-        model,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=_targets(model, lora.target_modules),
-            exclude_modules=_unadaptable(model, all_linear=lora.target_modules == ALL_LINEAR),
-            use_rslora=lora.rslora,
-            use_dora=lora.dora,
-            init_lora_weights=lora.init_lora_weights,
-            # peft's default gives some layers a higher rank at the cost of others, and needs the ranks to resume.
-            eva_config=EvaConfig(rho=1.0) if lora.init_lora_weights == "eva" else None,
-            modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
-            task_type="CAUSAL_LM",
-        ),
+    all_linear = lora.target_modules == ALL_LINEAR
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=_targets(model, lora.target_modules),
+        exclude_modules=unadaptable(model, all_linear=all_linear),
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        init_lora_weights=lora.init_lora_weights,
+        # peft's default gives some layers a higher rank at the cost of others, and needs the ranks to resume.
+        eva_config=EvaConfig(rho=1.0) if lora.init_lora_weights == "eva" else None,
+        modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
+        task_type="CAUSAL_LM",
     )
+    if all_linear:
+        leave_out_routers(config, model)
+    adapted = adapt(model, config)
     if lora.changes_base:
         tensors = get_peft_model_state_dict(adapted, save_embedding_layers=False)
         adapted.initial_matrices = {name: one.clone() for name, one in tensors.items() if MATRIX.search(name)}
@@ -85,24 +80,6 @@ def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | lis
     names = [name for name, _ in model.named_modules() if name]
     examples = [name for name in names if name.count(".") > 2][:3]
     return matching_names(wanted, names, "lora.target_modules", "module name", examples)
-
-
-def _unadaptable(model: PreTrainedModel, *, all_linear: bool) -> str | None:
-    """Return a pattern of the names of layers that get no adapters, whether named or not; None if there are none.
-
-    Those outside of the text part; with `all-linear` also those within Mamba's mixers that fused kernels read, and a family's
-    own kinds of linear layers, such as routers, that return more than a product.
-    """
-    patterns, others = set(), other_parameters(model)
-    for name, module in model.named_modules():
-        own_kind = isinstance(module, torch.nn.Linear) and OWN_LINEAR.fullmatch(type(module).__name__)
-        is_other = not others.isdisjoint(module.parameters(recurse=False))
-        fused = MAMBA_FUSED if MAMBA_MIXER.fullmatch(type(module).__name__) and all_linear else ()
-        names = ([name] if is_other or (own_kind and all_linear) else []) + [
-            f"{name}.{child}" for child, _ in module.named_children() if child in fused
-        ]
-        patterns |= {re.sub(r"(?<=\\.)\d+", r"\\d+", re.escape(one)) for one in names}
-    return "|".join(sorted(patterns)) or None
 
 
 def _has_suffix(name: str, suffix: str) -> bool:

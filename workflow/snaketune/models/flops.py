@@ -159,8 +159,8 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     """Count the FLOPs of a model that is ready for training: adapters added, other parameters frozen."""
     inner = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
     config = inner.config.get_text_config()
-    count, chosen = (_first_number(config, names) for names in (EXPERTS, EXPERTS_PER_TOKEN))
-    experts = (chosen, count) if count and chosen else None
+    experts = experts_of(config)
+    share = experts[0] / experts[1] if experts else 1
     # By the FLOPs per token and parameter.
     counts = {6: 0.0, 4: 0.0, 2: 0.0}
     unused, below = other_parameters(inner), _layers_below_trained(inner)
@@ -168,9 +168,8 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     for name, parameter in _multiplied(model):
         if parameter in unused:
             continue
-        is_expert = experts and ((parameter.dim() == 3 and len(parameter) == count) or EXPERT.search(name))
         flops = 6 if parameter.requires_grad else 2 if parameter in forward_only else 4
-        counts[flops] += parameter_numel(parameter) * (chosen / count if is_expert else 1)
+        counts[flops] += parameter_numel(parameter) * (share if is_expert(config, name, parameter) else 1)
     head = inner.get_output_embeddings()
     return FlopCount(
         trained=round(counts[6]),
@@ -185,6 +184,20 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
         experts=experts,
         layers=_layers(config),
     )
+
+
+def experts_of(config: PretrainedConfig) -> tuple[int, int] | None:
+    """Return the numbers of experts per token and per layer; None for a model without."""
+    text = config.get_text_config()
+    count, chosen = (_first_number(text, names) for names in (EXPERTS, EXPERTS_PER_TOKEN))
+    return (chosen, count) if count and chosen else None
+
+
+def is_expert(config: PretrainedConfig, name: str, parameter: torch.Tensor) -> bool:
+    """Whether a parameter belongs to experts that tokens are routed to."""
+    experts = experts_of(config)
+    in_one = experts and parameter.dim() == 3 and len(parameter) == experts[1]
+    return bool(experts and (in_one or EXPERT.search(name)))
 
 
 def _layers_below_trained(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -55,25 +55,34 @@ def packed_inputs(batch: dict[str, Any]) -> dict[str, Any]:
     return {"input_ids": batch["input_ids"], "position_ids": positions_1T, "segments": segments, "use_cache": False}
 
 
-def packed_logits(model: torch.nn.Module, batch: dict[str, Any], positions_N: torch.Tensor) -> torch.Tensor:
-    """Return logits [N, V] at some positions of a packed batch."""
+def packed_logits(
+    model: torch.nn.Module,
+    batch: dict[str, Any],
+    positions_N: torch.Tensor,
+    before_pass: Callable[[torch.Tensor], None] = lambda tokens: None,
+) -> torch.Tensor:
+    """Return logits [N, V] at some positions of a packed batch. `before_pass` is called before each pass of the model with the
+    tokens of the batch that are its inputs, int64[B, L]; padding of documents is token 0."""
     segments: Segments = batch["segments"]
     set_segments(inner_model(model), segments)
+    all_T = torch.arange(segments.layout.tokens, device=batch["input_ids"].device)
     if segments.kernel != SEPARATE:
+        before_pass(all_T[None])
         return logits_at(model, packed_inputs(batch), positions_N)[0]
     padded = segments.padded(batch_dependent_rope(inner_model(model).config))
     places_N = padded.places_T.index_select(0, positions_N)
     indices, logits, begin = [], [], 0
-    for ids_BL in padded.split(batch["input_ids"][0]):
-        own_N = ((places_N >= begin) & (places_N < begin + ids_BL.numel())).nonzero()[:, 0]
+    for tokens_BL in padded.split(all_T):
+        own_N = ((places_N >= begin) & (places_N < begin + tokens_BL.numel())).nonzero()[:, 0]
         if len(own_N):
             place_N = places_N[own_N] - begin
-            rows, row_N = (place_N // ids_BL.shape[1]).unique(return_inverse=True)
-            columns, column_N = (place_N % ids_BL.shape[1]).unique(return_inverse=True)
-            found = logits_at(model, {"input_ids": ids_BL[rows], "use_cache": False}, columns)
+            rows, row_N = (place_N // tokens_BL.shape[1]).unique(return_inverse=True)
+            columns, column_N = (place_N % tokens_BL.shape[1]).unique(return_inverse=True)
+            before_pass(tokens_BL[rows])
+            inputs = {"input_ids": batch["input_ids"][0][tokens_BL[rows]], "use_cache": False}
             indices.append(own_N)
-            logits.append(found[row_N, column_N])
-        begin += ids_BL.numel()
+            logits.append(logits_at(model, inputs, columns)[row_N, column_N])
+        begin += tokens_BL.numel()
     return torch.cat(logits)[torch.cat(indices).argsort()]
 
 

@@ -74,13 +74,19 @@ class SavedActivations:
 class TracedModel:
     """Properties of a model that are known before its weights are read: all parameters, adapters included, tied ones once;
     the head, None where transformers doesn't know it; parameters of the largest layer; activations, None where the
-    forward pass depends on values and can't be traced, or no batch was given."""
+    forward pass depends on values and can't be traced, or no batch was given.
+
+    And the last parts of names of modules: those that `all-linear` doesn't reach (`models.adapter_targets`), and embedding
+    and head, where nothing of them is trained."""
 
     weights: tuple[Weight, ...]
     head: Head | None
     flops: FlopCount
     largest_layer: int
     activations: SavedActivations | None
+    without_adapters: tuple[str, ...] = ()
+    frozen_embedding: str = ""
+    frozen_head: str = ""
 
     @property
     def parameters(self) -> int:
@@ -125,11 +131,18 @@ def trace_model(
             return None
         if trainable:
             train_only(model, trainable)
-        adapted, head = _adapted(model, lora), model.get_output_embeddings()
+        names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        # One of two tied modules trains both.
+        named_head = embedding if getattr(head, "weight", None) is getattr(embedding, "weight", head) else head
+        adapted = _adapted(model, lora)
         return TracedModel(
             weights=tuple(_weights(adapted, head)),
             head=_head(head),
             flops=count_flops(adapted),
+            without_adapters=_without_adapters(adapted, lora),
+            frozen_embedding="" if _is_trained(model.get_input_embeddings()) else names[embedding],
+            frozen_head="" if head is None or _is_trained(model.get_output_embeddings()) else names[named_head],
             largest_layer=max((parameter_count(layer) for layer in layers_of(model)), default=0),
             activations=batch and _activations(config, compute, lora, trainable, batch, dropout),
         )
@@ -148,6 +161,18 @@ def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
 
     # Tensors without values have no main directions.
     return add_lora(model, lora.model_copy(update={"init_lora_weights": True}))
+
+
+def _without_adapters(model: torch.nn.Module, lora: Lora | None) -> tuple[str, ...]:
+    if not lora or lora.target_modules != "all-linear":
+        return ()
+    from snaketune.models.adapter_targets import without_adapters
+
+    return tuple(without_adapters(model))
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _weights(model: torch.nn.Module, head: torch.nn.Module | None) -> Iterator[Weight]:

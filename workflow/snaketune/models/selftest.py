@@ -10,13 +10,14 @@ one prompt, padding, several rows in a batch); real rows add the longest sequenc
     no leak       changed tokens in one document, in the padding, or in another row of the batch don't change the logits of
                   other documents; before a training also in training mode, with the same random numbers
 
+Where two scores of a router are within rounding of a tie, both passes choose the same experts (`models.router_choices`).
+
 Differences are relative to the scale: the largest deviation of logits from their mean over the tokens, since an offset that all
 tokens share carries no information. In 16 bits, single tokens may differ by as much as the scale although the kernel is right
 (whether an early token becomes an attention sink can depend on rounding), so nine tokens of ten have to agree (docs/LOG.md).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,20 +34,32 @@ from snaketune.models.attention import Unpackable, usable_kernels, use_kernel, u
 from snaketune.models.batches import collate
 from snaketune.models.chunked_head import chunk_head
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
+from snaketune.models.finite_logits import check_finite
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs, packed_logits
 from snaketune.models.kernels import SEPARATE
+from snaketune.models.logit_differences import (
+    REQUIRED_SHARE,
+    TOLERANCE,
+    difference_quantile,
+    largest_differences,
+    scale_of,
+)
 from snaketune.models.mixers import BY_DOCUMENT, offer_own_kernels, set_segments, way_of_mixers
 from snaketune.models.packing_support import INSTEAD
 from snaketune.models.passed_test import PassedTest
+from snaketune.models.router_choices import RouterChoices
 from snaketune.models.selftest_rows import rows_to_test, synthetic_rows
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 
-# Largest accepted difference relative to the scale, and the share of the tokens that must be within it.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-REQUIRED_SHARE = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 # The same computation with the same shapes and other tokens elsewhere: 0 except with experts, whose batches of tokens change.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+# What a failed test of separate documents can mean.
+BESIDE_OTHERS = (
+    "Each document was a sequence of its own, padded on the right, and was compared with that document alone. If later tokens "
+    "are visible in this model (encoders), it can't be trained here; otherwise its kernels depend on the batch: set "
+    "training.precision: float32, or install another version of transformers"
+)
 # Tokens whose logits are in memory together.
 CHUNK = 2048
 
@@ -91,7 +104,8 @@ def self_test(
         record: of this test with the kernel of `compute`. If it has passed, it isn't repeated before a training, on the same
             weights; an evaluation, of other weights, repeats it on synthetic rows only.
     Raises:
-        Unpackable: separate documents are wrong too: the model isn't a causal decoder.
+        Unpackable: separate documents are wrong too: later tokens are visible in the model, or its results depend on the batch.
+        SnaketuneError: its logits aren't finite.
     """
     passed = record.share() if record else None
     if passed is not None and training:
@@ -156,8 +170,8 @@ def _check_kernel(
     try:
         model.eval()
         for rows, what in rows_to_test(model.config, packs, prefixes):
-            share = _difference_from_separate(model, rows, compute)
-            check(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones")
+            share, where = _difference_from_separate(model, rows, compute)
+            check(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones{where}")
         for rows in synthetic_rows(model.config, prefixes):
             for mode in (False, True) if training else (False,):
                 model.train(mode)
@@ -169,8 +183,10 @@ def _check_kernel(
                 what = "the gradient of one document reaches another"
                 check(_gradient_leak(model, rows, compute), LEAK_TOLERANCE[dtype], what)
     except Unpackable as error:
-        wrong = "isn't a causal decoder" if kernel == SEPARATE else "doesn't support packed rows"
-        raise Unpackable(f"{model.config.model_type} {wrong}: {error}") from error
+        name = model.config.model_type
+        if kernel == SEPARATE:
+            raise Unpackable(f"{name} can't be computed beside other documents: {error}. {BESIDE_OTHERS}") from error
+        raise Unpackable(f"{name} doesn't support packed rows: {error}") from error
     finally:
         model.train(was_training)
     return _allow(model, compute, prefixes, max(shares))
@@ -211,31 +227,44 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
 
 
 @torch.no_grad()
-def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
+def _difference_from_separate(
+    model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute
+) -> tuple[float, str]:
     """Return the largest difference relative to the scale, of packed from separate logits, without the tokens that need not
-    agree."""
+    agree; and where it is largest. SnaketuneError: separate logits aren't finite."""
     use_kernel(model, compute.kernel)
     batch = collate(rows, compute.kernel).to(compute.device)
-    sequences = batch["segments"].layout.sequences()
+    layout = batch["segments"].layout
+    sequences = layout.sequences()
     positions_N = torch.from_numpy(np.concatenate([positions_L[prefix:] for positions_L, prefix in sequences]))
+    choices = RouterChoices(layout.tokens, TOLERANCE[compute.dtype])
     differences, scales = [], []
     for begin in range(0, len(positions_N), CHUNK):
-        packed_NV = _packed_logits(model, batch, positions_N[begin : begin + CHUNK], compute)
         use_own_attention(model)
-        separate, at = [], 0
+        separate, at, choices.repeating = [], 0, False
         for positions_L, prefix in sequences:
             own = range(prefix, len(positions_L))[max(begin - at, 0) : max(begin + CHUNK - at, 0)]
             at += len(positions_L) - prefix
             if own:
-                inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(positions_L)], "use_cache": False}
+                tokens_1L = torch.from_numpy(positions_L)[None].to(compute.device)
+                inputs = {"input_ids": batch["input_ids"][0][tokens_1L], "use_cache": False}
                 columns = torch.arange(own.start, own.stop, device=compute.device)
-                with compute.autocast():
+                choices.begin(tokens_1L)
+                with compute.autocast(), choices:
                     separate.append(logits_at(model, inputs, columns)[0])
+                    check_finite(model, inputs, separate[-1], compute.dtype)
         use_kernel(model, compute.kernel)
+        choices.repeating = True
+        with choices:
+            packed_NV = _packed_logits(model, batch, positions_N[begin : begin + CHUNK], compute, choices.begin)
         separate_NV = torch.cat(separate)
         differences.append(largest_differences(packed_NV, separate_NV))
         scales.append(scale_of(separate_NV))
-    return difference_quantile(torch.cat(differences) / torch.stack(scales).max(), compute.dtype)
+    shares_N = torch.cat(differences) / torch.stack(scales).max()
+    worst = int(positions_N[shares_N.nan_to_num(torch.inf).argmax().cpu()])
+    document, start = layout.segment_of[worst], layout.starts[layout.segment_of[worst]]
+    where = f", most at token {worst - start + 1} of document {document + 1} of {len(layout.lengths)}"
+    return difference_quantile(shares_N, compute.dtype), where
 
 
 @torch.no_grad()
@@ -247,8 +276,10 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) 
     all_T = torch.arange(layout.tokens)
     # Restores the random state at its end, so that all forward passes draw the same numbers.
     drawing_alike = partial(torch.random.fork_rng, [compute.device] if compute.device.type == "cuda" else [])
-    with drawing_alike():
-        before_TV = _packed_logits(model, batch, all_T, compute)
+    choices = RouterChoices(layout.tokens, LEAK_TOLERANCE[compute.dtype])
+    with drawing_alike(), choices:
+        before_TV = _packed_logits(model, batch, all_T, compute, choices.begin)
+    choices.repeating = True
     worst = []
     for parity in (0, 1):
         # Changes the last quarter of every second segment, padding included; shared prompts don't change.
@@ -257,8 +288,8 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) 
             changed_T[start + length - max(length // 4, 1) : start + length] = True
         ids_1T = batch["input_ids"].clone()
         ids_1T[:, changed_T] = ids_1T.roll(layout.tokens // 2, dims=1)[:, changed_T]
-        with drawing_alike():
-            after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, all_T, compute)
+        with drawing_alike(), choices:
+            after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, all_T, compute, choices.begin)
         unaffected_T = torch.from_numpy(~mask(layout)[:, changed_T].any(1))
         worst.append(largest_differences(after_TV[unaffected_T], before_TV[unaffected_T]).max())
     return (torch.stack(worst).max() / scale_of(before_TV)).item()
@@ -286,10 +317,16 @@ def _gradient_leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: 
     return (size_T[~chosen_T].max() / size_T[chosen_T].max()).item()
 
 
-def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], positions_N: torch.Tensor, compute: Compute):
+def _packed_logits(
+    model: PreTrainedModel,
+    batch: dict[str, Any],
+    positions_N: torch.Tensor,
+    compute: Compute,
+    before_pass: Callable[[torch.Tensor], None] = lambda tokens: None,
+) -> torch.Tensor:
     try:
         with compute.autocast():
-            return packed_logits(model, batch, positions_N.to(compute.device))
+            return packed_logits(model, batch, positions_N.to(compute.device), before_pass)
     except (Unpackable, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -297,29 +334,3 @@ def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], positions_N: t
         if NOT_DETERMINISTIC in str(error):
             raise
         raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line(error)})") from error
-
-
-def largest_differences(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
-    """Return the largest absolute difference of each token's logits, float32[N]."""
-    # Equal infinities, as of tokens that a model never generates, count as equal.
-    return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().amax(1)
-
-
-def difference_quantile(shares_N: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the largest difference within the required share of the tokens (all; in 16 bits nine in ten); NaN if any is NaN.
-
-    >>> shares = torch.tensor([0.01] * 18 + [0.02, 0.9])
-    >>> round(difference_quantile(shares, torch.bfloat16), 3), round(difference_quantile(shares, torch.float32), 3)
-    (0.01, 0.9)
-    """
-    # Not torch.quantile, which takes 16 million elements at most.
-    ordered_N = shares_N.float().sort().values
-    if ordered_N.isnan().any():
-        return float("nan")
-    return ordered_N[max(0, math.ceil(REQUIRED_SHARE[dtype] * len(ordered_N)) - 1)].item()
-
-
-def scale_of(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Return the scale: the largest deviation of logits from their mean over the tokens, at least 1e-9."""
-    deviation_NV = logits_NV.float() - logits_NV.float().mean(0)
-    return deviation_NV.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-9)

@@ -136,6 +136,14 @@ class CalibrateSpec(Launched):
     processes: int
 
 
+class EarlierTraining(Model):
+    """A training that a run continues: what it trains, and on which of the job's packs."""
+
+    lora: Lora | None
+    trainable: str | None
+    pack: int
+
+
 class PreflightRun(Launched):
     """One training of a family; several that differ in none of these fields are checked once."""
 
@@ -148,6 +156,10 @@ class PreflightRun(Launched):
     """The reference model, if it is a model of its own."""
     pack: int
     """The index of its pack among the job's packs, from 0."""
+    earlier: tuple[EarlierTraining, ...] = ()
+    """The trainings that it continues."""
+    needs_reference: bool = False
+    """Whether its loss compares the policy with a reference."""
     raced: bool = False
     """Whether a race compares it with other variants."""
     micro_batch_rows: MicroBatchRows

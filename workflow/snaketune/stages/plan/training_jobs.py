@@ -1,5 +1,7 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
+from collections.abc import Iterator
+
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import Evaluate, snapshot_name
 from snaketune.config.losses import PreferenceLoss
@@ -22,6 +24,7 @@ from snaketune.stages.plan.data_jobs import corpus_job, corpus_of, pack_of, toke
 from snaketune.stages.specs import (
     CalibrateSpec,
     DpoSpec,
+    EarlierTraining,
     PreflightEvaluation,
     PreflightRun,
     PreflightSpec,
@@ -197,7 +200,15 @@ def preflight_job(context: Context, family: str) -> Job:
     packs = tuple({packs_of_runs[key].manifest: packs_of_runs[key] for key in sorted(runs)}.values())
     checked: dict[str, PreflightRun] = {}
     for key, run in sorted(runs.items()):
-        spec = _run_spec(config, key, run, packs.index(packs_of_runs[key]))
+        earlier = tuple(
+            EarlierTraining(
+                lora=lora_of(config, before),
+                trainable=before.training.trainable,
+                pack=packs.index(pack_of(context, before)),
+            )
+            for before in _continued_by(config, run)
+        )
+        spec = _run_spec(config, key, run, packs.index(packs_of_runs[key]), earlier)
         checked.setdefault(canonical(spec.model_copy(update={"key": ""})), spec)
     models = {key.replace(".", ":", 1) for key in runs} | {f"base:{key[4:]}" for key in runs if key.startswith("sft.")}
     evaluations = tuple(
@@ -222,7 +233,17 @@ def preflight_job(context: Context, family: str) -> Job:
     )
 
 
-def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> PreflightRun:
+def _continued_by(config: Workflow, run: Sft | Dpo) -> Iterator[Sft]:
+    """Yield the SFT runs that a run continues, the last first."""
+    previous = run.from_ if isinstance(run, Dpo) else run.continues
+    if previous:
+        yield config.sft[previous]
+        yield from _continued_by(config, config.sft[previous])
+
+
+def _run_spec(
+    config: Workflow, key: str, run: Sft | Dpo, pack: int, earlier: tuple[EarlierTraining, ...]
+) -> PreflightRun:
     """Return the settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
     loss = run.loss if isinstance(run, Sft) else "nll"
@@ -235,6 +256,8 @@ def _run_spec(config: Workflow, key: str, run: Sft | Dpo, pack: int) -> Prefligh
         run=spec_from(SftSpec, run, base=None, training=learning, lora=lora_of(config, run), loss=loss),
         reference=run.reference if isinstance(run, Dpo) else None,
         pack=pack,
+        earlier=earlier,
+        needs_reference=isinstance(run, Dpo) and run.needs_reference,
         raced=run.race is not None,
         micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
     )

@@ -108,7 +108,7 @@ def check_machine(
         sharing=sharing_mode(operation),
         already_used=resident_memory() if on_cpu else 0,
     )
-    findings = [*_device_findings(spec, operation, compute, machine)]
+    findings = [*_device_findings(spec, operation, compute, machine), *_adapter_findings(planned, config)]
     if estimated:
         here = operation.processes_per_node if on_cpu and processes > 1 else 1
         findings += memory_findings(estimated, machine, spec, processes, here)
@@ -178,6 +178,18 @@ def _device_findings(
             key="quantization",
             problem=f"4-bit weights can't be trained on {compute.device.type}",
             do="remove it, or run on a machine with a CUDA device",
+        )
+
+
+def _adapter_findings(planned: TracedModel | None, config: PretrainedConfig | None) -> Iterator[Finding]:
+    """Finding that `all-linear` has adapters on fewer layers than it says."""
+    if planned and planned.without_adapters:
+        missed = ", ".join(planned.without_adapters)
+        yield Finding(
+            key="lora.target_modules",
+            problem=f"{missed}: peft adds no adapters to these layers of {config.model_type}, so they stay as they are",
+            do=f"lora.modules_to_save: [{missed}] trains them in full; ignore this if the other layers are enough",
+            certain=False,
         )
 
 

@@ -18,9 +18,10 @@ from snaketune.models.compiling import CompileChoice, choose_compilation, compil
 from snaketune.models.devices import Compute, use_threads
 from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, SEPARATE
+from snaketune.models.logit_differences import TOLERANCE
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.router_loss import RouterLoss, router_rows
-from snaketune.models.selftest import TOLERANCE, self_test
+from snaketune.models.selftest import self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
