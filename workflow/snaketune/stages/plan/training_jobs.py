@@ -35,7 +35,7 @@ CHECKED_LEARNING = {
     *("epochs", "batch_rows", "learning_rate", "optimizer", "trainable", "precision", "save_dtype", "keep", "average")
 }
 # Those that the memory or time of a step depend on.
-MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "precision", "deterministic"}
+MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "average", "precision", "deterministic"}
 
 
 @cached
