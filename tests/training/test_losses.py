@@ -209,6 +209,6 @@ def test_ld_alpha_needs_log_probabilities_per_token(pairs):
 def test_a_checkpoint_holds_the_windows_as_plain_numbers(pairs):
     _, work = pairs.train("checkpoint", {"loss": "sigmoid"}, every=4)
     (checkpoint,) = (work.state / "checkpoints").glob("checkpoint-*")
-    state = json.loads((checkpoint / dpo_trainer.MONITOR_STATE).read_text(encoding="utf-8"))
+    state = json.loads((checkpoint / dpo_trainer.METRICS_STATE).read_text(encoding="utf-8"))["monitor"]
     assert state["done"] == 9 or checkpoint.name == f"checkpoint-{state['done']}"
     assert len(state["steps"]) == state["done"]

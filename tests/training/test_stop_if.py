@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sample_order import EpochPermutation
-from snaketune.training.preference.dpo_trainer import MONITOR_STATE
+from snaketune.training.preference.dpo_trainer import METRICS_STATE
 
 from .pipeline_runs import Interrupted, stop_after
 from .preference_runs import Trained
@@ -131,7 +131,7 @@ def test_windows_and_warnings_are_restored_exactly(pairs, monkeypatch):
 
     def monitor_state(name: str) -> dict[str, Any]:
         (checkpoint,) = (pairs.folder / name / "state/checkpoints").glob("checkpoint-*")
-        return json.loads((checkpoint / MONITOR_STATE).read_text(encoding="utf-8"))
+        return json.loads((checkpoint / METRICS_STATE).read_text(encoding="utf-8"))["monitor"]
 
     pairs.train("whole", loss_settings, every=8)
     with monkeypatch.context() as patch:

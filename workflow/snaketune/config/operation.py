@@ -37,8 +37,9 @@ class Operation(Model):
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10
-    """Optimizer steps between log lines and points of curves; metrics are means over these steps. A line is also logged at each
-    checkpoint, so that a resumed training logs the same lines."""
+    """Optimizer steps between log lines and points of curves; metrics are means over these steps. Lines are also logged after
+    the first and the last step, and when held-out rows are measured; a training that was interrupted and resumed logs the same
+    lines."""
     load_in_memory: Literal["auto"] | bool = "auto"
     """Reads all rows into memory before training instead of memory-mapping the files; `auto` does on file systems where mapping
     is slow (network mounts, Windows disks under WSL)."""

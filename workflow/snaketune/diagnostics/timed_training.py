@@ -128,7 +128,7 @@ class RisingLearningRate(TrainerCallback):
         return self.first * (self.last / self.first) ** ((step - 1) / (self.steps - 1))
 
     def on_step_begin(self, args, state, control, optimizer=None, **_):
-        """Set the learning rate, which the run's schedule has set for the same step."""
+        """Set the learning rate, in place of the schedule's for the same step."""
         for group in optimizer.param_groups:
             group["lr"] = self.rate(state.global_step + 1) * group["initial_lr"] / self.configured
 
@@ -142,8 +142,8 @@ def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
         profiled = StepProfiler(windows.last, device, training.run.work.payload / TRACE)
         rising = [RisingLearningRate(spec)] if spec.learning_rates else []
         if rising:
-            # A short training goes over its rows again.
-            args.max_steps = rising[0].steps
+            # A short training goes over its rows again. The run's schedule may not fit into these steps.
+            args.max_steps, args.lr_scheduler_type = rising[0].steps, "constant"
         for callback in (windows, *[profiled] * spec.profile, *rising):
             trainer.add_callback(callback)
         trainer.compile()

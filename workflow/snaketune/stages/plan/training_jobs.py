@@ -38,7 +38,7 @@ CHECKED_LEARNING = {
     *("epochs", "batch_rows", "learning_rate", "optimizer", "trainable", "precision", "save_dtype", "keep", "average")
 }
 # Those that the memory or time of a step depend on.
-MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "precision", "deterministic"}
+MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "average", "precision", "deterministic"}
 
 
 @cached
@@ -140,15 +140,8 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
     """Return the job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
     config, sft = context.config, sft_below(name, run)
     pack = pack_of(context, run)
-    alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
-    same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
-    alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
-    if isinstance(spec, DpoSpec):
-        # Of all losses, only those that also train on prompts compute more.
-        alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
-        alike |= {"continued": False, "reference": None}
     base = base_of(config, sft)
-    measured = spec_from(CalibrateSpec, run.operation, run.training, base=base, run=spec.model_copy(update=alike))
+    measured = spec_from(CalibrateSpec, run.operation, run.training, base=base, run=calibrated_spec(spec))
     job_name = f"{pack.name}-{short_digest(measured, pack.name)}"
     # Families with similar trainings share it; it waits for the preflight of the first one.
     return context.jobs.get(("calibrate", job_name)) or context.plan(
@@ -176,6 +169,18 @@ def _waiting_epochs(context: Context) -> dict[str, float]:
             pack = pack_of(context, run).name
             longest[pack] = max(longest.get(pack, 0.0), run.training.epochs)
     return longest
+
+
+def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
+    """Return the spec of a training, reduced to what memory or time depend on."""
+    alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
+    same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
+    alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
+    if isinstance(spec, DpoSpec):
+        # Of all losses, only those that also train on prompts compute more.
+        alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
+        alike |= {"continued": False, "reference": None}
+    return spec.model_copy(update=alike)
 
 
 def calibrated_learning(learning: Learning) -> Learning:

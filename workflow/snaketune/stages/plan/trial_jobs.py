@@ -4,13 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from snaketune.config.diagnose import BASELINE, LEARNING_RATES, slow_settings, variants_of
+from snaketune.config.held_out import Selection
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
 from snaketune.stages.plan.context import Context, first_run, kind_of, sft_below
 from snaketune.stages.plan.data_jobs import tokenizer_job
 from snaketune.stages.plan.dpo_jobs import reference_jobs
 from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, training_job
-from snaketune.stages.specs import AuditSpec, DiagnosisSpec, TrialSpec, Variant, spec_from
+from snaketune.stages.specs import AuditSpec, DiagnosisSpec, DpoSpec, SftSpec, TrialSpec, Variant, spec_from
 
 
 def diagnosis_job(context: Context, name: str) -> Job:
@@ -81,10 +82,17 @@ def _trial_jobs(
             tokenizer = tokenizer_job(context, context.config.tokenizer_of(run))
             inputs = {"tokenizer": (tokenizer,), "ref_logps": references}
             job = training_job(context, "trial", f"{name}/{variant}/{repeat}", of, run, **inputs)
-            own = {"run": job.spec, "repeat": repeat, "profile": variant == profiled}
+            own = {"run": timed_spec(job.spec), "repeat": repeat, "profile": variant == profiled}
             spec = spec_from(TrialSpec, run.training, run.operation, **own, **steps)
             trials.append(context.add(replace(job, spec=spec, after=(*job.after, *(trials[-1:] or after)))))
     return tuple(trials)
+
+
+def timed_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
+    """Return the spec of a training without what measures held-out rows or ends it early: a trial takes its own steps."""
+    without = {name: field.default for name, field in Selection.model_fields.items() if name != "average"}
+    ends = {"stop_if": None} if isinstance(spec, DpoSpec) else {}
+    return spec.model_copy(update={"training": spec.training.model_copy(update=without), **ends})
 
 
 def _variants(changes: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:

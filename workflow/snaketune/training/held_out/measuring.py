@@ -106,6 +106,8 @@ class HeldOutMixin:
     def on_step_end(self, args, state, control, **_):
         if self.held_out:
             control.should_evaluate = state.global_step in self.held_out.schedule.steps
+            # A measurement may end the training, or be preempted.
+            control.should_log |= control.should_evaluate
 
     def on_save(self, args, state, control, **_):
         """Remove the best weights that no resume needs any more, once the checkpoint is complete."""
@@ -153,7 +155,7 @@ class HeldOutMixin:
         """Measure after a step; replaces the Trainer's own evaluation."""
         # At the end of an epoch the Trainer would evaluate again.
         self.control.should_evaluate = False
-        if self.preemption.reason:
+        if self.preemption and self.preemption.reason:
             # The training ends here, and is measured when it resumes.
             return {}
         try:
@@ -281,7 +283,7 @@ class HeldOutMixin:
                 [rows[row] for row in own[start : start + size]] or [rows.blank()], kernel, rows.longest[0]
             )
             yield self._prepare_inputs(batch)
-            if interruptible and self.preemption.interrupts():
+            if interruptible and self.preemption and self.preemption.interrupts():
                 raise Interrupted
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
 

@@ -23,7 +23,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import track_curves
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
-from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.checkpoints import diverged, last_checkpoint, remove_incomplete
 from snaketune.training.checkpoint.save_model import save_trained
 from snaketune.training.held_out.selection import BEST, has_its_best
@@ -70,7 +69,6 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 checked, compute = trainer_class.check_model(model, rows, compute, run.record)
                 model = _with_trained_parameters(model, run)
             trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
-            trainer.use_held_out(training.held_out, training.any_config, training.initial.tokenizer)
             trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
             yield trainer
 
@@ -122,6 +120,8 @@ def train(training: PreparedTraining) -> Outcome:
     if compute.device.type == "cpu":
         keep_freed_memory()
     with ready_trainer(training) as trainer:
+        # Not in trials of speed, which take a few steps.
+        trainer.use_held_out(training.held_out, training.any_config, training.initial.tokenizer)
         print(f"rows: {training.rows}", trainer.meter, sep="\n", flush=True)
         # Read before training, since the calibration file may change meanwhile.
         plan, curve = BatchPlan.from_operation(run.operation), read_curve(run.operation)
@@ -213,7 +213,7 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     """
     work, is_main = trainer.run.work, trainer.is_world_process_zero()
     if until := trainer.run.spec.training.until:
-        # Before the log's, so that its last step has a line, as every checkpoint has.
+        # Before the log's, so that its last step has a line.
         trainer.add_callback(EndOfSnapshot(until))
     trainer.add_callback(LogCallback())
     if is_main:
@@ -231,9 +231,6 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     else:
         trainer.initialize_adapters()
         trainer.check_start()
-    if average := trainer.run.spec.training.average:
-        trainer.average = AveragedWeights(trainer.model, average.ema)
-        trainer.add_callback(trainer.average)
     trainer.compile()
     if line := first_line():
         print(line, flush=True)

@@ -66,7 +66,7 @@ class PreemptionCallback(TrainerCallback):
             return
         self.reason = self._agree(state.global_step, self._own_reason())
         if self.reason:
-            control.should_save = control.should_log = control.should_training_stop = True
+            control.should_save = control.should_training_stop = True
 
     def interrupts(self) -> bool:
         """Whether any process has a reason to stop; called by all of them while held-out rows are measured."""

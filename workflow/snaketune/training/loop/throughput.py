@@ -18,6 +18,8 @@ from snaketune.models.devices import Compute
 from snaketune.models.flops import count_flops
 from snaketune.models.machine import peak_memory
 
+# What is counted from one log line to the next.
+COUNTED = ("tokens", "supervised", "flops", "computed")
 SHOWN = ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
 GB = 1e9
 
@@ -78,6 +80,15 @@ class ThroughputMeter:
             self.seconds += time.monotonic() - self.running_since
             self.running_since = None
 
+    def unlogged(self) -> list[float]:
+        """What this process has counted since the last line, for a checkpoint: COUNTED, and the seconds."""
+        return [*(float(self.sums[name]) for name in COUNTED), self.seconds]
+
+    def restore(self, unlogged: list[float]) -> None:
+        """Restore what `unlogged` returned."""
+        *counts, self.seconds = unlogged
+        self.sums = Counter(dict(zip(COUNTED, counts, strict=True)))
+
     def read(self, gather: Any = None) -> dict[str, float]:
         """Return the metrics that are added to the Trainer's log line, over all processes, and reset the counts.
 
@@ -87,14 +98,12 @@ class ThroughputMeter:
         self.stop()
         if not self.sums:
             return {}
-        names = sorted(self.sums)
-        own = [float(self.sums[name]) for name in names]
-        own += [self.seconds, float(peak_memory(self.device)), self.peak.flops_per_second]
+        own = [*self.unlogged(), float(peak_memory(self.device)), self.peak.flops_per_second]
         rows = [own]
         if gather is not None:
             rows = gather(torch.tensor(rows, dtype=torch.float64, device=self.device)).tolist()
         *columns, seconds, self.memory, peaks = zip(*rows)
-        sums, slowest, self.total_peak = dict(zip(names, map(sum, columns))), max(seconds), sum(peaks)
+        sums, slowest, self.total_peak = dict(zip(COUNTED, map(sum, columns))), max(seconds), sum(peaks)
         self.sums, self.seconds, self.lines = Counter(), 0.0, self.lines + 1
         return {
             "tokens": sums["tokens"],

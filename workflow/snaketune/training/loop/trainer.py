@@ -29,9 +29,11 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training.autotune.batch_plan import IN_STEPS, record_out_of_memory
+from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
 from snaketune.training.launch.worker import parent_is_gone
+from snaketune.training.loop.log_lines import LogLinesMixin
 from snaketune.training.loop.optimizers import OptimizerMixin
 from snaketune.training.loop.passed_tests import record_of_test
 from snaketune.training.loop.preemption import PreemptionCallback
@@ -129,7 +131,14 @@ class PreparedTraining:
 
 
 class BaseTrainer(
-    HeldOutMixin, PrefetchMixin, SampleOrderMixin, ShardedModelMixin, CheckpointMixin, OptimizerMixin, TrainerCallback
+    HeldOutMixin,
+    PrefetchMixin,
+    SampleOrderMixin,
+    ShardedModelMixin,
+    LogLinesMixin,
+    CheckpointMixin,
+    OptimizerMixin,
+    TrainerCallback,
 ):
     """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls.
 
@@ -145,7 +154,8 @@ class BaseTrainer(
     checked: Outcome
     parameters: int
     trainable: int
-    preemption: PreemptionCallback
+    # None in trainings that aren't continued elsewhere: trials of speed.
+    preemption: PreemptionCallback | None = None
 
     def __init__(self, *, run: TrainingRun, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
@@ -192,6 +202,10 @@ class BaseTrainer(
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         """Train; record the step if memory runs out, and stop the prefetch thread in any case."""
         (self.run.work.state / IN_STEPS).touch()
+        if average := self.run.spec.training.average:
+            # After the adapters are initialized, by which their weights may become others.
+            self.average = AveragedWeights(self.model, average.ema)
+            self.add_callback(self.average)
         try:
             return super().train(*arguments, **keywords)
         except Exception as error:
@@ -206,21 +220,12 @@ class BaseTrainer(
         return super().get_batch_samples(batches, num_batches, device)
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
-        self.meter.stop()
         self.run.work.check_held()
         super()._save_checkpoint(*arguments, **keywords)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         # The meter counts them, and the Trainer would iterate over all parameters for every batch.
         return 0
-
-    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Add throughput and the meter's means to the Trainer's own line."""
-        if "loss" in logs:
-            logs |= self.meter.read(self.gather_processes)
-            # This count is saved in checkpoints, and every checkpoint has a log line, so resume counts each step once.
-            self.state.num_input_tokens_seen += int(logs.pop("tokens", 0))
-        super().log(logs, *arguments, **keywords)
 
 
 class EndOfSnapshot(TrainerCallback):
@@ -259,8 +264,8 @@ class LogCallback(TrainerCallback):
             raise SnaketuneError("the process that launched this training is gone; stopping")
         if self.warm is None:
             self.warm = state.global_step, time.monotonic()
-        # A line averages over the steps since the previous line, and a resumed training has only those after its checkpoint.
-        control.should_log |= control.should_save
+        # The last step has a line. Preemption, which comes after this, adds none: the training goes on later.
+        control.should_log |= control.should_training_stop
         self.on_substep_end(args, state, control)
 
     def on_substep_end(self, args, state, control, **_):

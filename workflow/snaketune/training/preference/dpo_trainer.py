@@ -23,7 +23,7 @@ from snaketune.training.preference.pair_dataset import PairRows
 from snaketune.training.preference.pair_logps import PairLogps, pair_logps
 from snaketune.training.reference.logps_table import check_policy_is_reference, check_ref_logps
 
-MONITOR_STATE = "dpo_monitor.json"
+METRICS_STATE = "dpo_metrics.json"
 # Columns of a row that have an entry per pair.
 PAIR_COLUMNS = ("reference", "source", "desirable")
 
@@ -161,11 +161,14 @@ class DpoTrainer(PackedTrainer):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = self.run.checkpoints / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            (folder / MONITOR_STATE).write_text(json.dumps(self.monitor.state()), encoding="utf-8")
+            state = {"monitor": self.monitor.state(), "unlogged": self.unlogged}
+            (folder / METRICS_STATE).write_text(json.dumps(state), encoding="utf-8")
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.monitor.restore(json.loads((Path(resume_from_checkpoint) / MONITOR_STATE).read_text(encoding="utf-8")))
+        stored = json.loads((Path(resume_from_checkpoint) / METRICS_STATE).read_text(encoding="utf-8"))
+        self.monitor.restore(stored["monitor"])
+        self.unlogged = stored["unlogged"]
 
     def conclusions(self):
         self.update_monitor()
@@ -203,8 +206,7 @@ class DpoTrainer(PackedTrainer):
             self.monitor.stopped = stopped
             print(f"stopped early, after step {stopped['step']}: {stopped['reason']}", flush=True)
             # A retry would train on from a checkpoint of this step. From the previous one it repeats this step and stops again.
-            control.should_training_stop = control.should_log = True
-            control.should_save = False
+            control.should_training_stop, control.should_save = True, False
 
 
 def _as_rows(pairs: PairLogps) -> torch.Tensor:
