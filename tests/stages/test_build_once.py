@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import (
     content_digest,
     read_artifact,
     rebuild_command,
-    with_current_keys,
     write_json,
 )
 from snaketune.config.base import Model
@@ -23,7 +21,7 @@ from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
-from snaketune.stages.cache.fingerprint import fingerprint, fingerprint_entries, read_files
+from snaketune.stages.cache.fingerprint import Key, fingerprint, fingerprint_entries, read_files
 from snaketune.stages.cache.status import Results
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import Job
@@ -100,6 +98,26 @@ def test_each_argument_is_in_the_fingerprint(change):
         "versions": None,
     }
     assert fingerprint(**arguments) != fingerprint(**(arguments | change))
+
+
+def test_a_rebuild_reuses_no_finished_result(tmp_path):
+    built: list = []
+    run(tmp_path, built=built)
+    run(tmp_path, built=built, rebuild=True)
+    assert len(built) == 2
+    run(tmp_path, built=built)
+    assert len(built) == 2
+
+
+def test_a_reused_result_is_published_with_the_spec_that_asks_for_it(tmp_path):
+    """A key may leave out parts of a spec."""
+    built: list = []
+    key = Key(stage="demo", spec={"a": 1}, code="c")
+    for note in ("first", "second"):
+        spec = {"a": 1, "note": note}
+        manifest = run(tmp_path, built=built, spec=spec, keys=(key,))
+        assert json.loads(manifest.read_text())["spec"] == spec
+    assert len(built) == 1
 
 
 def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
@@ -345,21 +363,3 @@ def test_future_times_of_results_are_set_to_now(tmp_path):
     assert all(path.stat().st_mtime <= time.time() for path in waited_for)
     assert manifest.stat().st_mtime == past
     assert (manifest.parent / "rows").stat().st_mtime <= time.time()
-
-
-def test_manifests_with_former_keys_are_read_and_have_the_content_that_they_had():
-    before = {"payload": {}, "records": {}, "beneath_dtype": "float32", "begun_as": [], "inputs": {"beneath": ["d"]}}
-    before["spec"] = {"model": "sft:a", "jobs": [{"asked_by": "sft.a", "name": "b"}]}
-    read = with_current_keys(before)
-    assert read["base_dtype"] == "float32" and read["resumed_from_numerics"] == []
-    assert read["inputs"] == {"base_layers": ["d"]}
-    assert read["spec"] == {"model": "sft:a", "jobs": [{"config_key": "sft.a", "name": "b"}]}
-    assert content_digest(read) == digest_json({"payload": {}, "format": {"base_dtype": "float32"}})
-
-
-@pytest.mark.parametrize("role", ["base_layers", "other"])
-def test_a_result_under_the_former_name_of_a_role_is_found(tmp_path, role):
-    built: list = []
-    run(tmp_path, built=built, artifacts={"beneath": []}).unlink()
-    run(tmp_path, built=built, artifacts={role: []})
-    assert len(built) == (1 if role == "base_layers" else 2)

@@ -20,13 +20,6 @@ from snaketune.errors import SnaketuneError
 PUBLISHED = ".published.json"
 # The key of a manifest's own digest.
 SEAL = "manifest_digest"
-# Names that older code wrote, and their names now. Read for one version.
-FORMER_KEYS = {
-    "beneath_dtype": "base_dtype",
-    "begun_with": "resumed_from_versions",
-    "begun_as": "resumed_from_numerics",
-}
-FORMER_INPUTS, FORMER_JOB_KEYS = {"beneath": "base_layers"}, {"asked_by": "config_key"}
 # The entries that readers of the payload need besides the payload itself: part of every content digest.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "order", "pad_id", "padding_id", "base_dtype")
 
@@ -114,10 +107,7 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     elif is_damaged(manifest):
         problem = "is damaged: its content doesn't match its digest"
     else:
-        try:
-            return Artifact(manifest_path, with_current_keys(manifest), manifest_path.parent / payload)
-        except (AttributeError, TypeError) as error:
-            problem = f"is no snaketune manifest ({error!r})"
+        return Artifact(manifest_path, manifest, manifest_path.parent / payload)
     raise SnaketuneError(f"{manifest_path} {problem}; remove it and run again")
 
 
@@ -208,26 +198,6 @@ def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> di
         if key in source:
             part[key] = source[key]
     return counted
-
-
-def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with keys that older code wrote under the names that they have now."""
-    manifest = _renamed(manifest, FORMER_KEYS)
-    if "inputs" in manifest:
-        manifest["inputs"] = _renamed(manifest["inputs"], FORMER_INPUTS)
-    if "jobs" in manifest.get("spec", {}):
-        jobs = [_renamed(job, FORMER_JOB_KEYS) for job in manifest["spec"]["jobs"]]
-        manifest["spec"] = manifest["spec"] | {"jobs": jobs}
-    return manifest
-
-
-def with_former_roles(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return inputs under the role names that older code used, for the fingerprints of its results."""
-    return _renamed(inputs, {role: former for former, role in FORMER_INPUTS.items()})
-
-
-def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {names.get(key, key): value for key, value in values.items()}
 
 
 def rebuild_command(manifest: Path) -> str:

@@ -88,8 +88,7 @@ class Pretrained(Model):
     """Commit, tag or branch of a Hub model. The name identifies the weights: if a branch moves, nothing reruns."""
     trust_remote_code: bool = False
     """Allows Python code that comes with the model to run. Enable it only after reading that code."""
-    # Left out of specs where it isn't set, so that results made before the key existed stay current.
-    rope: Annotated[RopeScaling | None, Field(exclude_if=lambda rope: rope is None)] = None
+    rope: RopeScaling | None = None
     """Scales the model's rotary position embeddings to longer sequences, such as `{type: yarn, factor: 4}`."""
 
 

@@ -236,8 +236,7 @@ class CorpusContent(Model):
     split_seed: Annotated[int, Field(ge=0)] = 0
     """Seed that selects the held-out prompts. Corpora with the same seed and share hold out the same of their common
     prompts."""
-    # Left out of specs where it isn't set, so that results made before the key existed stay current.
-    order_column: Annotated[ShortText | None, Field(exclude_if=lambda column: column is None)] = None
+    order_column: ShortText | None = None
     """Column with a number in every row, such as a difficulty, for `packing.order: column`."""
     answer_pattern: RegexWithOneGroup | None = None
     """Regular expression with one group that extracts the checkable answer from the last assistant turn, for rows without an

@@ -55,23 +55,20 @@ class Average(Model):
 class Selection(Model):
     """Which weights become the result, and what the measurements of `evaluate` decide about it."""
 
-    # Keys at their default are left out of specs: results made before the keys existed stay current.
-    keep: Annotated[Literal["last", "best"], Field(exclude_if=lambda keep: keep == "last")] = "last"
+    keep: Literal["last", "best"] = "last"
     """The weights that become the result: those of the last step, or of the `best` measurement of held-out rows by `metric`,
     which may be the initial ones. Needs disk space for two more copies of the trained weights. Not with `launch: deepspeed`."""
-    metric: Annotated[Metric, Field(exclude_if=lambda metric: metric == "loss")] = "loss"
+    metric: Metric = "loss"
     """Metric of `keep: best` and `stop_if`, on held-out rows: the lowest `loss`; or for pairs the highest reward `accuracy` or
     `margin`."""
-    stop_if: Annotated[StopTraining | None, Field(exclude_if=lambda stop: stop is None)] = None
+    stop_if: StopTraining | None = None
     """Ends the training early, such as `{held_out_rises: 3}`. The report shows when and why."""
-    evaluate: Annotated[Evaluate | Literal[False], Field(exclude_if=lambda evaluate: evaluate == Evaluate())] = (
-        Evaluate()
-    )
+    evaluate: Evaluate | Literal[False] = Evaluate()
     """Measures held-out rows while the training runs, if the corpus holds rows out; `false` doesn't."""
 
-    average: Annotated[Average | None, Field(exclude_if=lambda average: average is None)] = None
+    average: Average | None = None
     """Averages the weights, such as `{ema: 0.999}`, in a copy of the trained weights. Not with `launch: deepspeed`."""
-    until: Annotated[Share | None, Field(exclude_if=lambda until: until is None)] = None
+    until: Share | None = None
     """Ends the training after this share of its optimizer steps, with the learning rate schedule of the whole run. Set by
     `snapshots`."""
 

@@ -36,15 +36,14 @@ class Lora(Model):
     dora: bool = False
     """Trains magnitude and direction of weight columns separately (DoRA, Liu et al., 2024): slower, better at low ranks."""
     # Keys at their default are left out of specs: results made before the keys existed stay current.
-    init_lora_weights: Annotated[
-        Annotated[str, Field(pattern=r"^(gaussian|orthogonal|eva|olora|pissa|pissa_niter_[1-9]\d?)$")] | Literal[True],
-        Field(exclude_if=lambda weights: weights is True),
-    ] = True
+    init_lora_weights: (
+        Annotated[str, Field(pattern=r"^(gaussian|orthogonal|eva|olora|pissa|pissa_niter_[1-9]\d?)$")] | Literal[True]
+    ) = True
     """Initial values, by their names in peft: `true` (Kaiming and zeros), `gaussian`, `orthogonal`; `eva`, the main directions
     of the layers' inputs (Paischer et al., 2024); or those of the base weights, `pissa` (Meng et al., 2024; `pissa_niter_16`
     is its fast approximation) and `olora` (Büyükakyüz, 2024). The last two require `merge: true` and no `quantization`;
     `adapter/` then has twice the rank, so that it fits the base."""
-    loraplus_lr_ratio: Annotated[PositiveFloat | None, Field(exclude_if=lambda ratio: ratio is None)] = None
+    loraplus_lr_ratio: PositiveFloat | None = None
     """LoRA+ (Hayou et al., 2024): the learning rate of an adapter's second matrix, B, relative to `learning_rate`, such as
     16."""
     modules_to_save: tuple[ModuleName, ...] = ()

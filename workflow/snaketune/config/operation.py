@@ -11,7 +11,6 @@ MicroBatchRows = Literal["auto"] | PositiveInt
 GradientCheckpointing = Literal["auto"] | bool
 Launch = Literal["single", "ddp", "fsdp", "deepspeed"]
 ZeroStage = Annotated[int, Field(ge=2, le=3)]
-ActivationOffloading = Annotated[bool, Field(exclude_if=lambda offloads: not offloads)]
 
 
 class Operation(Model):
@@ -27,7 +26,7 @@ class Operation(Model):
     for several processes, `single` for one."""
     zero_stage: Annotated[ZeroStage | None, Field(validate_default=True)] = None
     """ZeRO stage of `launch: deepspeed`: 2 shards optimizer states and gradients (the default), 3 also the weights."""
-    activation_offloading: Annotated[ActivationOffloading, Field(validate_default=True)] = False
+    activation_offloading: Annotated[bool, Field(validate_default=True)] = False
     """Moves the activations that the backward pass needs to host memory and back, by TRL, beside the computation, where GPU
     memory limits the micro-batch or the row length. With `training.gradient_checkpointing: true` these are the inputs of the
     layers only. Has no effect on a CPU; not with `launch: deepspeed`."""

@@ -9,9 +9,7 @@ from snaketune.config.base import Model
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
-TrainingOrder = Annotated[
-    Literal["shuffled", "corpus", "length", "column"], Field(exclude_if=lambda order: order == "shuffled")
-]
+TrainingOrder = Literal["shuffled", "corpus", "length", "column"]
 
 
 class Packing(Model):

@@ -58,13 +58,11 @@ class Optimization(Model):
     """Decay rates of the running means of the gradient and of its square, for optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum gradient norm; larger gradients are scaled down to it."""
-    trainable: Annotated[
-        Annotated[Regex, Field(min_length=1)] | None, Field(exclude_if=lambda pattern: pattern is None)
-    ] = None
+    trainable: Annotated[Regex, Field(min_length=1)] | None = None
     """A regular expression that matches the full names of the parameters to train; the others are frozen. For example
     `model\\.layers\\.(2[0-9])\\..*` trains the layers 20 to 29, and `(?!.*embed_tokens).*` all but the embedding. Not with
     `lora`."""
-    neftune_noise_alpha: Annotated[PositiveFloat | None, Field(exclude_if=lambda alpha: alpha is None)] = None
+    neftune_noise_alpha: PositiveFloat | None = None
     """NEFTune (Jain et al., 2023): adds uniform noise to the embeddings of training tokens, up to alpha / √(length x width) of
     each document, such as 5. For SFT only."""
     precision: Precision = "auto"
@@ -133,7 +131,7 @@ class Sft(Model):
     packing: Packing = Packing()
     training: Training
     race: Race | None = None
-    loss: Annotated[SftLoss, Field(exclude_if=lambda loss: loss == "nll")] = "nll"
+    loss: SftLoss = "nll"
     """Loss of a supervised token: its negative log-probability (`nll`), or that times its probability, without a gradient
     through the latter (`dft`, Dynamic Fine-Tuning, Wu et al., 2025)."""
     lora: Lora | None = None

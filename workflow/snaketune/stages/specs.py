@@ -6,9 +6,7 @@ can't change without a rerun.
 
 import json
 from datetime import date
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import Field
+from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
@@ -16,7 +14,7 @@ from snaketune.config.corpus_sources import CorpusContent, Reasoning
 from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
-from snaketune.config.operation import ActivationOffloading, GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
+from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainingOrder, TrainOn
 from snaketune.config.races import RaceMetric
 from snaketune.config.training_runs import Learning, Precision, SftLoss
@@ -76,7 +74,7 @@ class SftSpec(Model):
     base: Pretrained | Scratch | None
     """The initial weights, or the base layers of the adapters among them; None if a result holds all initial weights."""
     training: Learning
-    loss: Annotated[SftLoss, Field(exclude_if=lambda loss: loss == "nll")] = "nll"
+    loss: SftLoss = "nll"
     lora: Lora | None
     quantization: Quantization | None
     trust_remote_code: bool = False
@@ -123,7 +121,7 @@ class Launched(Model):
     gradient_checkpointing: GradientCheckpointing
     launch: Launch
     zero_stage: ZeroStage | None
-    activation_offloading: ActivationOffloading = False
+    activation_offloading: bool = False
 
 
 class CalibrateSpec(Launched):
@@ -200,7 +198,7 @@ class TrialSpec(Launched):
     """The round that it belongs to, from 1."""
     profile: bool = False
     """Whether two further steps are recorded by torch.profiler."""
-    learning_rates: Annotated[tuple[float, float] | None, Field(exclude_if=lambda rates: rates is None)] = None
+    learning_rates: tuple[float, float] | None = None
     """The learning rates of the first and the last step, if it tests them."""
 
 

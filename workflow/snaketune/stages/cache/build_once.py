@@ -15,7 +15,7 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, describe_files, with_former_roles
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.attempt import (
@@ -93,8 +93,8 @@ def build_once(
         for key in (own, *equivalent):
             read = inputs if key is own else read_artifacts(artifacts, key.by) | external
             codes = (key.code, *accepted_codes(key.stage, key.code, work_root.parent))
-            for roles, made_with, used in product((read, with_former_roles(read)), codes, (counted_versions, None)):
-                name = fingerprint(key.stage, key.spec, roles, made_with, key.device, used)
+            for made_with, used in product(codes, (counted_versions, None)):
+                name = fingerprint(key.stage, key.spec, read, made_with, key.device, used)
                 same = WorkFolder(work_root / key.stage / name)
                 if not same.manifest.is_file():
                     continue

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.digests import digest_bytes, digest_file
-from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
+from snaketune.artifacts.manifest import content_digest, is_damaged
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_entries
@@ -80,7 +80,6 @@ class Results:
             manifest = parse_json(text)
             if is_damaged(manifest):
                 return Status(why=("its manifest.json is damaged",))
-            manifest = with_current_keys(manifest)
             content = content_digest(manifest)
             versions = tuple(
                 (library, made_with, here)

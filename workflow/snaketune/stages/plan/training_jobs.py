@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from snaketune.config.evaluations import Evaluation
-from snaketune.config.held_out import Evaluate, snapshot_name
+from snaketune.config.held_out import snapshot_name
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training, snapshots_of
@@ -101,9 +101,8 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
 
 def _learning(training: Training) -> Learning:
     """Return the settings that shape the weights; with those of measurements if these decide which weights are kept."""
-    # The answers to sample prompts never decide. Another number of them than the default, which a spec leaves out with all of
-    # `evaluate`: the values that decide are in the spec, whatever the defaults will be.
-    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects else Evaluate()
+    # The answers to sample prompts never decide.
+    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects else False
     return spec_from(Learning, training, evaluate=decides)
 
 
