@@ -1,6 +1,7 @@
 # make run    runs the embedded default config, from raw demo files to results/report/pages/index.html
 # make real   fine-tunes a small pretrained model (93 MB to download, twelve minutes) and shows its answers before and after
-# make test   runs the whole test suite
+# make test   runs the test suite, as for each push
+# make test-all   also runs the slow tests: several processes, races, all features in all launchers
 # make upgrade-test   tests staleness and modules with the newest Snakemake; names the tested and the pinned version
 # make slurm-profile   queries SLURM and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path compared with TRL and others, on one thread; needs an idle machine and the files below data/
@@ -17,7 +18,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run real test upgrade-test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
+.PHONY: run real test test-all upgrade-test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -39,6 +40,9 @@ real: .venv/installed
 PYTEST := pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist worksteal
 test: .venv/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST)
+
+test-all: .venv/installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST) -m 'slow or not slow'
 
 # The newest Snakemake and its plugin interfaces precede those of .venv; everything else stays pinned. SNAKEMAKE=snakemake==VERSION
 # selects another version.

@@ -104,6 +104,7 @@ def test_a_compiled_training_is_the_same_and_compiles_once(
     assert weights(tmp_path / "compiled").keys() == weights(tmp_path / "eager").keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3, target_modules=("c_attn", "c_fc"))])
 def test_dropout_is_the_same(tmp_path, fresh, lora):
     # 20 rows: the last batch is as large as the others, so as many numbers are drawn.
@@ -117,6 +118,7 @@ def test_dropout_is_the_same(tmp_path, fresh, lora):
     assert [entry["loss"] for entry in compiled] == pytest.approx([entry["loss"] for entry in eager], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sigmoid", "aot"])
 def test_preferences_on_trees(tmp_path, nothing_again, loss):
     """The second loss is of a whole step, so its forward runs without gradients first."""
@@ -134,6 +136,7 @@ def test_preferences_on_trees(tmp_path, nothing_again, loss):
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_compiled_training_resumes_exactly(tmp_path, fresh, monkeypatch):
     rows, made = pack(tmp_path / "pack", rows=11), spec(epochs=2, compile=True)
     copy_after(1, tmp_path / "straight", tmp_path / "resumed", monkeypatch)

@@ -188,6 +188,8 @@ class Launchers:
 
 
 LAUNCHERS = (Launchers.run, Launchers.calibration, Launchers.trial)
+# Those that launchers set up themselves, or that make them differ: tested at each push.
+SET_UP = {"held-out rows", "best weights", "early stop", "early stop by pairs", "snapshots", "average", "adapters"}
 # The features that a test of learning rates, a trial with a schedule of its own, could stumble over.
 RATES = ("muon", "schedule with an end", "long warm-up", "average", "LoRA+")
 
@@ -207,7 +209,9 @@ def quick(monkeypatch):
     monkeypatch.setattr("snaketune.models.load_model._device_for_4_bits", lambda: "cpu")
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature", [pytest.param(one, marks=[] if one in SET_UP else pytest.mark.slow) for one in FEATURES]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_launcher_trains_with_the_feature(kind, feature, launchers, tmp_path, capsys):
     edits, refused = FEATURES[feature]
@@ -225,6 +229,7 @@ def test_each_launcher_trains_with_the_feature(kind, feature, launchers, tmp_pat
         assert launch is Launchers.run or "held-out rows" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", RATES)
 def test_learning_rates_are_tested_with_the_feature(feature, launchers, tmp_path):
     steps, losses = launchers.range_test(run_of("sft", FEATURES[feature][0]), tmp_path / "rates")

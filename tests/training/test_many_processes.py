@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 
 from tests.forked import python
 
+pytestmark = pytest.mark.slow
+
 CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
 
 

@@ -26,6 +26,8 @@ from tests.models.conftest import CPU
 
 from .test_save_model import IDS, Kinds
 
+pytestmark = pytest.mark.slow
+
 QWEN = {
     "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4,
     "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],

@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.workflow
 
 
+@pytest.mark.slow
 def test_the_best_weights_beat_the_last_ones_and_stopping_saves_steps(finished, tmp_path):
     project = finished.copy_to(tmp_path / "project")
     project.cores = 2

@@ -17,6 +17,7 @@ def manifest_of(project, stage, name):
     return json.loads(project.read(f"results/{stage}/{name}/manifest.json"))
 
 
+@pytest.mark.slow
 def test_a_race_pauses_variants_and_resumes_them_to_the_same_weights(finished, tmp_path):
     plain, project = (finished.copy_to(tmp_path / name) for name in ("plain", "project"))
     for one in (plain, project):
