@@ -18,7 +18,6 @@ from snaketune.models.batches import collate
 from snaketune.models.memory_trace import trace_model
 from snaketune.models.trainable import train_only
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.specs import canonical
 from snaketune.training.loop import packed_trainer, pipeline, sft_trainer, trainer
 from snaketune.training.loop.embedding_noise import EmbeddingNoise
 from snaketune.training.loop.optimizers import MuonWithAdamW
@@ -69,8 +68,6 @@ def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypat
     assert [name for name in straight if not torch.equal(straight[name], other[name])]
     for path in (tmp_path / "straight/payload.partial").rglob("adapter_*"):
         assert path.read_bytes() == (tmp_path / "resumed" / path.relative_to(tmp_path / "straight")).read_bytes()
-    # Results of runs without the option stay current.
-    assert not [word for word in ("neftune", "loraplus", "init_lora", "trainable", '"nll"') if word in canonical(plain)]
 
 
 def test_rows_in_order_resume_exactly(rows, tmp_path, monkeypatch):

@@ -133,4 +133,4 @@ def test_measurements_that_decide_are_in_the_spec_whatever_the_defaults_are():
     decides = spec(keep="best")["evaluate"]
     assert {key: decides[key] for key in ("every", "rows")} == Evaluate().model_dump(include={"every", "rows"})
     assert spec(keep="best", evaluate={"samples": 7}) == spec(keep="best")
-    assert spec(evaluate={"rows": 7}) == spec() and "evaluate" not in spec()
+    assert spec(evaluate={"rows": 7}) == spec() and spec()["evaluate"] is False
