@@ -167,6 +167,15 @@ def test_without_flock_the_lease_is_the_lock(lock, no_flock, capsys):
     assert f"in use by process {os.getpid()} on " in said
 
 
+def test_a_killed_process_is_dead_before_its_parent_asks_for_its_status():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        leased = replace(Holder.here(), process=child.pid, began=locks._start_time(child.pid))
+        assert leased.is_dead is False
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert leased.is_dead
+
+
 def test_where_there_is_no_flock_a_killed_process_is_dead_at_once(lock, no_flock):
     script = (
         "import errno, fcntl, sys, time\nfrom pathlib import Path\n"

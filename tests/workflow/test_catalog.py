@@ -59,7 +59,7 @@ def test_ci_runs_the_projects_own_command():
     ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     assert ci["permissions"] == {"contents": "read"}
     commands = [step["run"] for job in ci["jobs"].values() for step in job["steps"] if "run" in step]
-    assert commands == ["bash .ci/run", "make upgrade-test"]
+    assert commands == ["bash .ci/run", "make test-all", "make upgrade-test"]
     assert (ROOT / ".ci/run").is_file() and "\nupgrade-test:" in (ROOT / "Makefile").read_text(encoding="utf-8")
     actions = [step["uses"] for job in ci["jobs"].values() for step in job["steps"] if "uses" in step]
     # A tag may be moved, a commit can't.

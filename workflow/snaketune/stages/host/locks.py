@@ -327,10 +327,13 @@ class Lease:
 
 
 def _start_time(process: int) -> str:
+    """Return the start time of a process by the kernel's count; empty without /proc, and for a zombie: it has ended, and in a
+    container nobody may ever ask for its status."""
     try:
         # The name of the program may contain blanks and brackets.
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else fields[18]
+    except (OSError, ValueError, IndexError):
         return ""
 
 
