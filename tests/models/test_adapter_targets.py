@@ -50,6 +50,7 @@ def mixtures() -> dict[str, PreTrainedModel]:
     return {family: model for family, model in models.items() if recorded_routers(model)}
 
 
+@pytest.mark.slow
 def test_no_family_has_adapters_on_its_routers():
     found = mixtures()
     assert len(found) > 50

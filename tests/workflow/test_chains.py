@@ -7,6 +7,7 @@ import pytest
 pytestmark = pytest.mark.workflow
 
 
+@pytest.mark.slow
 def test_each_run_of_a_chain_of_adapters_starts_from_the_one_before(finished, tmp_path):
     project = finished.copy_to(tmp_path / "project")
     project.cores = 2

@@ -37,6 +37,7 @@ def best(project: Project) -> str | None:
     return str(link.readlink())
 
 
+@pytest.mark.slow
 def test_the_best_model_is_linked_as_the_sweep_changes(project):
     project.config["dpo"]["more"] = copy.deepcopy(project.config["dpo"]["run"]) | {"beta": 0.9}
     project.config["dpo"]["more"]["training"]["learning_rate"] = 0.01

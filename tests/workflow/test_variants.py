@@ -69,6 +69,7 @@ def variants(finished, tmp_path):
     return project
 
 
+@pytest.mark.slow
 def test_lora_raw_rows_and_rows_of_two_lengths_train_and_are_evaluated(variants):
     said = variants.snakemake()
     assert "Traceback" not in said
