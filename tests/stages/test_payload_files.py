@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.stages.cache.build_once import build_once
+from snaketune.stages.cache.payload_files import place
 from snaketune.stages.outcome import Outcome
 
 SETTINGS, WEIGHTS, DEEP = "generation_config.json", "model.safetensors", "adapter/adapter_config.json"
@@ -197,3 +198,14 @@ def test_members_of_a_team_reuse_replace_and_restore_each_others_results():
         os.chown(cached / WEIGHTS, first, group)
         member(second, "results/sft/run", None)
         member(first, "results/sft/run", 0)
+
+
+@pytest.mark.parametrize(("mode", "linked"), [(0o444, True), (0o644, False)])
+def test_a_table_that_can_be_written_to_is_copied(tmp_path, mode, linked):
+    """A write through one link would change the other."""
+    source, target = tmp_path / "a.arrow", tmp_path / "b.arrow"
+    source.write_bytes(b"rows")
+    source.chmod(mode)
+    place(source, target)
+    assert source.samefile(target) == linked
+    assert not target.stat().st_mode & 0o222
