@@ -49,3 +49,11 @@ def test_the_order_is_the_same_whatever_the_micro_batches_and_the_processes(weig
     assert orders[0] == orders[1] == orders[2] == orders[3]
     if weights is not None:
         assert np.ptp(weights[orders[0][:48]].reshape(-1, 8).sum(1)) <= 2
+
+
+def test_an_epoch_sets_the_order_itself():
+    """In a resumed epoch of several processes, a loader informs only the samplers that it wraps."""
+    trainer = SampleOrderMixin()
+    trainer.order = EpochPermutation(50, seed=3)
+    trainer.on_epoch_begin(None, SimpleNamespace(epoch=2.0), None)
+    assert trainer.order.epoch == 2
