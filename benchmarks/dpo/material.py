@@ -16,11 +16,11 @@ from benchmarks.sft.material import LEARNING_RATE, made_model
 from snaketune.packing.reader import documents
 from snaketune.tables import read_table
 
-# Below the folder of data; layouts are recognised but for one, whose rows are pairs and instructions at once.
+# Below the folder of data; layouts are recognised, but for one whose rows are pairs and instructions at once.
 SOURCES: dict[str, dict[str, Any]] = {
     "raschka": {"files": ["raschka_instruct/instruction-data-with-preference.json"], "layout": "pairs"},
     "pandalm": {"files": ["pandalm_test/testset-v1.json"]},
-    "oasst": {"files": ["oasst1_en_val/en-validation.jsonl"]},
+    "oasst": {"files": ["oasst1_en_val/en-validation.jsonl"], "ignore": ["emojis", "labels"]},
 }
 # Tokens of a row: of oasst1, the replies to one message would often be parted among rows of 1,024, each with the message.
 LENGTHS = {"raschka": 1024, "pandalm": 1024, "oasst": 2048}

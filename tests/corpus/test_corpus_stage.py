@@ -301,9 +301,8 @@ VALUES = (
     | st.integers()
     | st.lists(st.dictionaries(st.sampled_from(["role", "content"]), TEXTS), max_size=2)
 )
-ROWS = st.dictionaries(
-    st.sampled_from(["prompt", "response", "chosen", "rejected", "label", "messages", "task", "tools", "text"]), VALUES
-)
+COLUMNS = ["prompt", "response", "chosen", "rejected", "label", "messages", "task", "tools", "text"]
+ROWS = st.dictionaries(st.sampled_from(COLUMNS), VALUES)
 LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampled_from([b"[", b"{", b"null", b"[1]"])
 
 
@@ -321,7 +320,10 @@ def test_every_row_is_counted(lines, kind, held_out):
         work = WorkFolder(Path(folder) / "work")
         work.start()
         corpus = CorpusSpec(
-            kind=kind, sources=[{"files": [str(path)]}], held_out=held_out, max_quarantined_fraction=1.0
+            kind=kind,
+            sources=[{"files": [str(path)], "ignore": COLUMNS}],
+            held_out=held_out,
+            max_quarantined_fraction=1.0,
         )
         counts = build(corpus, work, files=[path], against=[], against_files=[]).counts
         assert balances(counts)

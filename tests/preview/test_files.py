@@ -95,7 +95,8 @@ def test_suggested_config_lines_are_valid(name, tmp_path):
     # Comments can be uncommented as they are.
     decided = re.sub(r"(?m)^( +)# ", r"\1", rendered)
     config, _ = load(yaml.safe_load(decided))
-    assert len(decided.splitlines()) == 5 + ("fields" in rendered) + ("encoding" in rendered) + rendered.count("#") // 2
+    keys = sum(key in rendered for key in ("fields:", "encoding:", "layout:", "ignore:"))
+    assert len(decided.splitlines()) == 5 + keys + rendered.count("#") // 2
 
 
 def test_a_large_file_is_sampled(tmp_path, monkeypatch):
@@ -231,3 +232,15 @@ def test_a_template_that_the_tokenizer_stage_refuses_is_refused(tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", GOOD)
     with pytest.raises(SnaketuneError, match=r"silent\.jinja.*: .*the model would never stop"):
         preview_text(file, template=template)
+
+
+def test_columns_in_question_are_named_and_ignored_in_the_entry(tmp_path):
+    file = tmp_path / "remarks.jsonl"
+    rows = ({"prompt": f"q{i}", "response": "r", "remark": f"Remark {i} on it", "id": i} for i in range(9))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = unwrap_lines(preview_text(file))
+    assert "in question a run stops at columns that may hold turns" in text
+    assert "`ignore: [remark]` states that they aren't part of the rows" in text
+    config, _ = load(yaml.safe_load(entry_of(file)))
+    (source,) = config.corpora["remarks"].sources
+    assert (source.layout, source.ignore) == ("prompt-response", ("remark",))

@@ -71,10 +71,11 @@ ROWS = [
      "Is_Safe": "False" if i == 1 else "True", "toxic": i == 5, "id": 0}
     for i in range(6)
 ]  # fmt: skip
+MARKS = ["is_correct", "Is_Safe", "toxic"]
 
 
 def test_marked_rows_are_logged_with_the_condition_that_drops_them(make, capsys):
-    (source,) = make(ROWS).counts["sources"]
+    (source,) = make(ROWS, source={"ignore": MARKS}).counts["sources"]
     assert source["marked"] == {"is_correct: false": 3, "helpfulness: 0": 2, "Is_Safe: False": 1, "toxic: true": 1}
     output = capsys.readouterr().out
     assert "used although a column marks them as bad: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in output
@@ -83,7 +84,7 @@ def test_marked_rows_are_logged_with_the_condition_that_drops_them(make, capsys)
 
 def test_marked_documents_are_counted_once_however_many_parts_they_have(make):
     rows = [{"text": " ".join(map(str, range(i, 100_000 * i + 1))), "is_correct": i == 2} for i in range(3)]
-    counts = make(rows, kind="text", held_out=0).counts
+    counts = make(rows, kind="text", held_out=0, source={"ignore": ["is_correct"]}).counts
     assert counts["sources"][0]["marked"] == {"is_correct: false": 2}
     assert counts["kept"]["train"] > 3
 
@@ -111,7 +112,7 @@ def test_marked_documents_are_counted_once_however_many_parts_they_have(make):
 )  # fmt: skip
 def test_only_rows_that_meet_all_conditions_are_used(make, where, expected):
     rows = [row | {"note": "z" if row["prompt"] == "q1" else None} for row in ROWS]
-    built = make(rows, source={"where": where})
+    built = make(rows, source={"where": where, "ignore": [*MARKS, "note"]})
     assert built.prompts() == [f"q{i}" for i in expected]
     assert sum(n for reason, n in built.counts["dropped"].items() if reason.startswith("where ")) == 6 - len(expected)
 
@@ -127,9 +128,9 @@ def test_an_unusable_condition_is_refused(make):
     with pytest.raises(
         SnaketuneError, match=r"data/0.jsonl: no row has the column 'is_corect' of `where: is_corect == true`"
     ):
-        make(ROWS, source={"where": "is_corect == true"})
+        make(ROWS, source={"where": "is_corect == true", "ignore": MARKS})
     rows = [*ROWS, *({**row, "helpfulness": "much"} for row in ROWS)]
-    built = make(rows, source={"where": "helpfulness > 1"}, max_quarantined_fraction=1.0)
+    built = make(rows, source={"where": "helpfulness > 1", "ignore": MARKS}, max_quarantined_fraction=1.0)
     assert {record["reason"] for record in built.quarantine} == {"wrong_type"}
     assert "helpfulness holds" in built.quarantine[0]["detail"]
 

@@ -134,7 +134,12 @@ def test_each_source_logs_its_ignored_columns_once(make, capsys):
         for i in range(50)
     ]
     rows.append({"title": "c", "question": "", "answer": "r", "odd": 1})
-    built = make(rows, [{"question": "other", "answer": "r", "id": 7}], max_quarantined_fraction=1.0)
+    built = make(
+        rows,
+        [{"question": "other", "answer": "r", "id": 7}],
+        source={"ignore": ["tags"]},
+        max_quarantined_fraction=1.0,
+    )
     (source,) = built.counts["sources"]
     # Quarantined rows aren't used, so nothing of them counts as ignored.
     assert source["ignored"] == {"title": 50, "id": 51, "tags": 25}
@@ -194,7 +199,8 @@ def test_tables_with_nested_columns(make, tmp_path):
         ]
     )
     parquet.write_table(table, tmp_path / "a.parquet")
-    built = make((tmp_path / "a.parquet").read_bytes(), suffix=".parquet")
+    ignore = {"ignore": ["conversations[].note"]}
+    built = make((tmp_path / "a.parquet").read_bytes(), suffix=".parquet", source=ignore)
     assert built.counts["sources"][0]["ignored"] == {"conversations[].note": 2}
     assert built.prompts() == ["q", "p"]
 

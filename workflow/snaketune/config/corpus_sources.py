@@ -123,6 +123,9 @@ class Source(Model):
     layout: Layout = "auto"
     """Layout of the rows; `auto` detects it from the columns."""
     fields: Fields = Fields()
+    ignore: tuple[str, ...] = ()
+    """Columns that hold text or lists, or mark rows, and aren't read. Where `auto` recognises the layout, any other such column
+    stops the run; its message has the entry to paste."""
     speakers: dict[str, Role] = {}
     """Roles of speakers or tags whose names aren't known: `{Agent: assistant, Caller: user}`."""
     where: Conditions = ()

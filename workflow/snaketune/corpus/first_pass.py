@@ -15,6 +15,7 @@ import numpy as np
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.unstated import ROWS_BEFORE_STOP, UnstatedColumns
 from snaketune.corpus.layouts.values import column_of, wrong_type
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.reading.formats import TextKeys
@@ -112,22 +113,27 @@ class Scan:
                 counts.read += 1
                 yield raw
 
-        results = 0
+        results, unstated = 0, UnstatedColumns(source, self.spec.order_column)
         try:
             for result in canonical_rows(counted(), kind=self.spec.kind, source=source, repair=self.spec.repair):
                 results += 1
-                self._add(name, result, counts)
+                self._add(name, result, counts, unstated)
+                if unstated.in_question and results >= ROWS_BEFORE_STOP:
+                    unstated.check(name, self.spec.kind)
         except TooSlow as error:
             raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
         except Malformed as error:
             # It is about the file as a whole.
             raise SnaketuneError(f"{name}: {error.detail}") from None
+        unstated.finish()
+        unstated.check(name, self.spec.kind)
         counts.extra += results - (counts.read - read)
 
-    def _add(self, name: str, result: RowResult, counts: SourceCounts) -> None:
+    def _add(self, name: str, result: RowResult, counts: SourceCounts, unstated: UnstatedColumns) -> None:
         row = result.row
         if row is None:
             counts.joined += 1
+            unstated.add(result)
             _count(result.ignored, counts.ignored)
             return
         try:
@@ -150,6 +156,7 @@ class Scan:
         except Dropped as error:
             counts.dropped[error.reason] += 1
             return
+        unstated.add(result)
         _count(result.ignored, counts.ignored)
         _count(result.marks, counts.marked)
         self.hashes.append(content)

@@ -28,6 +28,9 @@ def entry(file: str, source: Source, reading: Reading, rows_read: int, repairs: 
         repaired: number of rows that could be read with these repairs, in addition.
     """
     source_keys = source.model_dump(mode="json", exclude_defaults=True)
+    if reading.in_question:
+        stated = {"layout": next(iter(reading.layouts))} if len(reading.layouts) == 1 else {}
+        source_keys |= stated | {"ignore": [*source.ignore, *reading.in_question]}
     corpora = {name_for(file): {"kind": reading.kind, "sources": [source_keys]}}
     lines = yaml.safe_dump(
         {"corpora": corpora}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000

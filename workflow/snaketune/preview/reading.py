@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from snaketune.config.corpus_sources import Cleaning, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.unstated import UnstatedColumns, values_at
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow
@@ -41,6 +42,7 @@ class Reading:
         examples: by reason, an example of these rows.
         ignored: by column or key of a turn, the number of rows in which it holds something and isn't read.
         values: an example value of each of these columns and keys.
+        in_question: those of them for which a run stops, each with a place and an excerpt.
         marked: by mark of a bad row, such as `is_correct: false`, the number of rows that have it.
         repeated: number of rows that are duplicates of an earlier one.
         repeats: an example of these.
@@ -57,6 +59,7 @@ class Reading:
     examples: dict[str, Example] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
     values: dict[str, Any] = field(default_factory=dict)
+    in_question: dict[str, tuple[str, str]] = field(default_factory=dict)
     marked: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     repeats: Example | None = None
@@ -82,13 +85,17 @@ def read_as(
     first: dict[int, str] = {}
     for sample in samples:
         used: set[int] = set()
+        unstated = UnstatedColumns(source)
         try:
             for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
                 file = f"{sample.name}, " if len(samples) > 1 else ""
                 if _add(reading, result, f"{file}{result.raw.unit} {result.raw.number}", cleaner, first):
                     used.add(result.raw.number)
+                    unstated.add(result)
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
+        unstated.finish()
+        reading.in_question |= unstated.in_question
         reading.used += len(used)
     return reading
 
@@ -148,7 +155,7 @@ def _add(reading: Reading, result: RowResult, location: str, cleaner: Cleaner, f
     for name in result.ignored:
         reading.ignored[name] += 1
         if name not in reading.values and isinstance(result.raw.value, dict):
-            reading.values[name] = value_at(result.raw.value, name)
+            reading.values[name] = next(values_at(result.raw.value, name), None)
     reading.marked.update(result.marks)
     if row is None:
         return True
@@ -163,20 +170,3 @@ def _add(reading: Reading, result: RowResult, location: str, cleaner: Cleaner, f
         first[content] = location
         reading.rows.append((location, row))
     return True
-
-
-def value_at(row: Any, name: str) -> Any:
-    """Return the first value of a column, or of a key within it, that isn't empty.
-
-    >>> value_at({"messages": [{"role": "user"}, {"name": "Ann"}]}, "messages[].name")
-    'Ann'
-    """
-    values = [row]
-    for part in name.split("."):
-        key, lists = part.rstrip("[]"), part.count("[]")
-        values = [value[key] for value in values if isinstance(value, dict) and key in value] or [
-            value[part] for value in values if isinstance(value, dict) and part in value
-        ]
-        for _ in range(lists):
-            values = [item for value in values if isinstance(value, list) for item in value]
-    return next((value for value in values if value not in (None, "", [], {})), None)

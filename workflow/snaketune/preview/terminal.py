@@ -94,6 +94,9 @@ def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
         ignored = reading.ignored.most_common()
         summary = {name: f"{_rows(count)}, such as {excerpt(reading.values.get(name))}" for name, count in ignored}
         yield "ignored", _listed(summary, complete)
+    if reading.in_question:
+        what = f"`ignore: [{', '.join(reading.in_question)}]` states that they aren't part of the rows"
+        yield "in question", f"a run stops at columns that may hold turns, or mark rows; {what}"
     if reading.marked:
         shown = reading.marked.most_common(None if complete else COLUMNS_SHOWN)
         marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in shown)

@@ -140,6 +140,11 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
     return f"{best}; or {otherwise}" if best else otherwise
 
 
+def nearest_beside(columns: tuple[str, ...], kind: str, layout: str) -> str:
+    """The nearest layout of a kind of corpus apart from the one that was recognised, as text."""
+    return nearest(columns, _of_kind(kind) - {layout})
+
+
 def _plain(name: str) -> str:
     """Return a name in lower case, without plural and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.casefold()).rstrip("s")

@@ -18,6 +18,7 @@ from snaketune.corpus.layouts.vendor_turns import GEMINI_COLUMNS
 INSTANCE_KEYS = {"instruction", "input", "output", "response", "completion", "history", *COLUMNS}
 GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful|success|pass|resolved"
 BAD = "incorrect|wrong|unsafe|toxic|harmful|invalid|bad|spam|flagged|hallucinations?|hallucinated"
+MARKS = re.compile(rf"(?:is_)?(?:{GOOD}|{BAD})|labels?", re.IGNORECASE)
 RATINGS = "helpfulness|correctness|truthfulness|honesty|harmlessness|quality|safety|score|rating|reward"
 # The values of such columns in bad rows.
 BAD_VALUES = {
@@ -116,6 +117,12 @@ def bad_row_marks(raw: Raw, unread: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         f"{name}: {text}" for name, text in texts if text.strip().lower().removesuffix(".0") in _bad_values(name)
     )
+
+
+@lru_cache(maxsize=4096)
+def marks_rows(path: str) -> bool:
+    """Whether a column's name says that its values tell good rows from bad ones: `is_correct`, `label`."""
+    return any(map(MARKS.fullmatch, path.split(".")))
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,164 @@
+"""Columns that a recognised layout leaves and the config doesn't mention: those that may hold turns or mark rows stop the run.
+
+A layout that `auto` recognises may leave what can't be a turn: ids, sources, links and times, numbers, lists of numbers, and
+categories, that is a few short texts that repeat. Anything else is in question: other texts, lists, bytes, and columns whose
+names mark rows (`is_correct`, `label`), whatever they hold. Where the config states the layout, or maps columns with `fields`,
+nothing is in question.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
+from snaketune.config.corpus_sources import Source
+from snaketune.corpus.excerpts import excerpt, printable
+from snaketune.corpus.layouts.recognise import nearest_beside
+from snaketune.corpus.layouts.unread import marks_rows
+from snaketune.corpus.rows import RowResult
+from snaketune.errors import SnaketuneError
+
+# Rows after which the run stops for the columns in question so far, so that it stops soon and names most of them at once.
+ROWS_BEFORE_STOP = 1000
+CATEGORIES, CATEGORY_LENGTH, METADATA_LENGTH = 50, 40, 200
+# One word with a digit or an inner mark, as ids, hashes, paths, links and times have; or a date and a time.
+IDENTIFIER = re.compile(r"(?=\S*(?:\d|\w[/_:@.-]\w))[!-~]{1,400}|[\d\s:.,/+TZ-]+")
+# The last word of the names of columns whose short texts say where a row is from or what it is about.
+METADATA = {
+    *(
+        "id",
+        "uuid",
+        "hash",
+        "source",
+        "src",
+        "dataset",
+        "subset",
+        "config",
+        "split",
+        "url",
+        "link",
+        "file",
+        "path",
+        "license",
+    ),
+    *("date", "time", "timestamp", "created", "lang", "language", "locale", "category", "domain", "model", "version"),
+}
+NEVER_A_TURN = (bool, int, float)
+
+
+class UnstatedColumns:
+    """The columns in question of one file's rows.
+
+    Attributes:
+        in_question: by path, such as `metadata.comment`, the place and an excerpt of its first value.
+    """
+
+    def __init__(self, source: Source, order_column: str | None = None):
+        mapped = source.fields.prompt or source.fields.messages or source.fields.text
+        self.source, self.guessed = source, source.layout == "auto" and not mapped
+        self.stated = {*source.ignore, *(condition.column for condition in source.where), order_column}
+        self.rows: Counter[str] = Counter()
+        self.categories: dict[str, set[str]] = {}
+        self.in_question: dict[str, tuple[str, str]] = {}
+        self.first: RowResult | None = None  # the first row with such a column
+
+    def add(self, result: RowResult) -> None:
+        """Look at the columns that a used row has and its layout doesn't read."""
+        if not (self.guessed and result.ignored):
+            return
+        self.first = self.first or result
+        for name in result.ignored:
+            if name in self.stated:
+                continue
+            for value in values_at(result.raw.value, name):
+                for path, leaf in _leaves(value, name):
+                    if path not in self.in_question and self._may_be_turn(path, leaf):
+                        self.in_question[path] = f"{result.raw.unit} {result.raw.number}", excerpt(leaf)
+
+    def finish(self) -> None:
+        """Decide about the texts that were too few to be categories."""
+        for path, texts in self.categories.items():
+            if 2 * len(texts) > self.rows[path] and path not in self.in_question:
+                self.in_question[path] = f"{len(texts)} different texts in {self.rows[path]} rows", excerpt(min(texts))
+
+    def check(self, file: str, kind: str) -> None:
+        """Raise SnaketuneError with the entry to paste if columns are in question."""
+        if not self.in_question:
+            return
+        layout, columns = self.first.layout, tuple(self.first.raw.value)
+        lines = [
+            f"{file}: rows were recognised as {layout}, which doesn't read columns that may hold turns or mark rows:",
+            *(f"  {path}: {text} ({place})" for path, (place, text) in self.in_question.items()),
+            f"Another layout, {nearest_beside(columns, kind, layout)}.",
+        ]
+        if mark := next((path for path in self.in_question if marks_rows(path)), None):
+            lines.append(
+                f"To select rows by their marks, add a condition to the source, such as `where: {mark} == VALUE`."
+            )
+        lines += ["If these columns aren't part of the rows, state it; the source is then:", self.entry(layout)]
+        raise SnaketuneError("\n".join(map(printable, "\n".join(lines).split("\n"))))
+
+    def entry(self, layout: str) -> str:
+        """The source with this layout and the columns in question under `ignore`, as YAML."""
+        keys = self.source.model_dump(mode="json", exclude_defaults=True)
+        keys |= {"layout": layout, "ignore": [*self.source.ignore, *self.in_question]}
+        return yaml.safe_dump(
+            [keys], sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
+        ).rstrip()
+
+    def _may_be_turn(self, path: str, value: Any) -> bool:
+        if path in self.stated or any(path.startswith((f"{name}.", f"{name}[")) for name in self.source.ignore):
+            return False
+        if marks_rows(path):
+            return True
+        if isinstance(value, str):
+            if IDENTIFIER.fullmatch(value) or (
+                _is_metadata(path) and len(value) <= METADATA_LENGTH and "\n" not in value
+            ):
+                return False
+            texts = self.categories.setdefault(path, set())
+            texts.add(value)
+            self.rows[path] += 1
+            return len(value) > CATEGORY_LENGTH or "\n" in value or len(texts) > CATEGORIES
+        return not (isinstance(value, NEVER_A_TURN) or hasattr(value, "isoformat") or _are_numbers(value))
+
+
+def values_at(row: Any, name: str) -> Iterator[Any]:
+    """Yield the values of a column, or of a key within it, that aren't empty.
+
+    >>> list(values_at({"messages": [{"role": "user"}, {"name": "Ann"}]}, "messages[].name"))
+    ['Ann']
+    """
+    values = [row]
+    for part in name.split("."):
+        key, lists = part.rstrip("[]"), part.count("[]")
+        values = [value[key] for value in values if isinstance(value, dict) and key in value] or [
+            value[part] for value in values if isinstance(value, dict) and part in value
+        ]
+        for _ in range(lists):
+            values = [item for value in values if isinstance(value, list) for item in value]
+    return (value for value in values if value not in (None, "", [], {}))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if type(value) is not dict:
+        yield path, value
+        return
+    for key, inner in value.items():
+        if inner not in (None, "", [], {}):
+            yield from _leaves(inner, f"{path}.{key}")
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        item is None or isinstance(item, NEVER_A_TURN) or _are_numbers(item) for item in value
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_metadata(path: str) -> bool:
+    words = re.findall(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*", path)
+    return bool(words) and words[-1].casefold() in METADATA
