@@ -1,6 +1,7 @@
 """The `corpora:` section: sources of rows, cleaning, splits, and how rows are read."""
 
 import codecs
+import json
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -101,6 +102,17 @@ class Fields(Model):
         return self
 
 
+class Frame(Model):
+    """Texts around the turns of nearly all rows, such as the marks of a chat template, that are removed."""
+
+    before: str = ""
+    """Beginning of users' turns."""
+    after: str = ""
+    """End of users' turns. A turn without beginning and end is left as it is."""
+    answer_end: str = ""
+    """End of answers."""
+
+
 # Treatment of turns that a chat template rewrites where others follow.
 Reasoning = Literal["exact", "last", "all", "none"]
 
@@ -126,6 +138,9 @@ class Source(Model):
     ignore: tuple[str, ...] = ()
     """Columns that hold text or lists, or mark rows, and aren't read. Where `auto` recognises the layout, any other such column
     stops the run; its message has the entry to paste."""
+    frame: Frame | Literal["keep"] | None = None
+    """Marks of a chat template in the texts: `{before: ..., after: ..., answer_end: ...}` removes them, `keep` keeps them.
+    Where nearly all rows share such marks and this isn't set, the run stops; its message has the entry to paste."""
     speakers: dict[str, Role] = {}
     """Roles of speakers or tags whose names aren't known: `{Agent: assistant, Caller: user}`."""
     where: Conditions = ()
@@ -139,6 +154,12 @@ class Source(Model):
     """How often each train row of this source is used: 0.5 takes every second row, 2 takes each row twice."""
     max_rows: PositiveInt | None = None
     """Maximum number of rows to take from this source, selected by a hash of the row. Default: all."""
+
+    def entry(self, **keys: Any) -> str:
+        """The lines of a config for this source with further keys, each value as JSON, which YAML reads."""
+        keys = self.model_dump(mode="json", exclude_defaults=True) | keys
+        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
+        return "- " + "\n  ".join(lines)
 
     @field_validator("where", mode="before")
     @classmethod

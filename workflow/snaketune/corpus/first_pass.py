@@ -15,6 +15,7 @@ import numpy as np
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.frames import SharedFrame
 from snaketune.corpus.layouts.unstated import ROWS_BEFORE_STOP, UnstatedColumns
 from snaketune.corpus.layouts.values import column_of, wrong_type
 from snaketune.corpus.quarantine import Quarantine
@@ -113,13 +114,17 @@ class Scan:
                 counts.read += 1
                 yield raw
 
-        results, unstated = 0, UnstatedColumns(source, self.spec.order_column)
+        results, unstated, shared = 0, UnstatedColumns(source, self.spec.order_column), SharedFrame(source)
         try:
             for result in canonical_rows(counted(), kind=self.spec.kind, source=source, repair=self.spec.repair):
                 results += 1
+                if self.spec.kind != TEXT and isinstance(result.row, Row):
+                    shared.add(result.row)
                 self._add(name, result, counts, unstated)
                 if unstated.in_question and results >= ROWS_BEFORE_STOP:
                     unstated.check(name, self.spec.kind)
+                if results == ROWS_BEFORE_STOP:
+                    shared.check(name)
         except TooSlow as error:
             raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
         except Malformed as error:
@@ -127,6 +132,7 @@ class Scan:
             raise SnaketuneError(f"{name}: {error.detail}") from None
         unstated.finish()
         unstated.check(name, self.spec.kind)
+        shared.check(name)
         counts.extra += results - (counts.read - read)
 
     def _add(self, name: str, result: RowResult, counts: SourceCounts, unstated: UnstatedColumns) -> None:

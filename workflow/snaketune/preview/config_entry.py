@@ -28,6 +28,8 @@ def entry(file: str, source: Source, reading: Reading, rows_read: int, repairs: 
         repaired: number of rows that could be read with these repairs, in addition.
     """
     source_keys = source.model_dump(mode="json", exclude_defaults=True)
+    if reading.frame:
+        source_keys |= {"frame": reading.frame.model_dump(exclude_defaults=True)}
     if reading.in_question:
         stated = {"layout": next(iter(reading.layouts))} if len(reading.layouts) == 1 else {}
         source_keys |= stated | {"ignore": [*source.ignore, *reading.in_question]}

@@ -8,8 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from snaketune.config.corpus_sources import Cleaning, Repair, Source
+from snaketune.config.corpus_sources import Cleaning, Frame, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.layouts.frames import SharedFrame
 from snaketune.corpus.layouts.unstated import UnstatedColumns, values_at
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, RowResult, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
@@ -43,6 +44,7 @@ class Reading:
         ignored: by column or key of a turn, the number of rows in which it holds something and isn't read.
         values: an example value of each of these columns and keys.
         in_question: those of them for which a run stops, each with a place and an excerpt.
+        frame: marks of a chat template that nearly all rows of a file share, for which a run stops, too.
         marked: by mark of a bad row, such as `is_correct: false`, the number of rows that have it.
         repeated: number of rows that are duplicates of an earlier one.
         repeats: an example of these.
@@ -60,6 +62,7 @@ class Reading:
     ignored: Counter[str] = field(default_factory=Counter)
     values: dict[str, Any] = field(default_factory=dict)
     in_question: dict[str, tuple[str, str]] = field(default_factory=dict)
+    frame: Frame | None = None
     marked: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     repeats: Example | None = None
@@ -85,17 +88,20 @@ def read_as(
     first: dict[int, str] = {}
     for sample in samples:
         used: set[int] = set()
-        unstated = UnstatedColumns(source)
+        unstated, shared = UnstatedColumns(source), SharedFrame(source)
         try:
             for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
                 file = f"{sample.name}, " if len(samples) > 1 else ""
                 if _add(reading, result, f"{file}{result.raw.unit} {result.raw.number}", cleaner, first):
                     used.add(result.raw.number)
                     unstated.add(result)
+                    if kind != TEXT and isinstance(result.row, Row):
+                        shared.add(result.row)
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
         unstated.finish()
         reading.in_question |= unstated.in_question
+        reading.frame = reading.frame or (None if source.frame else shared.frame)
         reading.used += len(used)
     return reading
 

@@ -94,6 +94,14 @@ def facts(preview: SourcePreview, *, complete: bool = False) -> Iterator[Fact]:
         ignored = reading.ignored.most_common()
         summary = {name: f"{_rows(count)}, such as {excerpt(reading.values.get(name))}" for name, count in ignored}
         yield "ignored", _listed(summary, complete)
+    if reading.frame:
+        shared = ", ".join(
+            f"{key} {excerpt(text)}" for key, text in reading.frame.model_dump(exclude_defaults=True).items()
+        )
+        yield (
+            "frame",
+            f"a run stops at marks of a chat template that nearly all rows share: {shared}; `frame` removes or keeps them",
+        )
     if reading.in_question:
         what = f"`ignore: [{', '.join(reading.in_question)}]` states that they aren't part of the rows"
         yield "in question", f"a run stops at columns that may hold turns, or mark rows; {what}"

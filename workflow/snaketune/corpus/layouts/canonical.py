@@ -5,9 +5,10 @@ Takes some microseconds per row; flat trees and unpaired completions are held in
 
 from collections.abc import Iterable, Iterator
 
-from snaketune.config.corpus_sources import Source
+from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.layouts import mapped
 from snaketune.corpus.layouts.exchanges import prompt_and_response
+from snaketune.corpus.layouts.frames import strip_frame
 from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_flat_tree
 from snaketune.corpus.layouts.readers import RowFile, rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
@@ -98,6 +99,8 @@ def _result(
     if row is not None:
         try:
             strip_templates(row)
+            if isinstance(file.source.frame, Frame):
+                strip_frame(row, file.source.frame)
             if layout != "fields":
                 _add_labels(raw, present, layout, row, file)
             if file.repair:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-import yaml
-
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.layouts.recognise import nearest_beside
@@ -102,12 +100,8 @@ class UnstatedColumns:
         raise SnaketuneError("\n".join(map(printable, "\n".join(lines).split("\n"))))
 
     def entry(self, layout: str) -> str:
-        """The source with this layout and the columns in question under `ignore`, as YAML."""
-        keys = self.source.model_dump(mode="json", exclude_defaults=True)
-        keys |= {"layout": layout, "ignore": [*self.source.ignore, *self.in_question]}
-        return yaml.safe_dump(
-            [keys], sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
-        ).rstrip()
+        """The source with this layout and the columns in question under `ignore`."""
+        return self.source.entry(layout=layout, ignore=[*self.source.ignore, *self.in_question])
 
     def _may_be_turn(self, path: str, value: Any) -> bool:
         if path in self.stated or any(path.startswith((f"{name}.", f"{name}[")) for name in self.source.ignore):

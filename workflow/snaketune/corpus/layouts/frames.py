@@ -1,0 +1,116 @@
+"""Marks of an unknown chat template that nearly all rows of a file share, so that no text is templated twice.
+
+A statistic over the rows instead of a list of templates: if nearly all prompts have one opening and one closing, or nearly all
+answers one ending, and these hold marks (`<…>`, `[…]`, `### X`, a word and a colon), the run stops with the shared texts, and
+the entry that removes or keeps them (`frame`).
+"""
+
+import re
+from collections import Counter
+
+from snaketune.config.corpus_sources import Frame, Source
+from snaketune.corpus.excerpts import excerpt, printable
+from snaketune.corpus.rows import Malformed, Message, Row
+from snaketune.errors import SnaketuneError
+
+# The share of the texts that have a shared beginning or end, the texts that are compared, and the longest shared text.
+NEARLY_ALL, COMPARED, LONGEST = 0.9, 1000, 4000
+ROLE = "system|user|human|question|instruction|input|assistant|answer|response|output|model|bot|ai|gpt"
+# A tag in brackets, with the role that follows it in a line of its own; a heading; or a word and a colon.
+MARK = re.compile(
+    rf"(?:<[^<>\n]{{1,40}}>|\[[^\[\]\n]{{1,30}}\])(?:\s*(?:{ROLE})\b:?(?=\s|\Z))?"
+    r"|(?:\A|(?<=\n))#{1,4} ?\w[\w ]{0,20}(?::|(?=\n|\Z))|(?:\A|(?<=\s)|(?<=[>\]]))\w{1,20}[:：]",
+    re.IGNORECASE,
+)
+THINK = "<think>"
+
+
+class SharedFrame:
+    """The texts of one file's rows that are compared, and what they share."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.prompts: set[str] = set()
+        self.answers: set[str] = set()
+
+    def add(self, row: Row) -> None:
+        """Compare a row that is used, unless enough have been."""
+        if self.source.frame is not None or len(self.answers) >= COMPARED:
+            return
+        users = [turn["content"] for turn in row.opening if turn["role"] == "user"]
+        if users:
+            self.prompts.add(users[-1])
+        last = [getattr(row, column)[-1] for column in row.columns[-2:]]
+        self.answers.update(turn["content"] for turn in last if turn["role"] == "assistant")
+
+    @property
+    def frame(self) -> Frame | None:
+        """What nearly all rows share and holds marks; None if they share nothing of that kind."""
+        before, after = _with_marks(_shared(self.prompts), opens=True), _with_marks(_shared(self.prompts, ends=True))
+        if not (before and after):
+            before = after = ""
+        answer_end = _with_marks(_shared(self.answers, ends=True))
+        return Frame(before=before, after=after, answer_end=answer_end) if after or answer_end else None
+
+    def check(self, file: str) -> None:
+        """Raise SnaketuneError with the entries to paste if nearly all rows share a frame."""
+        if self.source.frame is not None or (frame := self.frame) is None:
+            return
+        shared = frame.model_dump(exclude_defaults=True)
+        lines = [
+            f"{file}: nearly all rows share texts that look like marks of a chat template, and the tokenizer's template would "
+            "write its own around them:",
+            *(f"  {key}: {excerpt(text)}" for key, text in shared.items()),
+            "To remove them, the source is:",
+            self.source.entry(frame=shared),
+            "If they belong to the texts, add `frame: keep` to the source instead.",
+        ]
+        raise SnaketuneError("\n".join(map(printable, "\n".join(lines).split("\n"))))
+
+
+def strip_frame(row: Row, frame: Frame) -> None:
+    """Remove a frame from the turns of a row, in place; Malformed if one of its marks is left."""
+    marks = {mark.strip() for text in (frame.before, frame.after, frame.answer_end) for mark in MARK.findall(text)}
+    turns: dict[int, Message] = {id(turn): turn for turn in row.turns}
+    for turn in turns.values():
+        text = turn["content"]
+        if turn["role"] == "user" and text.startswith(frame.before) and text.endswith(frame.after):
+            text = text[len(frame.before) : len(text) - len(frame.after)]
+        elif turn["role"] == "assistant":
+            text = text.removesuffix(frame.answer_end)
+            if frame.after:
+                # After `ASSISTANT:`, the space belongs to the frame; reasoning that the frame opens belongs to the answer.
+                text = text if frame.after[-1].isspace() else text.removeprefix(" ")
+                text = f"{THINK}\n{text}" if THINK in frame.after and THINK not in text else text
+        turn["content"] = text
+        if left := next((mark for mark in marks if mark != THINK and mark in text), None):
+            raise Malformed("baked_in_template", f"a text has the mark {excerpt(left)} of the frame beside its ends")
+
+
+def _shared(texts: set[str], *, ends: bool = False) -> str:
+    """The longest beginning (or end) of nearly all texts; "" if there are fewer than two."""
+    candidates = [text[: -LONGEST - 1 : -1] if ends else text[:LONGEST] for text in texts]
+    least, shared = max(2, NEARLY_ALL * len(candidates)), ""
+    while candidates:
+        characters = Counter(text[len(shared)] for text in candidates if len(text) > len(shared))
+        character, count = characters.most_common(1)[0] if characters else ("", 0)
+        if count < least:
+            break
+        shared += character
+        candidates = [text for text in candidates if text.startswith(shared)]
+    return shared[::-1] if ends else shared
+
+
+def _with_marks(shared: str, *, opens: bool = False) -> str:
+    r"""The part of a shared text up to its last mark, or from its first mark on if it ends with one; else "".
+
+    >>> _with_marks("Be brief.\n\nUSER: Name a ", opens=True), _with_marks("?\nASSISTANT:"), _with_marks(" (see: b)")
+    ('Be brief.\n\nUSER: ', '\nASSISTANT:', '')
+    """
+    marks = list(MARK.finditer(shared))
+    if opens:
+        end = marks[-1].end() if marks else 0
+        return shared[: end + len(shared[end:]) - len(shared[end:].lstrip())] if marks else ""
+    if not marks or shared[marks[-1].end() :].strip():
+        return ""
+    return shared[len(shared[: marks[0].start()].rstrip()) :]
