@@ -8,7 +8,7 @@ from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read,
 THOUGHT = "<think>\nt u\n</think>\n\n"
 READ = {
     "question and context": ({"question": "q", "context": "c", "answer": "r"}, "U q\n\nc|A r"),
-    "a context of several texts": ({"question": "q", "context": ["c", " ", "d"], "answer": "r"}, "U q\n\nc\n\nd|A r"),
+    "contexts": ({"question": "q", "contexts": ["c", " ", "d"], "answer": "r"}, "U q\n\nc\n\nd|A r"),
     "a context that the prompt holds": ({"prompt": "By c alone: q", "context": "c\n", "response": "r"}, "U By c alone: q|A r"),
     "passage": ({"question": "q", "passage": "c", "answer": "yes"}, "U q\n\nc|A yes"),
     "an empty input and a context": ({"instruction": "q", "input": "", "context": "c", "output": "r"}, "U q\n\nc|A r"),
@@ -150,6 +150,12 @@ def test_rows_that_differ_only_in_context_are_no_duplicates(make):
             "context holds dict",
         ),
         ({"prompt": "q", "context": turns("U a", "A b"), "response": "r"}, CONVERSATIONS, "unread_context", "history"),
+        (
+            {"prompt": "q", "context": ["Hi", "Hello"], "response": "r"},
+            CONVERSATIONS,
+            "unread_context",
+            "fields.context",
+        ),
         (
             {"prompt": "q", "context": turns("U a"), "chosen": "x", "rejected": "y"},
             PREFERENCES,

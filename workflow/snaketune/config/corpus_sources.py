@@ -16,7 +16,9 @@ Layout = Literal[
     "transcripts", "votes", "rated", "contents", "moss", "unpaired", "text",
 ]  # fmt: skip
 Role = Literal["system", "user", "assistant", "tool"]
-Repair = Literal["merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user"]
+Repair = Literal[
+    "merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user", "open-reasoning"
+]
 PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
 Language = Annotated[str, Field(pattern="^[a-z]{2,3}$")]
 
@@ -156,10 +158,12 @@ class Source(Model):
     """Maximum number of rows to take from this source, selected by a hash of the row. Default: all."""
 
     def entry(self, **keys: Any) -> str:
-        """The lines of a config for this source with further keys, each value as JSON, which YAML reads."""
+        """The lines of a config for this source with further keys, as YAML; each value in a line, like JSON."""
         keys = self.model_dump(mode="json", exclude_defaults=True) | keys
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
-        return "- " + "\n  ".join(lines)
+        # YAML refuses characters that aren't printable.
+        escaped = ("".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in line) for line in lines)
+        return "- " + "\n  ".join(escaped)
 
     @field_validator("where", mode="before")
     @classmethod

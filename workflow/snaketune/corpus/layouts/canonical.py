@@ -22,6 +22,9 @@ from snaketune.corpus.reading.row_filter import RowFilter
 from snaketune.corpus.reading.text_files import chunk_end
 from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed, Outcome, RawRow, Row, RowResult, Unpaired
 
+# Texts that programs write for a missing value. They may be meant, and are counted.
+MISSING = {"nan", "NaN", "None", "NULL", "null", "<NA>"}
+
 
 def canonical_rows(
     raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]
@@ -106,6 +109,8 @@ def _result(
             if file.repair:
                 repair_row(row, file.repair)
             check(row)
+            if any(turn["content"] in MISSING for turn in row.turns):
+                row.notes += ("missing_as_text",)
         except Malformed as error:
             return RowResult(raw, layout, error)
     ignored = unread_names(present, layout, file.mapped_names) if first else ()

@@ -5,6 +5,7 @@ Reasoning precedes the text as `<think>\\n…\\n</think>\\n\\n`; a call is
 """
 
 import json
+import re
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
@@ -18,6 +19,7 @@ ARGUMENTS_KEYS = ("arguments", "parameters", "input")
 # Keys of a part's text; some data sets use them for any type.
 TEXT_KEYS = ("text", "value", "content")
 TEXT_TYPES = ("text", "input_text", "output_text")
+THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 CALL_TYPES = ("tool_call", "tool_use", "function_call")
 # Keys of a part and of a call that are read. An id only relates a call to its result, which the order of the turns
 # does, too.
@@ -37,9 +39,19 @@ def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str
     if role != "assistant":
         raise Malformed("unsupported_part", f"{where} ({role}) has reasoning or tool calls, which are the assistant's")
     text = "" if content is None else text_of(content, where)
-    if reasoning is not None and not text.lstrip().startswith("<think>"):
-        text = think_block(reasoning, where) + text
+    if reasoning is not None:
+        text = _with_reasoning(text, think_block(reasoning, where), where)
     return _joined(text, calls_text(calls, where)) if calls else text
+
+
+def _with_reasoning(text: str, block: str, where: str) -> str:
+    """Put a block of reasoning before a text, unless the text begins with it; Malformed if it begins with other reasoning."""
+    thought = THINK.match(text)
+    if thought is None or not thought[1].strip():
+        return block + (text if thought is None else text[thought.end() :])
+    if block and thought[1].strip() not in block:
+        raise Malformed("reasoning_differs", f"{where} has reasoning in a key, and other reasoning in its text")
+    return text
 
 
 def text_of(content: Any, where: str) -> str:
@@ -111,10 +123,14 @@ def _call(call: Any, where: str) -> str:
     if not isinstance(name, str) or not name:
         raise Malformed("bad_tool_call", f"{where}: a tool call has no name")
     arguments = first_value(function, ARGUMENTS_KEYS)
-    if isinstance(arguments, str):
-        arguments = _loads(arguments, where)
-    elif arguments is None:
-        arguments = {}
+    # JSON in a text, and JSON in JSON.
+    for _ in range(2):
+        arguments = _loads(arguments, where) if isinstance(arguments, str) else arguments
+    if not isinstance(arguments, dict) and first_value(function, ARGUMENTS_KEYS) is not None:
+        raise Malformed(
+            "bad_tool_call", f"{where}: the arguments of {name} are {kind_of(arguments)}, expected an object"
+        )
+    arguments = arguments or {}
     try:
         serialized = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

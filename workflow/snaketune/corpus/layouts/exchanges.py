@@ -67,11 +67,9 @@ def question_exchange(raw: Raw, speakers: Speakers) -> Exchange:
     if columns is None:
         raise Malformed("missing_column", f"expected prompt and response, or question and answer; {columns_of(raw)}")
     question, answer = (raw[column] for column in columns)
-    if isinstance(answer, bool) and columns[1] == "answer":
-        # The answer to a yes-or-no question.
-        answer = plain_text(answer)
-    elif isinstance(answer, int):
-        answer = letter_of(raw, answer)
+    # A boolean is the answer to a yes-or-no question.
+    is_truth = isinstance(answer, bool) and columns[1] == "answer"
+    answer = plain_text(answer) if is_truth else letter_of(raw, answer)
     if columns[1] in CALLS_COLUMNS:
         answer = column_of_calls(answer, columns[1])
         if isinstance(question, list) and len(question) == 1 and isinstance(question[0], list):

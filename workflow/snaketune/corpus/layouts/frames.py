@@ -23,6 +23,8 @@ MARK = re.compile(
     re.IGNORECASE,
 )
 THINK = "<think>"
+# The end of a call as canonical rows have it.
+CALL_END = "</tool_call>"
 
 
 class SharedFrame:
@@ -41,7 +43,8 @@ class SharedFrame:
         if users:
             self.prompts.add(users[-1])
         last = [getattr(row, column)[-1] for column in row.columns[-2:]]
-        self.answers.update(turn["content"] for turn in last if turn["role"] == "assistant")
+        answers = (turn["content"] for turn in last if turn["role"] == "assistant")
+        self.answers.update(text for text in answers if not text.endswith(CALL_END))
 
     @property
     def frame(self) -> Frame | None:
@@ -81,7 +84,8 @@ def strip_frame(row: Row, frame: Frame) -> None:
             if frame.after:
                 # After `ASSISTANT:`, the space belongs to the frame; reasoning that the frame opens belongs to the answer.
                 text = text if frame.after[-1].isspace() else text.removeprefix(" ")
-                text = f"{THINK}\n{text}" if THINK in frame.after and THINK not in text else text
+                opened = THINK in frame.after and "</think>" in text and THINK not in text
+                text = f"{THINK}\n{text}" if opened else text
         turn["content"] = text
         if left := next((mark for mark in marks if mark != THINK and mark in text), None):
             raise Malformed("baked_in_template", f"a text has the mark {excerpt(left)} of the frame beside its ends")

@@ -7,7 +7,13 @@ from snaketune.config.corpus_sources import Fields
 from snaketune.corpus.layouts.content import text_of
 from snaketune.corpus.layouts.exchanges import exchange
 from snaketune.corpus.layouts.pairs import pair_of_values
-from snaketune.corpus.layouts.prompt_columns import MAPPED_CONTEXT, MAPPED_REASONING, add_to_prompt, add_to_response
+from snaketune.corpus.layouts.prompt_columns import (
+    MAPPED_CONTEXT,
+    MAPPED_REASONING,
+    add_to_prompt,
+    add_to_response,
+    letter_of,
+)
 from snaketune.corpus.layouts.roles import Speakers
 from snaketune.corpus.layouts.tools import are_offered_in, may_be_functions, tools_of
 from snaketune.corpus.layouts.values import Raw, column_of, plain_text, wrong_type
@@ -17,6 +23,7 @@ from snaketune.corpus.rows import Conversation, Row
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 TOOLS_COLUMNS = ("tools", "functions", "function")
 LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))
+SYSTEM_TAG = re.compile(r"\A\s*SYSTEM:\s*")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
@@ -71,7 +78,7 @@ def add_row_labels(raw: Raw, row: Row, fields: Fields, *, skip_answer: bool) -> 
         if column:
             setattr(row, name, _label(raw, column))
         elif raw.get(name) is not None and not (name == "answer" and skip_answer):
-            text = plain_text(raw[name])
+            text = plain_text(letter_of(raw, raw[name]) if name == "answer" else raw[name])
             if text is None:
                 # The config doesn't map this column, so an unsuitable value isn't an error.
                 row.notes += (f"{name}_column_not_text",)
@@ -110,6 +117,8 @@ def _prepend_system(row: Row, system: Any) -> None:
         system = text_of(system, "system")
     if system is not None and not isinstance(system, str):
         raise wrong_type("system", system)
+    if system:
+        system = SYSTEM_TAG.sub("", system)
     turn = {"role": "system", "content": system}
     if system and system.strip() and row.opening[0] != turn:
         row.opening.insert(0, turn)

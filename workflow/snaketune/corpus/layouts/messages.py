@@ -6,7 +6,15 @@ from operator import itemgetter
 from typing import Any
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.layouts.content import CALL_TYPES, CALLS_KEYS, REASONING_KEYS, calls_text, content_of, text_of
+from snaketune.corpus.layouts.content import (
+    CALL_TYPES,
+    CALLS_KEYS,
+    REASONING_KEYS,
+    calls_text,
+    content_of,
+    text_of,
+    think_block,
+)
 from snaketune.corpus.layouts.roles import CALLERS, ROLES, Speakers, role_of
 from snaketune.corpus.layouts.validation import refuse_media
 from snaketune.corpus.layouts.values import first_key, json_of, kind_of, wrong_type
@@ -95,7 +103,8 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
         raise Malformed("missing_speaker", f"{where} doesn't name its speaker (role, from or speaker)")
     content = item[content_key] if content_key else None
     if speaker in CALLERS and speaker not in speakers:
-        return {"role": "assistant", "content": calls_text(content, where)}
+        reasoning = next((item[key] for key in REASONING_KEYS if item.get(key)), "")
+        return {"role": "assistant", "content": think_block(reasoning, where) + calls_text(content, where)}
     role = role_of(speaker, speakers)
     if role is None:
         what = f"unknown speaker {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}"

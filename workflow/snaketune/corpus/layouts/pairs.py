@@ -53,6 +53,12 @@ def pair_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
 
 def pair_in_row(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Preference:
     """Return a pair, with the prompt from whichever columns hold it."""
+    for name, value in (("chosen", chosen), ("rejected", rejected)):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            what = (
+                f"{name} is the number {value}, which may be the index of an answer or a vote; write the answer's text"
+            )
+            raise Malformed("verdicts_as_completions", what)
     row = _pair_of_conversations(chosen, rejected, speakers)
     prompt, notes = prompt_of(raw)
     if row is None:

@@ -112,6 +112,9 @@ def _contexts(raw: Raw, prompt: list[Message], response: str) -> Iterator[str]:
                 what = "turns that the prompt doesn't; call it history if they come before it"
                 raise Malformed("unread_context", f"{column} holds {what}")
             continue
+        if column == "context" and isinstance(value, list) and len(value) > 1 and all(map(_is_text, value)):
+            what = "a list of texts, passages or earlier turns; name it under `fields.context`, or call it history"
+            raise Malformed("unread_context", f"{column} holds {what}")
         texts = _texts(value)
         if texts is None:
             raise Malformed("unread_context", f"{column} holds {kind_of(value)}, expected a text or several; {ADVICE}")
@@ -124,6 +127,10 @@ def _contexts(raw: Raw, prompt: list[Message], response: str) -> Iterator[str]:
         elsewhere = [turn["content"] for turn in prompt] + others
         if not any(_plain(text)[:PREFIX_LENGTH] in _plain(text_) for text_ in elsewhere):
             yield text
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _texts(value: Any) -> list[str] | None:
@@ -154,27 +161,38 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def letter_of(raw: Raw, answer: int) -> int | str:
-    """Return the letter of the choice with index `answer`; `answer` unchanged if there is none, or if it is a choice's text.
+def letter_of(raw: Raw, answer: Any) -> Any:
+    """The label of the choice whose index, a number or a text of digits, is `answer`; else `answer`, as for a label or a text.
 
-    >>> letter_of({"choices": ["x", "y", "z"]}, 2), letter_of({"choices": [2, 4]}, 4), letter_of({}, 2)
+    >>> letter_of({"choices": ["x", "y", "z"]}, "2"), letter_of({"choices": [2, 4]}, 4), letter_of({}, 2)
     ('C', 4, 2)
     """
-    choices = next((raw[column] for column in CHOICES_COLUMNS if isinstance(raw.get(column), list)), [])
-    texts = [plain_text(choice) for choice in choices]
-    if None in texts or str(answer) in texts or not 0 <= answer < min(len(texts), len(ascii_uppercase)):
+    index = plain_text(answer)
+    if index is None or isinstance(answer, bool) or not index.isdecimal():
         return answer
-    return ascii_uppercase[answer]
+    column, value = _choices_value(raw)
+    if column is None:
+        choices = [(letter, plain_text(raw[letter]) or "") for letter in _letters(raw, "")]
+    else:
+        choices = [] if isinstance(value, str) else _labelled(value, column)
+    if any(index in choice for choice in choices) or int(index) >= min(len(choices), len(ascii_uppercase)):
+        return answer
+    return choices[int(index)][0] or ascii_uppercase[int(index)]
+
+
+def _choices_value(raw: Raw) -> tuple[str | None, Any]:
+    """The column of choices that isn't blank, and its value, parsed if it is a list in a text; None without one."""
+    column = next((column for column in CHOICES_COLUMNS if not is_blank(raw.get(column))), None)
+    return column, _parsed_list(raw.get(column)) if column else None
 
 
 def _choices(raw: Raw, prompt: str, response: str) -> list[str]:
     """Return the choices of a row as one text; an empty list if it has none, or its prompt already has them."""
-    column = next((column for column in CHOICES_COLUMNS if not is_blank(raw.get(column))), None)
+    column, value = _choices_value(raw)
     if column is None:
         columns = _letters(raw, response)
         choices = [(letter, plain_text(raw[letter]) or "") for letter in columns]
     else:
-        value = _parsed_list(raw.get(column))
         if isinstance(value, str):
             # One text with all choices, in any format.
             mark_read(raw, column)

@@ -146,6 +146,7 @@ UNKNOWN_CLOSES = re.compile(
     r"(?:<[|｜]\w{1,40}[|｜]>\w*)*\s*\Z",
     re.IGNORECASE,
 )
+DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n+")
 CLOSE_LENGTH = 200
 SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
 ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
@@ -280,6 +281,11 @@ def _turns(template: Template, text: str, start: re.Match[str]) -> list[Message]
         if template.name == "llama2" and role == "user" and (system := SYSTEM_PART.match(content)):
             turns.append({"role": "system", "content": system[1].strip()})
             content = content[system.end() :]
+        if template.name == "llama3" and role == "system":
+            # Llama 3.1's template writes these lines by itself.
+            content = DATES.sub("", content)
+            if not content.strip():
+                continue
         turns.append({"role": role, "content": content})
     return turns
 

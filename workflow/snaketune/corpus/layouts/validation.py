@@ -22,6 +22,7 @@ PLACEHOLDER, END = "<image>", "</image>"
 OTHER_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)[ _]?\d+>|^\s*<(?:video|audio)>|<(?:video|audio)>\s*\Z")
 # Values of empty cells in tables.
 EMPTY_CELLS = ("", "nan", "none", "null", "[]", "{}", "false", "0")
+OPEN_REASONING = "open-reasoning"
 # The roles that may follow each role; None is the beginning.
 MAY_FOLLOW = {
     None: {"system", "user"},
@@ -103,10 +104,27 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
                 raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
             position = f"follows {before}" if before else "comes first"
             raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {position}")
+        if (
+            role == "assistant"
+            and "think>" in content
+            and not turns[number - 2]["content"].rstrip().endswith("<think>")
+        ):
+            # A prompt may end in a template that opens the reasoning.
+            _check_reasoning(content, f"{where}turn {number}")
         if role == "user" and _shows_media(content):
             what = f"has a placeholder of an image or audio (such as {PLACEHOLDER}); text can't represent it"
             raise Malformed("unsupported_part", f"{where}turn {number} {what}")
         before = role
+
+
+def _check_reasoning(text: str, where: str) -> None:
+    """Raise Malformed if reasoning is closed and not opened, or opened and not closed."""
+    if "</think>" in text and "<think>" not in text:
+        what = "closes reasoning that it doesn't open; `repair: [open-reasoning]` opens it at the beginning"
+        raise Malformed("reasoning_not_opened", f"{where} {what}")
+    if text.lstrip().startswith("<think>") and "</think>" not in text:
+        what = "opens reasoning that it doesn't close: its answer is missing"
+        raise Malformed("reasoning_not_closed", f"{where} {what}")
 
 
 def repair_row(row: Row, repair: tuple[str, ...]) -> None:
@@ -117,6 +135,8 @@ def repair_row(row: Row, repair: tuple[str, ...]) -> None:
     >>> row.messages, row.notes
     ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
     """
+    if OPEN_REASONING in repair and _open_reasoning(row.turns):
+        row.notes += (f"repaired_{OPEN_REASONING.replace('-', '_')}",)
     for name, step in STEPS.items():
         if name not in repair or (name == "drop-trailing-user" and not isinstance(row, Conversation)):
             continue
@@ -124,6 +144,18 @@ def repair_row(row: Row, repair: tuple[str, ...]) -> None:
         if len(repaired) != len(row.opening):
             row.opening[:] = repaired
             row.notes += (f"repaired_{name.replace('-', '_')}",)
+
+
+def _open_reasoning(turns: list[Message]) -> bool:
+    """Open the reasoning that answers only close, in place; return whether there was any."""
+    unopened = [
+        turn
+        for turn in turns
+        if turn["role"] == "assistant" and "</think>" in turn["content"] and "<think>" not in turn["content"]
+    ]
+    for turn in unopened:
+        turn["content"] = f"<think>\n{turn['content'].lstrip()}"
+    return bool(unopened)
 
 
 def _without_empty_turns(turns: list[Message]) -> list[Message]:

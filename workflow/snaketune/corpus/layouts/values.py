@@ -15,6 +15,7 @@ Raw = dict[str, Any]
 BLANK = re.compile(
     r"\s*(?:nan|none|null|n/?a|-+|true|false|[-+]?\d[\d.,]*(?:e[-+]?\d+)?|https?://\S+)?\s*", re.IGNORECASE
 )
+THOUSANDS = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})+\s*")
 DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 
 
@@ -98,7 +99,11 @@ def text_if_number(value: Any) -> Any:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a rating as a number; None if it isn't one."""
+    """Return a rating as a number; None if it isn't one. Malformed: its comma may separate thousands, or decimals."""
+    if isinstance(value, str) and "," in value and THOUSANDS.fullmatch(value):
+        raise Malformed(
+            "ambiguous_number", f"{value.strip()[:40]!r} has a comma, which may separate thousands, or decimals"
+        )
     if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
         # Spreadsheets in many countries write decimals with a comma.
         value = value.replace(",", ".")

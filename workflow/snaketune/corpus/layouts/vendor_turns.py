@@ -40,7 +40,11 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
             responses = [result.get("response") for result in results]
             texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in responses]
             messages += ({"role": "tool", "content": text} for text in texts)
-            continue
+            # A text beside results would be a turn of its own; rows can't have one there, and are refused.
+            parts = [part for part in parts if not (isinstance(part, dict) and "functionResponse" in part)]
+            if not parts:
+                continue
+            objects = [part for part in parts if isinstance(part, dict)]
         thoughts = [part for part in objects if part.get("thought") and isinstance(part.get("text"), str)]
         answer = [part for part in parts if part not in thoughts]
         calls = [part["functionCall"] for part in answer if isinstance(part, dict) and "functionCall" in part]

@@ -1,0 +1,159 @@
+"""Values that are typed once, for all layouts: choices, arguments of calls, reasoning, missing values, numbers, system text."""
+
+import json
+
+import pytest
+
+from snaketune.corpus.rows import Malformed
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, read_all, turns
+
+METALS = ["wood", "iron", "glass", "wool"]
+CALL = {"name": "lookup", "arguments": {"city": "Lima"}}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"choices": METALS},
+        {"options": json.dumps(METALS)},
+        {"choices": {"text": METALS, "label": ["A", "B", "C", "D"]}},
+        {"choices": dict(zip("ABCD", METALS))},
+        {"options": [{"label": label, "text": text} for label, text in zip("ABCD", METALS)]},
+        dict(zip("ABCD", METALS)),
+    ],
+)
+@pytest.mark.parametrize("index", [1, 1.0, "1"])
+def test_an_index_becomes_the_label_of_its_choice(choices, index):
+    row = read({"question": "Which is a metal?"} | choices | {"answer": index})[1]
+    assert row.messages[0]["content"].endswith("A. wood\nB. iron\nC. glass\nD. wool")
+    assert row.messages[1]["content"] == "B"
+    labelled = {"question": "Which is a metal?"} | choices | {"solution": "Iron, so B.", "answer": index}
+    assert read(labelled)[1].answer == "B"
+
+
+@pytest.mark.parametrize(
+    ("columns", "answer"),
+    [
+        ({"choices": METALS, "answer": "iron"}, "iron"),
+        ({"choices": METALS, "answer": "B"}, "B"),
+        ({"choices": METALS, "answer": 4}, "4"),  # there is no fifth choice
+        ({"choices": METALS, "answer": -1}, "-1"),
+        ({"choices": METALS, "answer": 0.5}, "0.5"),
+        ({"choices": [2, 4, 8], "answer": 2}, "2"),
+        ({"choices": ["one of 1", "two"], "answer": "1"}, "B"),
+        ({"choices": {"label": ["1", "2"], "text": ["x", "y"]}, "answer": "1"}, "1"),
+        ({"choices": ["x", "y"], "answer": True}, "true"),
+        ({"answer": 1}, "1"),
+    ],
+)
+def test_labels_texts_and_other_numbers_stay(columns, answer):
+    assert read({"question": "q"} | columns)[1].messages[-1]["content"] == answer
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Lima"}, '{"city": "Lima"}', json.dumps('{"city": "Lima"}')])
+def test_arguments_are_an_object(arguments):
+    messages = [*turns("U q"), {"role": "assistant", "content": "", "tool_calls": [CALL | {"arguments": arguments}]}]
+    text = read({"messages": messages})[1].messages[1]["content"]
+    assert json.loads(text.splitlines()[1]) == CALL
+
+
+@pytest.mark.parametrize("arguments", [[1, 2], "[1]", "null", "3", '"Lima"', "Lima", True])
+def test_other_arguments_are_refused(arguments):
+    messages = [*turns("U q"), {"role": "assistant", "content": "", "tool_calls": [CALL | {"arguments": arguments}]}]
+    with pytest.raises(Malformed, match="bad_tool_call"):
+        read({"messages": messages})
+
+
+def test_a_text_beside_a_function_response_is_a_turn_of_its_own():
+    contents = [
+        {"role": "user", "parts": [{"text": "Weather?"}]},
+        {"role": "model", "parts": [{"functionCall": {"name": "w", "args": {}}}]},
+        {
+            "role": "user",
+            "parts": [{"functionResponse": {"name": "w", "response": {"t": 19}}}, {"text": "Fahrenheit!"}],
+        },
+        {"role": "model", "parts": [{"text": "66 F."}]},
+    ]
+    with pytest.raises(Malformed, match=r"turn_out_of_order: turn 4 .user. follows tool"):
+        read({"contents": contents})
+
+
+def test_reasoning_beside_a_call_precedes_it():
+    called = {"role": "tool_call", "content": json.dumps(CALL), "reasoning_content": "I need it."}
+    messages = [*turns("U q"), called, {"role": "tool", "content": "19"}, *turns("A 19.")]
+    text = read({"messages": messages})[1].messages[1]["content"]
+    assert text == f"<think>\nI need it.\n</think>\n\n<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+
+
+def answer(**keys):
+    return {"messages": [*turns("U q"), {"role": "assistant"} | keys]}
+
+
+def test_reasoning_in_a_key_and_in_the_text():
+    expected = "<think>\nthe real one\n</think>\n\nyes"
+    for text in ("yes", "<think>\n\n</think>\n\nyes", expected):
+        assert read(answer(reasoning_content="the real one", content=text))[1].messages[1]["content"] == expected
+    with pytest.raises(Malformed, match="reasoning_differs"):
+        read(answer(reasoning_content="the real one", content="<think>\nanother\n</think>\n\nyes"))
+
+
+def test_reasoning_is_opened_and_closed():
+    for text in ("2 and 2.\n</think>\n\n4", "2 and 2</think>4"):
+        with pytest.raises(Malformed, match=r"reasoning_not_opened: turn 2 .*`repair: \[open-reasoning\]`"):
+            read(answer(content=text))
+        (made,) = read_all([answer(content=text)], CONVERSATIONS, repair=("open-reasoning",))
+        assert made.row.messages[1]["content"] == f"<think>\n{text}"
+        assert made.row.notes == ("repaired_open_reasoning",)
+    with pytest.raises(Malformed, match="reasoning_not_closed: turn 2"):
+        read(answer(content="<think>\nLet me see, for a long"))
+    assert read(answer(content="The tag <think> opens reasoning."))
+    pair = {"prompt": "q", "chosen": "so\n</think>\n\nyes", "rejected": "no"}
+    with pytest.raises(Malformed, match="reasoning_not_opened"):
+        read(pair, PREFERENCES)
+    (made,) = read_all([pair], PREFERENCES, repair=("open-reasoning",))
+    assert made.row.chosen[0]["content"] == "<think>\nso\n</think>\n\nyes"
+
+
+def test_texts_that_stand_for_missing_values_are_counted(make):
+    rows = [
+        {"instruction": f"q{i}", "output": text} for i, text in enumerate(("fine", "nan", "NaN", "None", "none of it"))
+    ]
+    built = make(rows)
+    assert built.counts["notes"] == {"missing_as_text": 3}
+    assert [row["messages"][1]["content"] for row in built.train][1] == "nan"
+
+
+@pytest.mark.parametrize("answers", [{}, {"response_1": "good", "response_2": "bad"}])
+def test_numbers_are_no_completions(answers):
+    with pytest.raises(Malformed, match="verdicts_as_completions: chosen is the number 1"):
+        read({"prompt": "q", "chosen": 1, "rejected": 2} | answers, PREFERENCES)
+
+
+def test_a_comma_that_may_separate_thousands_is_ambiguous():
+    rated = {"prompt": "q", "completions": [{"text": "x", "score": "1,234"}, {"text": "y", "score": "987"}]}
+    for raw in (
+        rated,
+        {"prompt": "q", "chosen": "x", "rejected": "y", "chosen_score": "987", "rejected_score": "1,234"},
+    ):
+        with pytest.raises(Malformed, match="ambiguous_number: '1,234'"):
+            read(raw, PREFERENCES)
+    decimal = {"prompt": "q", "chosen": "x", "rejected": "y", "chosen_score": "3,25", "rejected_score": "3,5"}
+    with pytest.raises(Malformed, match="rating_contradicts"):
+        read(decimal, PREFERENCES)
+
+
+def test_the_tag_of_a_system_column_is_no_text():
+    row = read({"system": "SYSTEM: Be brief.", "prompt": "q", "response": "r"})[1]
+    assert row.messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_lines_that_the_template_writes_by_itself_are_no_system_turn():
+    header = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    dates = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+    for system in ("", "Be brief."):
+        prompt = (
+            f"<|begin_of_text|>{header.format('system')}{dates}{system}<|eot_id|>{header.format('user')}q<|eot_id|>"
+        )
+        row = read({"prompt": prompt + header.format("assistant"), "response": "r"})[1]
+        expected = [{"role": "system", "content": system}] * bool(system) + turns("U q", "A r")
+        assert row.messages == expected
