@@ -54,11 +54,21 @@ class HubDataset(Model):
     """Commit, tag or branch. Only a commit is immutable: a branch or tag can change without being noticed."""
 
 
+# The columns that make a row, in each of the ways in which `fields` map them.
+MAPPINGS = (
+    ("prompt", "response"),
+    ("prompt", "chosen", "rejected"),
+    ("prompt", "answers", "ratings"),
+    ("prompt", "response", "label"),
+    ("conversation", "role", "content"),
+)
+
+
 class Fields(Model):
     """Column mapping for files in no known layout.
 
-    A value is a column name, or a template over columns such as `"{Body} {Question}"`. A column that holds a list of texts is
-    joined by line breaks.
+    A value is a column name, a path such as `metadata.tools` (also into JSON that a text holds), or a template over columns
+    such as `"{Body} {Question}"`. A column that holds a list of texts is joined by line breaks.
     """
 
     messages: str | None = None
@@ -77,6 +87,20 @@ class Fields(Model):
     """The better completion of a pair."""
     rejected: str | None = None
     """The worse completion of a pair."""
+    answers: tuple[str, ...] = ()
+    """Several answers to the prompt: their columns, or one column with a list of them."""
+    ratings: tuple[str, ...] = ()
+    """Ratings of the answers, in the same order, the higher the better: their columns, or one column with a list."""
+    label: str | None = None
+    """Whether the response is good: true or false, 1 or 0, yes or no, good or bad."""
+    conversation: str | None = None
+    """For files with one message per row: the id of its conversation. Needs `role` and `content`."""
+    order: str | None = None
+    """Number or time by which the messages of a conversation are sorted. Default: their order in the file."""
+    role: str | None = None
+    """Speaker of the message, as in `speakers`."""
+    content: str | None = None
+    """Text of the message."""
     tools: str | None = None
     """Tools that the prompt offers, as JSON or as a list of functions; the chat template renders them."""
     answer: str | None = None
@@ -88,19 +112,33 @@ class Fields(Model):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        named = {key for key in ("prompt", "response", "chosen", "rejected") if getattr(self, key)}
-        if named and named not in ({"prompt", "response"}, {"prompt", "chosen", "rejected"}):
-            raise ValueError("map either prompt and response, or prompt, chosen and rejected")
-        if self.messages and self.prompt:
-            raise ValueError("messages is a whole conversation; remove prompt")
+        turns = (
+            "prompt",
+            "response",
+            "chosen",
+            "rejected",
+            "answers",
+            "ratings",
+            "label",
+            "conversation",
+            "role",
+            "content",
+        )
+        named = {key for key in turns if getattr(self, key)}
+        if named and named not in map(set, MAPPINGS):
+            raise ValueError(f"map one of: {'; '.join(map(', '.join, MAPPINGS))}; found {', '.join(sorted(named))}")
+        if self.order and not self.conversation:
+            raise ValueError("order sorts the messages of a conversation; map conversation, too, or remove order")
+        if self.messages and named:
+            raise ValueError(f"messages is a whole conversation; remove {min(named)}")
         if self.messages and (self.context or self.reasoning):
             raise ValueError(
                 "context and reasoning belong to a prompt and its response; messages holds a whole conversation"
             )
-        if self.reasoning and self.chosen:
-            raise ValueError(
-                "reasoning belongs to a response, and a pair of chosen and rejected has none; remove reasoning"
-            )
+        if self.reasoning and not self.response and named:
+            raise ValueError("reasoning belongs to a response, and these rows have none; remove reasoning")
+        if self.context and self.conversation:
+            raise ValueError("context belongs to a prompt; remove context")
         return self
 
 
@@ -296,8 +334,9 @@ class CorpusContent(Model):
             if kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
                 raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {kind}; remove it")
-            if kind == "unpaired" and (layout not in ("auto", "unpaired") or fields.prompt):
-                other = "fields.prompt" if fields.prompt else f"layout {layout}"
+            unlabelled = (fields.prompt and not fields.label) or fields.conversation
+            if kind == "unpaired" and (layout not in ("auto", "unpaired") or unlabelled):
+                other = "fields without label" if unlabelled else f"layout {layout}"
                 raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")
         if kind == "text" and (self.repair or self.answer_pattern):
             key = "repair" if self.repair else "answer_pattern"

@@ -55,10 +55,16 @@ def canonical_rows(
             if isinstance(value, Malformed):
                 raise value
             row_filter.check(value)
-            if fields.prompt:
+            if fields.prompt or fields.conversation:
                 layout, present = "fields", Columns(value)
-                check_kind("prompt-response" if fields.response else "pairs", kind, value)
-                rows = (mapped.map_fields(present, fields, source.speakers),)
+                check_kind(mapped.kind_of_fields(fields), kind, value)
+                if fields.conversation:
+                    messages.append((raw, present))
+                    continue
+                rows = mapped.map_fields(present, source)
+                if fields.label and kind != "unpaired":
+                    completions.append((raw, present, rows[0], repr(rows[0].tools)))
+                    continue
             else:
                 present = _present(mapped.rename_columns(value, fields) if renames else value)
                 if fields.messages and layout == "auto" and kind == "conversations":
@@ -86,11 +92,13 @@ def canonical_rows(
     row_filter.finish()
     check_numeric_verdicts(verdicts)
     for (raw, present, _, _), row in zip(completions, pair_up([read for _, _, *read in completions])):
-        yield _result(raw, present, "unpaired", row, file)
-    for (raw, present), row in zip(
-        messages, rows_of_flat_tree([dict(one) for _, one in messages], kind, file.speakers)
-    ):
-        yield _result(raw, present, "message-tree", row, file)
+        yield _result(raw, present, "fields" if fields.label else "unpaired", row, file)
+    if fields.conversation:
+        rows = mapped.joined_messages([(raw.number, present) for raw, present in messages], source)
+    else:
+        rows = rows_of_flat_tree([dict(one) for _, one in messages], kind, file.speakers)
+    for (raw, present), row in zip(messages, rows):
+        yield _result(raw, present, "fields" if fields.conversation else "message-tree", row, file)
 
 
 def _result(

@@ -1,12 +1,14 @@
 """Rows read by the `fields` of the config, and the labels of rows in any layout."""
 
 import re
+from operator import itemgetter
 from typing import Any
 
-from snaketune.config.corpus_sources import Fields
+from snaketune.config.corpus_sources import Fields, Source
 from snaketune.corpus.layouts.content import text_of
 from snaketune.corpus.layouts.exchanges import exchange
-from snaketune.corpus.layouts.pairs import pair_of_values
+from snaketune.corpus.layouts.messages import turns_of
+from snaketune.corpus.layouts.pairs import pair_of_values, rated_pairs
 from snaketune.corpus.layouts.prompt_columns import (
     MAPPED_CONTEXT,
     MAPPED_REASONING,
@@ -14,11 +16,11 @@ from snaketune.corpus.layouts.prompt_columns import (
     add_to_response,
     letter_of,
 )
-from snaketune.corpus.layouts.roles import Speakers
 from snaketune.corpus.layouts.tools import are_offered_in, may_be_functions, tools_of
-from snaketune.corpus.layouts.values import Raw, column_of, plain_text, wrong_type
+from snaketune.corpus.layouts.unpaired import unpaired_row
+from snaketune.corpus.layouts.values import Raw, column_of, json_of, plain_text, wrong_type
 from snaketune.corpus.layouts.vendor_turns import messages_of_field
-from snaketune.corpus.rows import Conversation, Row
+from snaketune.corpus.rows import Conversation, Malformed, Outcome, Preference, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 TOOLS_COLUMNS = ("tools", "functions", "function")
@@ -27,12 +29,37 @@ SYSTEM_TAG = re.compile(r"\A\s*SYSTEM:\s*")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
-def map_fields(raw: Raw, fields: Fields, speakers: Speakers) -> Row:
+def kind_of_fields(fields: Fields) -> str:
+    """The layout whose kinds of corpora the mapped columns suit."""
+    if fields.label:
+        return "unpaired"
+    return "prompt-response" if fields.response or fields.conversation else "rated" if fields.answers else "pairs"
+
+
+def map_fields(raw: Raw, source: Source) -> list[Outcome]:
     """Read a row by `fields` alone; other columns aren't read."""
+    fields, speakers = source.fields, source.speakers
     prompt = _filled(raw, fields.prompt)
+    if fields.answers:
+        rated = {"prompt": prompt, "completions": _listed(raw, fields.answers), "ratings": _listed(raw, fields.ratings)}
+        outcomes = rated_pairs(rated, source)
+        for row in outcomes:
+            if isinstance(row, Preference):
+                add_to_prompt(_context(raw, fields), row.prompt)
+                _add_mapped_labels(raw, row, fields)
+        return outcomes
     row: Row
     context = _context(raw, fields)
-    if fields.response:
+    if fields.label:
+        completion = {
+            "prompt": prompt,
+            "completion": _filled(raw, fields.response),
+            "label": column_at(raw, fields.label),
+        }
+        row = unpaired_row(completion, speakers)
+        add_to_prompt(context, row.prompt)
+        add_to_response(context, row.completion)
+    elif fields.response:
         turns, (answer,), notes = exchange(prompt, {"response": _filled(raw, fields.response)}, speakers)
         add_to_prompt(context, turns)
         add_to_response(context, answer)
@@ -40,11 +67,57 @@ def map_fields(raw: Raw, fields: Fields, speakers: Speakers) -> Row:
     else:
         row = pair_of_values(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
         add_to_prompt(context, row.prompt)
+    _add_mapped_labels(raw, row, fields)
+    return [row]
+
+
+def _add_mapped_labels(raw: Raw, row: Row, fields: Fields) -> None:
     if fields.system:
         _prepend_system(row, _filled(raw, fields.system))
     row.tools = tools_of(_filled(raw, fields.tools), fields.tools) if fields.tools else None
     row.answer, row.task = _label(raw, fields.answer), _label(raw, fields.task)
-    return row
+
+
+def _listed(raw: Raw, columns: tuple[str, ...]) -> list[Any]:
+    """The values of several columns, or the list in one."""
+    values = [column_at(raw, column) for column in columns]
+    return values[0] if len(values) == 1 and isinstance(values[0], list) else values
+
+
+def joined_messages(raws: list[tuple[int, Raw]], source: Source) -> list[Outcome]:
+    """Read rows of one message each as conversations: for the last row of a conversation the conversation, for others None.
+
+    Args:
+        raws: the rows of a file, each with its number.
+    """
+    fields, outcomes = source.fields, [None] * len(raws)
+    conversations: dict[str, list[tuple[Any, int, Raw]]] = {}
+    for position, (number, raw) in enumerate(raws):
+        try:
+            key = _filled(raw, fields.conversation)
+            order = column_at(raw, fields.order) if fields.order else number
+            if not isinstance(order, int | float | str) or not isinstance(key, str):
+                raise wrong_type(
+                    fields.order or fields.conversation, order if fields.order else key, "a text or a number"
+                )
+            conversations.setdefault(key, []).append((order, position, raw))
+        except Malformed as error:
+            outcomes[position] = error
+    for messages in conversations.values():
+        last = messages[-1][1]
+        try:
+            if len({isinstance(order, str) for order, _, _ in messages}) > 1:
+                raise Malformed("wrong_type", f"{fields.order} holds texts and numbers in one conversation")
+            messages.sort(key=itemgetter(0))
+            turns = [
+                {"role": _filled(raw, fields.role), "content": column_at(raw, fields.content)} for *_, raw in messages
+            ]
+            row = Conversation(messages=turns_of(turns, fields.content, source.speakers))
+            _add_mapped_labels(messages[-1][2], row, fields)
+            outcomes[last] = row
+        except Malformed as error:
+            outcomes[last] = error
+    return outcomes
 
 
 def rename_columns(raw: Raw, fields: Fields) -> Raw:
@@ -107,7 +180,8 @@ def tools_in_row(raw: Raw, fields: Fields) -> str | None:
 
 def mapped_columns(fields: Fields) -> frozenset[str]:
     """Return all columns that `fields` name, alone or in a template."""
-    templates = [template for template in fields.model_dump().values() if template]
+    values = [value for value in fields.model_dump().values() if value]
+    templates = [name for value in values for name in ([value] if isinstance(value, str) else value)]
     return frozenset([*templates, *(column for t in templates for column in COLUMN_IN_TEMPLATE.findall(t))])
 
 
@@ -131,19 +205,33 @@ def _label(raw: Raw, template: str | None) -> str | None:
     return value if value and value.strip() else None
 
 
+def column_at(raw: Raw, path: str) -> Any:
+    """The value of a column, or at a path of keys within it, also within JSON that a text holds; Malformed without one.
+
+    >>> column_at({"metadata": '{"tools": [1]}'}, "metadata.tools")
+    [1]
+    """
+    value: Any = raw
+    if path not in raw and "." in path and path.split(".")[0] in raw:
+        for key in path.split("."):
+            value = json_of(value) if isinstance(value, str) else value
+            value = value[key] if isinstance(value, dict) and key in value else None
+        if value is not None:
+            return value
+    return column_of(raw, path)
+
+
 def _filled(raw: Raw, template: str) -> Any:
     """Return the column `template`, a number as text; or the template with its columns filled in."""
-    if template in raw:
-        value = raw[template]
+    if not COLUMN_IN_TEMPLATE.search(template) or template in raw:
+        value = column_at(raw, template)
         text = plain_text(value)
         return value if text is None else text
-    if not COLUMN_IN_TEMPLATE.search(template):
-        column_of(raw, template)
     return COLUMN_IN_TEMPLATE.sub(lambda match: _cell(raw, match[1]), template)
 
 
 def _cell(raw: Raw, column: str) -> str:
-    value = column_of(raw, column)
+    value = column_at(raw, column)
     texts = [plain_text(item) for item in (value if isinstance(value, list) else [value])]
     if None in texts:
         raise wrong_type(column, value, "a text, a number, or a list of them")

@@ -55,9 +55,19 @@ class UnstatedColumns:
     """
 
     def __init__(self, source: Source, order_column: str | None = None):
-        mapped = source.fields.prompt or source.fields.messages or source.fields.text
+        fields = source.fields
+        mapped = fields.prompt or fields.messages or fields.conversation or fields.text
         self.source, self.guessed = source, source.layout == "auto" and not mapped
-        self.stated = {*source.ignore, *(condition.column for condition in source.where), order_column}
+        conditions = (condition.column for condition in source.where)
+        self.stated = {
+            *source.ignore,
+            *conditions,
+            order_column,
+            fields.tools,
+            fields.system,
+            fields.answer,
+            fields.task,
+        }
         self.rows: Counter[str] = Counter()
         self.categories: dict[str, set[str]] = {}
         self.in_question: dict[str, tuple[str, str]] = {}
@@ -105,6 +115,9 @@ class UnstatedColumns:
 
     def _may_be_turn(self, path: str, value: Any) -> bool:
         if path in self.stated or any(path.startswith((f"{name}.", f"{name}[")) for name in self.source.ignore):
+            return False
+        if any(name and name.startswith(f"{path}.") for name in self.stated):
+            # A text with JSON that a path leads into.
             return False
         if marks_rows(path):
             return True

@@ -1,0 +1,143 @@
+"""Rows that `fields` map: rated answers, labels, messages in rows of their own, and values at paths."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from snaketune.config.corpus_sources import Source
+from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.rows import Dropped, Malformed, RawRow
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, turns
+
+
+def rows(raws, kind, fields, **options):
+    """The canonical rows or errors of each raw row; None for one that is part of another."""
+    source = Source(files=("x",), fields=fields, **options)
+    numbered = (RawRow("row", number, raw) for number, raw in enumerate(raws, start=1))
+    return [made.row for made in canonical_rows(numbered, kind=kind, source=source, repair=())]
+
+
+def spelled(row):
+    return [compact(getattr(row, column)) for column in row.columns]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"q": "q", "answer_1": "x", "answer_2": "y", "answer_3": "z", "s1": 1, "s2": "3", "s3": 2.0},
+        {"q": "q", "all": ["x", "y", "z"], "scores": [1, 3, 2]},
+    ],
+)
+def test_rated_answers(raw):
+    several = "all" not in raw
+    fields = {"prompt": "q", "answers": ["answer_1", "answer_2", "answer_3"], "ratings": ["s1", "s2", "s3"]}
+    fields = fields if several else {"prompt": "q", "answers": ["all"], "ratings": ["scores"]}
+    assert [spelled(row) for row in rows([raw], PREFERENCES, fields)] == [["U q", "A y", "A x"], ["U q", "A y", "A z"]]
+    assert [spelled(row) for row in rows([raw], PREFERENCES, fields, pairing="worst")] == [["U q", "A y", "A x"]]
+    assert isinstance(rows([raw], PREFERENCES, fields, margin=1.5)[1], Dropped)
+    tie = raw | ({"s2": 1, "s3": 1} if several else {"scores": [1, 1, 1]})
+    assert str(rows([tie], PREFERENCES, fields)[0]) == "tie"
+
+
+def test_rated_answers_have_context_system_and_tools():
+    raw = {"q": "q", "a": ["x", "y"], "r": [2, 1], "doc": "c", "sys": "s", "meta": {"tools": [{"name": "f"}]}}
+    fields = {
+        "prompt": "q",
+        "answers": ["a"],
+        "ratings": ["r"],
+        "context": "doc",
+        "system": "sys",
+        "tools": "meta.tools",
+    }
+    (row,) = rows([raw], PREFERENCES, fields)
+    assert spelled(row) == ["S s|U q\n\nc", "A x", "A y"]
+    assert json.loads(row.tools)[0]["function"]["name"] == "f"
+
+
+def test_labels():
+    raws = [{"q": "q", "r": text, "ok": label} for text, label in (("x", "yes"), ("y", 0), ("z", True), ("w", "spam"))]
+    fields = {"prompt": "q", "response": "r", "label": "ok"}
+    *labelled, bad = rows(raws, "unpaired", fields)
+    assert [(spelled(row), row.label) for row in labelled] == [
+        (["U q", "A x"], True),
+        (["U q", "A y"], False),
+        (["U q", "A z"], True),
+    ]
+    assert isinstance(bad, Malformed)
+    bad, pair, joined, alone = rows(raws, PREFERENCES, fields)
+    assert spelled(pair) == ["U q", "A x", "A y"] and joined is None
+    assert isinstance(alone, Dropped) and isinstance(bad, Malformed)
+    assert isinstance(rows(raws, CONVERSATIONS, fields)[0], Malformed)
+
+
+def test_one_message_per_row():
+    raws = [
+        {"chat": "1", "at": 2, "who": "agent", "said": "Hello."},
+        {"chat": 2, "at": "09:01", "who": "agent", "said": "Yes."},
+        {"chat": "1", "at": 1, "who": "caller", "said": "Hi"},
+        {"chat": 2, "at": "09:00", "who": "caller", "said": "Open?"},
+        {"chat": None, "at": 1, "who": "caller", "said": "lost"},
+        {"chat": "3", "at": 1, "who": "nobody known", "said": "?"},
+    ]
+    fields = {"conversation": "chat", "order": "at", "role": "who", "content": "said"}
+    speakers = {"agent": "assistant", "caller": "user"}
+    made = rows(raws, CONVERSATIONS, fields, speakers=speakers)
+    assert made[:2] == [None, None]
+    assert [spelled(row) for row in made[2:4]] == [["U Hi|A Hello."], ["U Open?|A Yes."]]
+    assert [error.reason for error in made[4:]] == ["wrong_type", "unknown_role"]
+    in_file_order = rows(raws[2:3] + raws[:1], CONVERSATIONS, fields | {"order": None}, speakers=speakers)
+    assert spelled(in_file_order[1]) == ["U Hi|A Hello."]
+    mixed = [raws[0], raws[2] | {"at": "one"}]
+    assert rows(mixed, CONVERSATIONS, fields, speakers=speakers)[1].reason == "wrong_type"
+
+
+def test_one_message_per_row_as_a_corpus(make):
+    raws = [
+        {"c": i // 2, "who": ("user", "assistant")[i % 2], "said": f"m{i}", "note": f"a note {i}"} for i in range(8)
+    ]
+    built = make(raws, source={"fields": {"conversation": "c", "role": "who", "content": "said"}})
+    assert [compact(row["messages"]) for row in built.train] == [f"U m{i}|A m{i + 1}" for i in (0, 2, 4, 6)]
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_paths_lead_into_objects_and_into_json(text):
+    def held(value):
+        return json.dumps(value) if text else value
+
+    raw = {
+        "data": held({"turns": turns("U q", "A r"), "n": 7}),
+        "metadata": held({"extra": {"tools": [{"name": "f"}]}}),
+    }
+    fields = {"messages": "data.turns", "tools": "metadata.extra.tools", "answer": "data.n"}
+    (row,) = rows([raw], CONVERSATIONS, fields)
+    assert spelled(row) == ["U q|A r"] and row.answer == "7" and '"name": "f"' in row.tools
+    (row,) = rows([{"a.b": "q", "c": {"d": "r"}}], CONVERSATIONS, {"prompt": "a.b", "response": "say {c.d}"})
+    assert spelled(row) == ["U q|A say r"]
+    (error,) = rows([raw], CONVERSATIONS, fields | {"tools": "metadata.missing"})
+    assert error.reason == "missing_column"
+
+
+def test_a_path_into_a_column_is_not_in_question(make):
+    raw = {"messages": turns("U q", "A r"), "metadata": json.dumps({"tools": [{"name": "f"}], "why": "a long story"})}
+    assert make([raw], source={"fields": {"tools": "metadata.tools"}}).train[0]["tools"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "q"}, "map one of: prompt, response; "),
+        ({"prompt": "q", "answers": ["a"]}, "found answers, prompt"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "label": "c"}, "found chosen, label, prompt, rejected"),
+        ({"order": "at", "prompt": "q", "response": "r"}, "order sorts the messages"),
+        (
+            {"messages": "m", "role": "r", "content": "c", "conversation": "i"},
+            "messages is a whole conversation; remove",
+        ),
+        ({"conversation": "i", "role": "r", "content": "c", "context": "d"}, "remove context"),
+        ({"prompt": "q", "answers": ["a"], "ratings": ["r"], "reasoning": "d"}, "remove reasoning"),
+    ],
+)
+def test_columns_that_make_no_row_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        Source(files=("x",), fields=fields)
