@@ -4,7 +4,9 @@ import copy
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from snaketune.config.corpus_sources import Source
 from snaketune.config.load import load
 from snaketune.config.paths import normalized_path
 from snaketune.stages.graph import JobGraph
@@ -106,3 +108,24 @@ def test_a_variant_that_equals_its_parent_depends_on_it_and_so_do_its_dependents
     assert same_as({"other": {"extends": "run", "beta": 0.2}}) == {}
     # How a job is run makes no other result.
     assert len(same_as({"other": {"extends": "run", "operation": {"log_steps": 1}}})) == 2
+
+
+def test_folders_and_patterns_are_their_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows/b.jsonl", "rows/a.jsonl", "rows/deep/c.csv", "rows/_SUCCESS", "rows/.hidden", "other/[x].jsonl"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("{}")
+    for written, files in {
+        ("rows",): ("rows/a.jsonl", "rows/b.jsonl", "rows/deep/c.csv"),
+        ("rows/*.jsonl",): ("rows/a.jsonl", "rows/b.jsonl"),
+        ("./rows/**/*.csv",): ("rows/deep/c.csv",),
+        (f"{tmp_path}/rows/deep/*",): (f"{tmp_path}/rows/deep/c.csv",),
+        ("rows/b.jsonl", "rows/*.jsonl"): ("rows/b.jsonl", "rows/a.jsonl"),
+        ("other/[x].jsonl",): ("other/[x].jsonl",),
+        ("missing.jsonl",): ("missing.jsonl",),
+    }.items():
+        assert Source(files=written).files == files
+    Path("empty").mkdir()
+    for written, problem in (("empty", "has no file"), ("rows/*.parquet", "matches no file")):
+        with pytest.raises(ValidationError, match=problem):
+            Source(files=(written,))

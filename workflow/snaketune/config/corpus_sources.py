@@ -3,13 +3,14 @@
 import codecs
 import json
 import re
+from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveInt, Revision, ShortText
 from snaketune.config.conditions import Conditions
-from snaketune.config.paths import LocalPath
+from snaketune.config.paths import LocalPath, files_at
 
 Layout = Literal[
     "auto", "messages", "sharegpt", "turns", "dialogue", "alpaca", "instances", "prompt-response", "message-tree", "pairs",
@@ -161,7 +162,8 @@ class Source(Model):
     """Source of rows: local files or a Hub dataset, exactly one of the two."""
 
     files: tuple[LocalPath, ...] = ()
-    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
+    """Local files, folders (with all files below, but hidden ones and those that begin with `_`) and patterns such as
+    `data/**/*.jsonl`, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
     .xz or .zst, or in a .zip or .tar archive. Corpora of kind `text` also take plain text, one document per file. The format is
     detected from the content of a file, not from its name."""
     encoding: str = "utf-8"
@@ -202,6 +204,11 @@ class Source(Model):
         # YAML refuses characters that aren't printable.
         escaped = ("".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in line) for line in lines)
         return "- " + "\n  ".join(escaped)
+
+    @field_validator("files")
+    @classmethod
+    def _expanded(cls, files: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(chain.from_iterable(map(files_at, files))))
 
     @field_validator("where", mode="before")
     @classmethod
@@ -325,7 +332,7 @@ class CorpusContent(Model):
                     f"layout text and fields.text apply to corpora of kind text; this corpus is of kind {kind}"
                 )
             if kind == "text":
-                others = sorted(fields.model_dump(exclude={"text"}, exclude_none=True))
+                others = sorted(fields.model_dump(exclude={"text"}, exclude_defaults=True))
                 if layout not in ("auto", "text") or others:
                     other = f"fields.{others[0]}" if others else f"layout {layout}"
                     raise ValueError(f"documents have one column, named by fields.text; found {other}")

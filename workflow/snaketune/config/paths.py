@@ -48,4 +48,23 @@ def normalized_path(path: str) -> str:
     return f"./{short}" if short.startswith("-") else short
 
 
+def files_at(path: str) -> list[str]:
+    """The files of a folder, or those that a pattern matches, in the order of their names; a path of neither kind unchanged.
+
+    Hidden files and those that begin with `_`, as finished jobs of other programs leave them, aren't data. ValueError: no file.
+    """
+    place = Path(path)
+    is_pattern = not place.exists() and any(character in path for character in "*?[")
+    if not (place.is_dir() or is_pattern):
+        return [path]
+    anchor = Path(place.anchor)
+    found = anchor.glob(str(place.relative_to(anchor))) if is_pattern else place.rglob("*")
+    files = [str(file) for file in found if file.is_file() and not file.name.startswith((".", "_"))]
+    if not files:
+        raise ValueError(
+            f"{path!r} {'matches' if is_pattern else 'has'} no file; paths are relative to the working directory"
+        )
+    return sorted(files)
+
+
 LocalPath = Annotated[str, AfterValidator(normalized_path)]
