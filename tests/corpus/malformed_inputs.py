@@ -165,7 +165,7 @@ def damaged_lines() -> list[Input]:
         b'{"prompt": Infinity}': "not_json",
         b'{"prompt": "a\0b"}': "not_json",
         b"\0\0\0": "not_json",
-        b"{'prompt': 'x'}": "not_json",
+        b"{'prompt': 'x'}": "python_repr",
         b'{"prompt": "x",}': "not_json",
         b'{"prompt": "' + b"x" * 1_000_000: "not_json",
         b'{"n": ' + b"1" * 5000 + b"}": "not_json",
@@ -331,7 +331,6 @@ def damaged_csv() -> list[Input]:
         b'"a"b,y\n': "not_csv",
         b" ,y\n": "empty_turn",
         b"x,\n": "empty_turn",
-        b'"",""\n': "empty_turn",
     }
     return [
         Input("rows.csv", b"prompt,response\nhi,x\n" + row + b"hi,z\n", (reason,)) for row, reason in damaged.items()

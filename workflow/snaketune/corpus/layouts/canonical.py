@@ -48,7 +48,7 @@ def canonical_rows(
     for raw in raws:
         value, layout = raw.value, source.layout
         try:
-            if isinstance(value, Malformed):
+            if isinstance(value, Malformed | Dropped):
                 raise value
             row_filter.check(value)
             if fields.prompt:
@@ -144,7 +144,7 @@ def _completion(raw: RawRow, present: Columns, file: RowFile) -> tuple[Unpaired 
 def _documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> Iterator[RowResult]:
     for raw in raws:
         try:
-            if isinstance(raw.value, Malformed):
+            if isinstance(raw.value, Malformed | Dropped):
                 raise raw.value
             row_filter.check(raw.value)
             text = column_of({name: value for name, value in raw.value.items() if value is not None}, column)
