@@ -132,7 +132,6 @@ def wrong_turns() -> list[Input]:
         "U a|A b|T c|U d|A e": "turn_out_of_order",
         "U |A b": "empty_turn",
         "U a|A \t": "empty_turn",
-        "S  |U a|A b": "empty_turn",
     }
     made = []
     for texts, reason in reasons.items():

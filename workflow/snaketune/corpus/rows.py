@@ -57,11 +57,13 @@ class Malformed(Exception):
         reason: a short stable name, counted in the manifest.
         detail: what exactly is wrong.
         excerpt: the beginning of the raw text, where it gave no row that an excerpt could be taken from.
+        repairs: the configurable repairs that would make the row valid.
     """
 
     def __init__(self, reason: str, detail: str, excerpt: str = ""):
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail, self.excerpt = reason, detail, excerpt
+        self.repairs: tuple[str, ...] = ()
 
 
 class Dropped(Exception):

@@ -14,7 +14,7 @@ from snaketune.corpus.layouts.recognise import check_kind, recognise
 from snaketune.corpus.layouts.templates import strip_templates
 from snaketune.corpus.layouts.unpaired import pair_up, unpaired_row
 from snaketune.corpus.layouts.unread import bad_row_marks, unread_names
-from snaketune.corpus.layouts.validation import check, refuse_media, repair_row
+from snaketune.corpus.layouts.validation import check, drop_empty_system_turn, refuse_media, repair_row, repairs_for
 from snaketune.corpus.layouts.values import Columns, Raw, column_of, wrong_type
 from snaketune.corpus.layouts.votes import check_numeric_verdicts, numeric_verdicts
 from snaketune.corpus.reading.row_filter import RowFilter
@@ -98,11 +98,16 @@ def _result(
     if row is not None:
         try:
             strip_templates(row)
+            drop_empty_system_turn(row)
             if layout != "fields":
                 _add_labels(raw, present, layout, row, file)
             if file.repair:
                 repair_row(row, file.repair)
-            check(row)
+            try:
+                check(row)
+            except Malformed as error:
+                error.repairs = repairs_for(row)
+                raise
         except Malformed as error:
             return RowResult(raw, layout, error)
     ignored = unread_names(present, layout, file.mapped_names) if first else ()

@@ -109,6 +109,24 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
         before = role
 
 
+def drop_empty_system_turn(row: Row) -> None:
+    """Remove a system turn without text at the beginning of `row`, and note it: it says nothing, like an empty column."""
+    first = row.opening[0] if row.opening else {}
+    if first.get("role") == "system" and (not first["content"] or first["content"].isspace()):
+        del row.opening[0]
+        row.notes += ("empty_system_turn",)
+
+
+def repairs_for(row: Row) -> tuple[str, ...]:
+    """Return the repairs that make `row` valid, which changes it; none if it can't be repaired."""
+    repair_row(row, tuple(STEPS))
+    try:
+        check(row)
+    except Malformed:
+        return ()
+    return tuple(name for name in STEPS if _note(name) in row.notes)
+
+
 def repair_row(row: Row, repair: tuple[str, ...]) -> None:
     """Apply the named repairs to `row`, and note each one that changed it.
 
@@ -123,7 +141,11 @@ def repair_row(row: Row, repair: tuple[str, ...]) -> None:
         repaired = step(row.opening)
         if len(repaired) != len(row.opening):
             row.opening[:] = repaired
-            row.notes += (f"repaired_{name.replace('-', '_')}",)
+            row.notes += (_note(name),)
+
+
+def _note(repair: str) -> str:
+    return f"repaired_{repair.replace('-', '_')}"
 
 
 def _without_empty_turns(turns: list[Message]) -> list[Message]:
