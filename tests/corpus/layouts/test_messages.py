@@ -149,9 +149,9 @@ def test_other_turns_without_text_are_malformed():
 @pytest.mark.parametrize(
     "raw, kind, says",
     [
-        ({"prompt": ["a", "b"], "response": ["c", "d"]}, CONVERSATIONS, "response holds a list of 2 texts"),
-        ({"question": "a", "answer": ["b", "c"]}, CONVERSATIONS, "answer holds a list of 2 texts"),
-        ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, PREFERENCES, "rejected holds a list of 2 texts"),
+        ({"prompt": ["a", "b"], "response": ["c", "d"]}, CONVERSATIONS, "response holds a list of texts"),
+        ({"question": "a", "answer": ["b", "c"]}, CONVERSATIONS, "answer holds a list of texts"),
+        ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, PREFERENCES, "rejected holds a list of texts"),
         ({"prompt": ["a", "b", "c"], "response": "d"}, CONVERSATIONS, "prompt, turn 1 holds str, expected an object"),
     ],
 )

@@ -141,7 +141,7 @@ def completion_turns(value: Any, where: str, speakers: Speakers, *, serialized: 
     if value == []:
         raise Malformed("empty_completion", f"{where} has no turns")
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        what = f"{where} holds a list of {len(value)} texts, expected one text or turns; choose one, or write a row for each"
+        what = f"{where} holds a list of texts, expected one text or turns; choose one, or write a row for each"
         raise Malformed("wrong_type", what)
     if isinstance(value, dict):
         if value.get("text") is not None and not first_key(value, SPEAKER_KEYS):
