@@ -132,7 +132,6 @@ def wrong_turns() -> list[Input]:
         "U a|A b|T c|U d|A e": "turn_out_of_order",
         "U |A b": "empty_turn",
         "U a|A \t": "empty_turn",
-        "S  |U a|A b": "empty_turn",
     }
     made = []
     for texts, reason in reasons.items():
@@ -165,7 +164,7 @@ def damaged_lines() -> list[Input]:
         b'{"prompt": Infinity}': "not_json",
         b'{"prompt": "a\0b"}': "not_json",
         b"\0\0\0": "not_json",
-        b"{'prompt': 'x'}": "not_json",
+        b"{'prompt': 'x'}": "python_repr",
         b'{"prompt": "x",}': "not_json",
         b'{"prompt": "' + b"x" * 1_000_000: "not_json",
         b'{"n": ' + b"1" * 5000 + b"}": "not_json",
@@ -331,7 +330,6 @@ def damaged_csv() -> list[Input]:
         b'"a"b,y\n': "not_csv",
         b" ,y\n": "empty_turn",
         b"x,\n": "empty_turn",
-        b'"",""\n': "empty_turn",
     }
     return [
         Input("rows.csv", b"prompt,response\nhi,x\n" + row + b"hi,z\n", (reason,)) for row, reason in damaged.items()

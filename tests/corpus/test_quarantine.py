@@ -8,6 +8,7 @@ import pytest
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
+from tests.corpus.row_spelling import turns
 
 MASKED = {"mask_personal_data": ["email", "phone"]}
 
@@ -81,3 +82,25 @@ def test_the_lists_survive_when_no_row_is_left(make, chat):
     saved = [Path(path) for path in re.findall(r"See (\S+)", str(error.value))]
     assert [path.name for path in saved] == ["quarantine.jsonl", "contamination.jsonl"]
     assert [json.loads(path.read_text())["line"] for path in saved] == [2, 1]
+
+
+def test_the_repair_that_makes_rows_valid_is_named(make, chat):
+    broken = {"messages": turns("U a", "U b", "A c")}
+    other = {"messages": turns("U d", "A ", "U b", "A c")}
+    with pytest.raises(SnaketuneError) as error:
+        make([broken, other, chat()])
+    assert "\n2 of them can be used with `corpora.<name>.repair: [merge-same-role, drop-empty-turns]`" in str(
+        error.value
+    )
+    assert "Fix these rows" in str(error.value)
+    fixed = make([broken, other, chat()], repair=["merge-same-role", "drop-empty-turns"])
+    assert len(fixed.train) == 3
+    # The layout was right.
+    with pytest.raises(SnaketuneError, match=r"1 of them .*repair: \[merge-same-role\]`$"):
+        make([broken, {"messages": turns("U a")}])
+    # A configured repair that isn't enough, and a row that none makes valid.
+    with pytest.raises(SnaketuneError, match=r"`corpora.<name>.repair: \[drop-empty-turns, merge-same-role\]`"):
+        make([other, chat()], repair=["drop-empty-turns"])
+    with pytest.raises(SnaketuneError) as error:
+        make([{"messages": turns("U a", "T b", "A c")}])
+    assert "`corpora.<name>.repair" not in str(error.value) and "Check `layout`" in str(error.value)

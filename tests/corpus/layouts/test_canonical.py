@@ -62,7 +62,12 @@ SHAREGPT = [
         ({"instruction": "Add", "input": "No input", "output": "3"}, "alpaca", turns("U Add\n\nNo input", "A 3")),
         ({"prompt": "hi", "response": "x"}, "prompt-response", turns("U hi", "A x")),
         ({"prompt": "hi", "completion": "x"}, "prompt-response", turns("U hi", "A x")),
-        ({"question": "hi", "answer": "x"}, "prompt-response", turns("U hi", "A x")),
+        *(
+            ({prompt: "hi", response: "x"}, "prompt-response", turns("U hi", "A x"))
+            for prompt in ("prompt", "question", "query")
+            for response in ("response", "completion", "answer")
+        ),
+        ({"prompt": turns("S s", "U hi"), "answer": "3"}, "prompt-response", turns("S s", "U hi", "A 3")),
         ({"prompt": turns("S s", "U hi"), "completion": turns("A x")}, "prompt-response", turns("S s", "U hi", "A x")),
         ({"prompt": ALPACA.format("Add"), "response": "3"}, "prompt-response", turns("U Add", "A 3")),
         ({"prompt": ALPACA_WITH_INPUT, "response": "3"}, "prompt-response", turns("U Add\n\n1, 2", "A 3")),

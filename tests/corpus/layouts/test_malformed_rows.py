@@ -40,7 +40,6 @@ def pair_of(**columns):
         ({"turns": ["a", "b"]}, {}, "wrong_type", "turn 1 holds str"),
         ({"messages": []}, {}, "empty_turn", "no turns"),
         ({"messages": turns("U hi", "A  \n")}, {}, "empty_turn", "turn 2"),
-        ({"messages": turns("S ", "U hi", "A x")}, {}, "empty_turn", "turn 1"),
         ({"prompt": "", "response": "x"}, {}, "empty_turn", "user"),
         ({"prompt": "x", "response": ""}, {}, "empty_turn", "assistant"),
         ({"messages": turns("S s", "U hi")}, {}, "no_assistant_turn", ""),

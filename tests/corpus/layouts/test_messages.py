@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import read, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, turns
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "ä"}'}}
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ä"}}\n</tool_call>'
@@ -115,3 +115,50 @@ def test_formats_of_a_call(value, content):
 def test_invalid_calls(value):
     with pytest.raises(Malformed, match="bad_tool_call"):
         read({"conversations": [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]})
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        {"role": "system", "content": ""},
+        {"role": "system", "content": " \n"},
+        {"role": "system", "content": None},
+        {"role": "system", "content": [], "name": None},
+        {"role": "system"},
+        {"from": "system", "value": None},
+    ],
+)
+def test_a_system_turn_without_text_is_no_turn(make, system):
+    chat = turns("U hi", "A x")
+    row = read({"messages": [system, *chat]})[1]
+    assert row.messages == chat and row.notes == ("empty_system_turn",)
+    # The column says what the turn doesn't.
+    assert read({"messages": [system, *chat], "system": "s"})[1].messages == turns("S s", *("U hi", "A x"))
+    pair = read({"prompt": [system, chat[0]], "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
+    assert pair.prompt == chat[:1] and pair.notes == ("empty_system_turn",)
+    assert make([{"messages": [system, *chat]}]).counts["notes"] == {"empty_system_turn": 1}
+
+
+def test_other_turns_without_text_are_malformed():
+    with pytest.raises(Malformed, match=r"empty_turn: turn 3 \(system\)"):
+        read({"messages": turns("U hi", "A x", "S ", "U a", "A b")})
+    with pytest.raises(Malformed, match="no_assistant_turn"):
+        read({"messages": [{"role": "system", "content": None}]})
+
+
+@pytest.mark.parametrize(
+    "raw, kind, says",
+    [
+        ({"prompt": ["a", "b"], "response": ["c", "d"]}, CONVERSATIONS, "response holds a list of texts"),
+        ({"question": "a", "answer": ["b", "c"]}, CONVERSATIONS, "answer holds a list of texts"),
+        ({"prompt": "a", "chosen": "b", "rejected": ["c", "d"]}, PREFERENCES, "rejected holds a list of texts"),
+        ({"prompt": ["a", "b", "c"], "response": "d"}, CONVERSATIONS, "prompt, turn 1 holds str, expected an object"),
+    ],
+)
+def test_lists_of_texts_are_conversations_only_in_columns_of_conversations(raw, kind, says):
+    with pytest.raises(Malformed, match=f"wrong_type: {says}") as error:
+        read(raw, kind)
+    assert "fields.messages" not in str(error.value)
+    for column in ("messages", "conversations", "turns"):
+        with pytest.raises(Malformed, match=r"turn 1 holds str.*texts of alternating speakers.*`fields.messages`"):
+            read({column: ["a", "b"]})

@@ -53,7 +53,12 @@ REFUSED = {
         "answers holds list",
     ),
     "columns of lists": ({"conversations": {"from": ["human"], "value": ["q"]}}, CONVERSATIONS, "wrong_type", "dict"),
-    "several rows as columns": ({"prompt": ["q"], "response": ["r"]}, CONVERSATIONS, "wrong_type", "turn 1 holds str"),
+    "several rows as columns": (
+        {"prompt": ["q"], "response": ["r"]},
+        CONVERSATIONS,
+        "wrong_type",
+        "response holds a list of texts",
+    ),
     "rows by id": ({"0": {"prompt": "q", "response": "r"}}, CONVERSATIONS, "unknown_layout", "0"),
     "pandas' spelling": (
         {"prompt": "q", "chosen": str(turns("U q", "A x")), "rejected": str(turns("U q", "A y"))},

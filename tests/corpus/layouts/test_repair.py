@@ -18,7 +18,7 @@ ALL = tuple(STEPS)
         ("U a|A b|A c|A d", "merge-same-role", "U a|A b\n\nc\n\nd"),
         ("S a|S b|U c|A d", "merge-same-role", "S a\n\nb|U c|A d"),
         ("U a|A b|U  |A c", "drop-empty-turns", None),
-        ("S  |U a|A b", "drop-empty-turns", "U a|A b"),
+        ("U a|A b|T  |U c|A d", "drop-empty-turns", "U a|A b|U c|A d"),
         ("U a|A b|U c|A ", "drop-empty-turns", None),
         ("A hello|U a|A b", "drop-leading-assistant", "U a|A b"),
         ("S s|A hello|A there|U a|A b", "drop-leading-assistant", "S s|U a|A b"),

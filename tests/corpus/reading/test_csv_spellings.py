@@ -204,3 +204,78 @@ def test_keys_of_text_for_a_table(make, tmp_path, key):
 
 def test_malformed_rows_have_their_reasons(tmp_path):
     assert isinstance(read(tmp_path, "a.tsv", b"a\tb\n1\t2\n1\t2\t3\n")[1], Malformed)
+
+
+def numbered_rows(tmp_path, content, **keys):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    raws = read_file(path, "a.csv", keys=TextKeys(**keys))
+    return [(raw.number, getattr(raw.value, "reason", raw.value)) for raw in raws]
+
+
+SOUND = {"prompt": "q", "response": "r"}
+BEFORE = b"prompt,response\nq,r\n"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'"He wrote \\"stop\\" there\nand continued here","answer"\n',
+        b'"He wrote "stop" there\n\nand went on\nand continued here","answer"\n',
+        # The line between could be a row.
+        b'"He wrote \\"stop\\" there\nand, perhaps\nand continued here","answer"\n',
+        b'x,"He wrote \\"stop\\" there\nand continued here"\n',
+        # The rest has no quote, but too few cells, or too many.
+        b'x,"a"b\nand so on\n',
+        b'x,"a"b\nand,so,on\n',
+    ],
+)
+def test_the_rest_of_a_damaged_record_is_no_row(tmp_path, make, damaged):
+    content = BEFORE + damaged + b"q,r\n"
+    last = content.count(b"\n")
+    assert numbered_rows(tmp_path, content) == [(2, SOUND), (3, "not_csv"), (last, SOUND)]
+    built = make(content, suffix=".csv", max_quarantined_fraction=1.0)
+    (bad,) = built.quarantine
+    assert f"the record is taken to end on line {last - 1}" in bad["detail"] and built.prompts() == ["q"]
+
+
+def test_rows_after_a_damaged_record_are_rows(tmp_path):
+    # The next quote that closes none is too far away, or there is none.
+    rows = [b"q,r\n"] * 15
+    found = numbered_rows(tmp_path, BEFORE + b'"a"b,c\n' + b"".join(rows) + b'5" pipe,r\n')
+    assert found[1] == (3, "not_csv") and found[-1] == (19, {"prompt": '5" pipe', "response": "r"})
+    assert len(found) == 18
+    twice = numbered_rows(tmp_path, BEFORE + b'"a"b,c\nq,r\n"a"b,c\n"q","r"\n')
+    assert twice == [(2, SOUND), (3, "not_csv"), (4, SOUND), (5, "not_csv"), (6, SOUND)]
+
+
+@pytest.mark.parametrize("repeated", [b"prompt,response\n", b'"prompt","response"\n', b"\xef\xbb\xbfprompt,response\n"])
+def test_a_repeated_header_is_no_row(make, repeated):
+    built = make(BEFORE + repeated + b"s,t\n", suffix=".csv")
+    assert sorted(built.prompts()) == ["q", "s"] and built.counts["dropped"]["repeated_header"] == 1
+    documents = make(b"text\none\ntext\ntwo\n", kind="text", suffix=".csv")
+    assert len(documents.train) == 2 and documents.counts["dropped"]["repeated_header"] == 1
+
+
+def test_a_header_that_the_file_has_all_the_same(make):
+    built = make(BEFORE, suffix=".csv", source={"header": ["prompt", "response"]})
+    assert built.prompts() == ["q"] and built.counts["dropped"]["repeated_header"] == 1
+
+
+def test_rows_without_text_are_skipped(tmp_path):
+    content = b',\nprompt,response\nq,r\n,\n" ",\t\n,,,\n\nq,r\n,\n'
+    assert numbered_rows(tmp_path, content) == [(3, SOUND), (8, SOUND)]
+
+
+@pytest.mark.parametrize("first", [b"sep=;\n", b"sep=;\r\n", b'"sep=;"\n', b"\xef\xbb\xbfSEP=;\n"])
+@pytest.mark.parametrize("keys", [{}, {"delimiter": ";"}])
+def test_a_first_line_that_names_the_delimiter(tmp_path, first, keys):
+    content = first + b"prompt;response\nq;r\na,b;c,d\n"
+    assert numbered_rows(tmp_path, content, **keys) == [(3, SOUND), (4, {"prompt": "a,b", "response": "c,d"})]
+    assert numbered_rows(tmp_path, first + b"q;r\n", header=("prompt", "response"), **keys) == [(2, SOUND)]
+
+
+def test_the_named_delimiter_may_be_any_character(tmp_path):
+    assert numbered_rows(tmp_path, b"sep=~\nprompt~response\nq~r\n") == [(3, SOUND)]
+    with pytest.raises(SnaketuneError, match="the header, line 2, isn't valid CSV"):
+        numbered_rows(tmp_path, b'sep=;\n"a"b;c\n')

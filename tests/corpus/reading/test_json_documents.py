@@ -109,14 +109,15 @@ def test_of_an_object_of_splits_train_is_read(tmp_path, capsys, indent, rows, or
     train = [ROW | {"n": i, "text": "x" * rows} for i in range(rows)]
     splits = {"train": train, "test": [ROW], "validation": [ROW, ROW]}
     document = {"version": 1} | {name: splits[name] for name in order}
-    assert read_rows(tmp_path, "a.json", json.dumps(document, indent=indent).encode()) == splits["train"]
+    found = read_rows(tmp_path, "a.json", json.dumps(document, indent=indent).encode())
+    assert found == [row | {"version": 1} for row in splits["train"]]
     others = ", ".join(f"{name} ({len(splits[name])} rows)" for name in order if name != "train")
     assert f"data/a.json: of its splits, train is read; not read: {others}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key", ["data", "rows", "test"])
 def test_an_object_with_one_list_is_that_list(tmp_path, key):
-    assert read_rows(tmp_path, "a.json", json.dumps({"version": 1, key: [ROW, ROW]}).encode()) == [ROW, ROW]
+    assert read_rows(tmp_path, "a.json", json.dumps({key: [ROW, ROW]}).encode()) == [ROW, ROW]
 
 
 @pytest.mark.parametrize("train", [[1, 2], []])
@@ -156,3 +157,57 @@ def test_a_key_twice_and_nan_among_objects_one_after_another(tmp_path):
     raws = read(tmp_path, "a.json", content)
     assert [getattr(raw.value, "reason", raw.value) for raw in raws] == [{"a": 1}, "duplicate_key", {"a": None}]
     assert raws[2].notes == ("nan_as_null",) and isinstance(raws[1].value, Malformed)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("count", [2, 2000])
+def test_what_an_object_holds_around_its_rows_belongs_to_each(make, indent, count):
+    # More than a block, if there are many.
+    questions = [{"question": f"q{i}", "answer": "r" * count} for i in range(count)]
+    document = {"title": "Harbour", "context": "It has nine cranes.", "system": "Be brief.", "n": None, "qa": questions}
+    content = json.dumps(document, indent=indent).encode()
+    assert (len(content) > BLOCK) == (count > 2)
+    built = make(content, suffix=".json")
+    assert len(built.train) == count and built.counts["sources"][0]["ignored"] == {"title": count}
+    assert [turn["content"] for turn in built.train[0]["messages"]] == [
+        "Be brief.", "q0\n\nIt has nine cranes.", "r" * count
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 2000])
+def test_a_column_of_the_rows_and_around_them(tmp_path, make, count):
+    rows = [ROW | {"system": "Be brief.", "text": "x" * count, "score": float("nan")} for _ in range(count)]
+    content = json.dumps({"system": "Be kind to all.", "data": rows}).encode()
+    (first, *_) = read(tmp_path, "a.json", content)
+    assert first.value == {"system (around the rows)": "Be kind to all."} | rows[0] | {"score": None}
+    assert first.notes == ("nan_as_null",)
+    named = json.dumps({"remark": "Be kind to all.", "data": [ROW]}).encode()
+    with pytest.raises(SnaketuneError, match=r'\n  remark: "Be kind to all\."'):
+        make(named, suffix=".json")
+    assert make(named, suffix=".json", source={"ignore": ["remark"]}).train
+
+
+@pytest.mark.parametrize("late", ["Be kind to all.", {"system": "Brief!"}])
+def test_a_text_after_many_rows_is_refused(tmp_path, capsys, late):
+    rows = [ROW | {"n": i, "text": "x" * 1000} for i in range(2000)]
+    content = json.dumps({"data": rows, "version": "1.0", "system": late}).encode()
+    with pytest.raises(
+        SnaketuneError, match=r"data/a\.json is an object around rows, with system after the rows; move"
+    ):
+        read(tmp_path, "a.json", content)
+    # What is no text is named.
+    assert read_rows(tmp_path, "a.json", json.dumps({"data": rows, "version": "1.0", "n": 3}).encode()) == rows
+    assert "data/a.json: not read: version, n, after the rows" in capsys.readouterr().out
+
+
+REPR = b"{'prompt': 'a', 'response': 'b'}\n"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt", "a.csv"])
+@pytest.mark.parametrize("content", [REPR * 3, REPR, b"[" + REPR.rstrip() + b",\n" + REPR + b"]"])
+def test_rows_as_python_prints_them_are_named(make, name, content):
+    with pytest.raises(
+        SnaketuneError, match=r"single quotes, as Python prints them; write the row with json\.dumps"
+    ) as error:
+        make(content, suffix=name[1:])
+    assert "fetch it again" not in str(error.value)

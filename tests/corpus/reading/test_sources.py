@@ -61,8 +61,8 @@ def read(tmp_path: Path, name: str, content: bytes):
         ("really_lines.json", lines(FULL), "line"),
         ("a.json", json.dumps(FULL).encode(), "row"),
         ("pretty.json", b"\xef\xbb\xbf" + json.dumps(FULL, indent=2).encode(), "row"),
-        ("wrapped.json", json.dumps({"canary": "x", "examples": FULL}).encode(), "row"),
-        ("wrapped_pretty.json", json.dumps({"examples": FULL, "n": 3}, indent=1).encode(), "row"),
+        ("wrapped.json", json.dumps({"canary": "", "examples": FULL}).encode(), "row"),
+        ("wrapped_pretty.json", json.dumps({"examples": FULL, "n": None}, indent=1).encode(), "row"),
         ("really_an_array.jsonl", json.dumps(FULL).encode(), "row"),
         ("really_pretty.jsonl", json.dumps(FULL, indent=2).encode(), "row"),
         ("really_wrapped.jsonl", json.dumps({"rows": FULL}, indent=2).encode(), "row"),
@@ -165,12 +165,46 @@ def test_invalid_text_in_a_table_makes_its_row_malformed(tmp_path):
     assert rows[1].reason == "not_utf8"
 
 
+@pytest.mark.parametrize("type_", [pa.binary(), pa.large_binary()])
+def test_bytes_in_a_table_that_are_utf8_are_text(make, tmp_path, type_):
+    bytes_ = {"prompt": ["Größe?".encode(), b"q"], "response": [b"5 m", b"\xff"], "tags": [[b"x"], [b"\xff", None]]}
+    types = {"prompt": type_, "response": type_, "tags": pa.list_(type_)}
+    pq.write_table(pa.table(bytes_, pa.schema(list(types.items()))), tmp_path / "made.parquet")
+    content = (tmp_path / "made.parquet").read_bytes()
+    assert read(tmp_path, "a.parquet", content) == [
+        ("row", 1, {"prompt": "Größe?", "response": "5 m", "tags": ["x"]}),
+        ("row", 2, {"prompt": "q", "response": b"\xff", "tags": [b"\xff", None]}),
+    ]
+    built = make(content, suffix=".parquet", source={"ignore": ["tags"]}, max_quarantined_fraction=1.0)
+    assert built.prompts() == ["Größe?"]
+    assert "response holds bytes" in built.quarantine[0]["detail"]
+
+
+def test_maps_in_a_table_are_objects(tmp_path):
+    turns = pa.list_(pa.map_(pa.string(), pa.string()))
+    twice = [[("role", "user"), ("role", "assistant")]]
+    table_ = pa.table({"messages": pa.array([[[("role", "user"), ("content", "hi")]], None, twice], turns)})
+    write_table(tmp_path / "made.arrow", table_)
+    rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert rows[:2] == [{"messages": [{"role": "user", "content": "hi"}]}, {"messages": None}]
+    assert rows[2].reason == "unreadable_value" and "'role'" in rows[2].detail
+
+
+def test_invalid_text_in_a_map_makes_its_row_malformed(tmp_path):
+    raw = pa.array([b"fine", b"\xff"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    made = pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["x", "x"]), texts)
+    write_table(tmp_path / "made.arrow", pa.table({"meta": made}))
+    rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert rows[0] == {"meta": {"x": "fine"}} and rows[1].reason == "not_utf8"
+
+
 @pytest.mark.parametrize(
     "line, reason",
     [
         (b'{"prompt": "cut', "not_json"),
         (b'{"prompt": Infinity}', "not_json"),
-        (b"{'prompt': 1}", "not_json"),
+        (b"{'prompt': 1}", "python_repr"),
         (b'{"n": ' + b"1" * 5000 + b"}", "not_json"),
         (b"[" * 100_000, "not_json"),
         (b'{"prompt": "\xff"}', "not_utf8"),

@@ -25,6 +25,7 @@ class Quarantine:
 
     Attributes:
         mask: masks personal data in the record as in the rows; None where nothing is masked.
+        repairs, repairable: the repairs that would make rows valid, and the number of these rows.
     """
 
     file: TextIO
@@ -32,6 +33,8 @@ class Quarantine:
     reasons: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
+    repairs: dict[str, None] = field(default_factory=dict)
+    repairable: int = 0
 
     def add(self, file: str, raw: RawRow, error: Malformed) -> None:
         record = {
@@ -44,6 +47,8 @@ class Quarantine:
         line = printable(json.dumps(record, ensure_ascii=False))
         self.file.write(line + "\n")
         self.reasons[error.reason] += 1
+        self.repairs |= dict.fromkeys(error.repairs)
+        self.repairable += bool(error.repairs)
         location = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
         self.examples.setdefault(error.reason, printable(f"{location}: {record['detail']}"))
         if len(self.first) < ROWS_SHOWN:
@@ -98,4 +103,8 @@ class Quarantine:
         advice = "Fix these rows, or raise corpora.<name>.max_quarantined_fraction"
         if not sound:
             what, advice = f"none of the {rows} rows can be used", "Check `layout` and `fields` of the source"
+        if self.repairs:
+            repair = f"corpora.<name>.repair: [{', '.join(self.repairs)}]"
+            with_repair = f"{self.repairable} of them can be used with `{repair}`"
+            advice = f"{with_repair}\n{advice}" if sound else with_repair
         raise SnaketuneError(f"{what}:{reasons}\nAll are listed in {saved_path}\n{advice}")

@@ -11,6 +11,7 @@ rows have the number of their source, so that metrics can be reported by source.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -56,11 +57,13 @@ class Malformed(Exception):
         reason: a short stable name, counted in the manifest.
         detail: what exactly is wrong.
         excerpt: the beginning of the raw text, where it gave no row that an excerpt could be taken from.
+        repairs: the configurable repairs that would make the row valid.
     """
 
     def __init__(self, reason: str, detail: str, excerpt: str = ""):
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail, self.excerpt = reason, detail, excerpt
+        self.repairs: tuple[str, ...] = ()
 
 
 class Dropped(Exception):
@@ -72,14 +75,14 @@ class Dropped(Exception):
 
 
 class RawRow(NamedTuple):
-    """A row as read, or the reason why it can't be, with its number: the line of a text file, else the index of the row from 1.
+    """A row as read, or why there is none, with its number: the line of a text file, else the index of the row from 1.
 
     `notes` name what was changed on reading; canonical rows made of it inherit them.
     """
 
     unit: Literal["line", "row"]
     number: int
-    value: dict[str, Any] | Malformed
+    value: dict[str, Any] | Malformed | Dropped
     notes: tuple[str, ...] = ()
 
 
@@ -249,6 +252,23 @@ def without_nulls(value: Any) -> Any:
             return {key: without_nulls(item) for key, item in value.items() if item is not None}
         case list():
             return [without_nulls(item) for item in value]
+    return value
+
+
+def bytes_as_text(value: Any) -> Any:
+    """Decode bytes that are UTF-8, as many tables hold texts.
+
+    >>> bytes_as_text({"a": [b"x", "y", b"\\xff"]})
+    {'a': ['x', 'y', b'\\xff']}
+    """
+    match value:
+        case bytes():
+            with suppress(UnicodeDecodeError):
+                return value.decode()
+        case dict():
+            return {key: bytes_as_text(item) for key, item in value.items()}
+        case list():
+            return [bytes_as_text(item) for item in value]
     return value
 
 

@@ -15,7 +15,7 @@ from snaketune.corpus.layouts.recognise import check_kind, recognise
 from snaketune.corpus.layouts.templates import strip_templates
 from snaketune.corpus.layouts.unpaired import pair_up, unpaired_row
 from snaketune.corpus.layouts.unread import bad_row_marks, unread_names
-from snaketune.corpus.layouts.validation import check, refuse_media, repair_row
+from snaketune.corpus.layouts.validation import check, drop_empty_system_turn, refuse_media, repair_row, repairs_for
 from snaketune.corpus.layouts.values import Columns, Raw, column_of, wrong_type
 from snaketune.corpus.layouts.votes import check_numeric_verdicts, numeric_verdicts
 from snaketune.corpus.reading.row_filter import RowFilter
@@ -52,7 +52,7 @@ def canonical_rows(
     for raw in raws:
         value, layout = raw.value, source.layout
         try:
-            if isinstance(value, Malformed):
+            if isinstance(value, Malformed | Dropped):
                 raise value
             row_filter.check(value)
             if fields.prompt or fields.conversation:
@@ -112,11 +112,16 @@ def _result(
             strip_templates(row)
             if isinstance(file.source.frame, Frame):
                 strip_frame(row, file.source.frame)
+            drop_empty_system_turn(row)
             if layout != "fields":
                 _add_labels(raw, present, layout, row, file)
             if file.repair:
                 repair_row(row, file.repair)
-            check(row)
+            try:
+                check(row)
+            except Malformed as error:
+                error.repairs = repairs_for(row)
+                raise
             if any(turn["content"] in MISSING for turn in row.turns):
                 row.notes += ("missing_as_text",)
         except Malformed as error:
@@ -160,7 +165,7 @@ def _completion(raw: RawRow, present: Columns, file: RowFile) -> tuple[Unpaired 
 def _documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> Iterator[RowResult]:
     for raw in raws:
         try:
-            if isinstance(raw.value, Malformed):
+            if isinstance(raw.value, Malformed | Dropped):
                 raise raw.value
             row_filter.check(raw.value)
             text = column_of({name: value for name, value in raw.value.items() if value is not None}, column)

@@ -38,6 +38,9 @@ PROMPT_AND_RESPONSE = (
     ("input", "target"),
     ("inputs", "targets"),
     ("problem", "solution"),
+    # Last, because an answer beside these pairs is the checkable part of their response.
+    ("prompt", "answer"),
+    ("query", "completion"),
 )
 INSTRUCTION_RESPONSES = ("output", "response", "completion")
 CONVERSATION_COLUMNS = ("messages", "conversations", "conversation")
@@ -135,6 +138,9 @@ def completion_turns(value: Any, where: str, speakers: Speakers, *, serialized: 
         return [{"role": "assistant", "content": value}]
     if value == []:
         raise Malformed("empty_completion", f"{where} has no turns")
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        what = f"{where} holds a list of texts, expected one text or turns; choose one, or write a row for each"
+        raise Malformed("wrong_type", what)
     if isinstance(value, dict):
         if value.get("text") is not None and not first_key(value, SPEAKER_KEYS):
             return [{"role": "assistant", "content": text_of(value["text"], where)}]

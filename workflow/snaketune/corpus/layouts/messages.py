@@ -92,8 +92,7 @@ def are_turns(value: Any) -> bool:
 
 def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(item, dict):
-        hint = "; texts of alternating speakers are read if `fields.messages` names the column"
-        raise wrong_type(where, item, f"an object with speaker and content{hint if isinstance(item, str) else ''}")
+        raise wrong_type(where, item, "an object with speaker and content")
     refuse_media(item, f"{where}: ")
     speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""
@@ -109,6 +108,8 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if role is None:
         what = f"unknown speaker {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}"
         raise Malformed("unknown_role", f"{where}: {what}")
+    if role == "system" and content is None:
+        return {"role": role, "content": ""}
     if content_key is None and not any(item.get(key) for key in CALLS_KEYS):
         raise Malformed("missing_column", f"{where} has no content")
     return {"role": role, "content": content_of(item, content, role, where)}

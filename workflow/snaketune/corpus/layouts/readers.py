@@ -41,8 +41,11 @@ def _turns_in(*columns: str, roles: Speakers | None = None) -> Reader:
 
     def read(raw: Raw, file: RowFile) -> Row:
         column = next((column for column in columns if column in raw), columns[0])
-        speakers = roles | file.speakers if roles else file.speakers
-        return Conversation(messages=turns_of(column_of(raw, column), column, speakers))
+        value, speakers = column_of(raw, column), roles | file.speakers if roles else file.speakers
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            hint = "texts of alternating speakers are read if `fields.messages` names the column"
+            raise wrong_type(f"{column}, turn 1", value[0], f"an object with speaker and content; {hint}")
+        return Conversation(messages=turns_of(value, column, speakers))
 
     return read
 

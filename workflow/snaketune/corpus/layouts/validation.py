@@ -127,6 +127,25 @@ def _check_reasoning(text: str, where: str) -> None:
         raise Malformed("reasoning_not_closed", f"{where} {what}")
 
 
+def drop_empty_system_turn(row: Row) -> None:
+    """Remove a system turn without text at the beginning of `row`, and note it: it says nothing, like an empty column."""
+    first = row.opening[0] if row.opening else {}
+    if first.get("role") == "system" and (not first["content"] or first["content"].isspace()):
+        del row.opening[0]
+        row.notes += ("empty_system_turn",)
+
+
+def repairs_for(row: Row) -> tuple[str, ...]:
+    """Return the repairs that make `row` valid, which changes it; none if it can't be repaired."""
+    repairs = (OPEN_REASONING, *STEPS)
+    repair_row(row, repairs)
+    try:
+        check(row)
+    except Malformed:
+        return ()
+    return tuple(name for name in repairs if _note(name) in row.notes)
+
+
 def repair_row(row: Row, repair: tuple[str, ...]) -> None:
     """Apply the named repairs to `row`, and note each one that changed it.
 
@@ -136,14 +155,18 @@ def repair_row(row: Row, repair: tuple[str, ...]) -> None:
     ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
     """
     if OPEN_REASONING in repair and _open_reasoning(row.turns):
-        row.notes += (f"repaired_{OPEN_REASONING.replace('-', '_')}",)
+        row.notes += (_note(OPEN_REASONING),)
     for name, step in STEPS.items():
         if name not in repair or (name == "drop-trailing-user" and not isinstance(row, Conversation)):
             continue
         repaired = step(row.opening)
         if len(repaired) != len(row.opening):
             row.opening[:] = repaired
-            row.notes += (f"repaired_{name.replace('-', '_')}",)
+            row.notes += (_note(name),)
+
+
+def _note(repair: str) -> str:
+    return f"repaired_{repair.replace('-', '_')}"
 
 
 def _open_reasoning(turns: list[Message]) -> bool:

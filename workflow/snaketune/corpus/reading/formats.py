@@ -27,8 +27,11 @@ COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 CSV_SUFFIXES = (".csv", ".tsv")
 DATA_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, ".parquet", ".arrow")
-# The beginning of an object or an array, as far as the first line shows it.
-JSON_START = re.compile(rb'\s*(\{\s*(["}]|\Z)|\[\s*([\[{"\]]|\Z))')
+# The beginning of an object or an array, as far as the first line shows it; also of Python's repr, for which the reader of JSON
+# has a message.
+JSON_START = re.compile(rb'\s*(\{\s*(["\'}]|\Z)|\[\s*([\[{"\]]|\Z))')
+# The first line that Excel writes and reads: the delimiter of the others.
+DELIMITER_LINE = re.compile(r'"?sep=([^"\r\n])"?(?:\r\n?|\n)', re.IGNORECASE)
 LINES_CHECKED, CSV_ROWS_CHECKED, BYTES_CHECKED = 20, 5, 1024
 
 WORKBOOK = "save it as CSV, or write it as Parquet with pandas: read_excel(...).to_parquet(...)"
@@ -148,16 +151,19 @@ def _text_format(head: bytes, display_name: str, keys: TextKeys) -> Format | Non
 
 
 def csv_delimiter(head: bytes, display_name: str, columns: int | None = None) -> str | None:
-    r"""Return the first delimiter with which all of the first rows have the same number of cells, and more than one.
+    r"""Return the delimiter that a line `sep=;` names; else the first with which all of the first rows have the same number of
+    cells, and more than one.
 
-    >>> csv_delimiter(b"prompt;response\na, b;c\nd;e\n", "a.csv")
-    ';'
+    >>> csv_delimiter(b"prompt;response\na, b;c\nd;e\n", "a.csv"), csv_delimiter(b"sep=|\nprompt;x|response\n", "a.csv")
+    (';', '|')
 
     Args:
         columns: the number of columns of a file without a header.
     """
     whole = head if len(head) < HEAD_LENGTH else head[: head.rfind(b"\n") + 1]
     text = whole.decode("utf-8-sig", "replace")
+    if line := DELIMITER_LINE.match(text):
+        return line[1]
     for delimiter in "\t,;|" if suffix_of(display_name) == ".tsv" else ",\t;|":
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         counts: list[int] = []

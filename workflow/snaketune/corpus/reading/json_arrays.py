@@ -2,16 +2,19 @@
 
 An array is cut at commas between its elements, which are found among the few bytes that structure JSON, without parsing. Each
 chunk is then parsed strictly, so that a wrong guess about damaged JSON does no harm.
+
+The other keys of an object around rows, such as a common context, are columns of each row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.reading.json_values import checked_row, first_malformed, parse_document
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, Noted, nan_as_null
 from snaketune.errors import SnaketuneError
 
 BLOCK = 1 << 20
@@ -40,14 +43,14 @@ class Structure(NamedTuple):
 def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[Any]:
     """Yield the elements of an array, alone or in an object; consecutive objects; or the one value that the document is.
 
-    An object larger than one block counts as a wrapper by its beginning, before its end is known. Of several arrays in an
-    object, the one named `train` is read, and the others are logged.
+    An object larger than one block counts as a wrapper by its beginning, before its end is known, so its keys after the rows
+    can't be columns of them. Of several arrays in an object, the one named `train` is read, and the others are logged.
 
     Args:
         start: a byte order mark, which is skipped.
     Raises:
         Malformed: not valid JSON.
-        SnaketuneError: the object has another array after the first.
+        SnaketuneError: the object has another array after the first, or a text or object that belongs to the rows before it.
     """
     window = file.read(BLOCK)
     whole = len(window) < BLOCK
@@ -67,7 +70,8 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
         value, irregular = parse_document(window + file.read())
         yield checked_row(value) if irregular else value
         return
-    rest = yield from _elements(file, window[len(before) + 1 :])
+    beginning, _ = parse_document(before + b"[]}")
+    rest = yield from _elements(file, window[len(before) + 1 :], _around_rows(beginning))
     wrapper, irregular = parse_document(before + b"[]" + rest + file.read())
     if irregular and first_malformed(wrapper):
         raise Malformed("not_json", "the object around the rows has a key twice")
@@ -79,6 +83,12 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
             f"{display_name} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, "
             f"or name one {SPLIT}"
         )
+    after = {key: value for key, value in _around_rows(wrapper).items() if key not in beginning}
+    if late := [key for key, value in after.items() if isinstance(value, dict) or len(str(value).split()) > 1]:
+        what = f"{', '.join(late)[:200]} after the rows; move it before them, so that it is read with each row, or remove it"
+        raise SnaketuneError(f"{display_name} is an object around rows, with {what}")
+    if after:
+        print_line(f"{display_name}: not read: {', '.join(after)}, after the rows")
 
 
 def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
@@ -110,8 +120,9 @@ def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
         window = window[ends[-1] :] + file.read(BLOCK)
 
 
-def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
-    """Yield the elements of an array that `window` begins within; return what was read beyond its end."""
+def _elements(file: BinaryIO, window: bytes, around: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Any]:
+    """Yield the elements of an array that `window` begins within, each with the columns `around`; return what was read beyond
+    its end."""
     number = 0
     while True:
         structure = _structure(window)
@@ -132,7 +143,7 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
         if number or ends.size or window[:end].strip():
             for row in _parsed(window[:end], structure.positions[ends], number):
                 number += 1
-                yield row
+                yield _with_columns(row, around)
         if closing.size:
             if window[end : end + 1] != b"]":
                 raise Malformed("not_json", f"after row {number}, a brace closes the array")
@@ -207,8 +218,27 @@ def _rows_of(document: Any, display_name: str) -> list[Any]:
         holds_rows = (array or alone) and all(isinstance(item, (dict, Malformed)) for item in array)
         if holds_rows and key not in COLUMNS_OF_LISTS:
             _log_unread_splits(arrays, display_name)
-            return array
+            around = _around_rows(document)
+            return [_with_columns(row, around) for row in array]
     return document if isinstance(document, list) else [document]
+
+
+def _around_rows(wrapper: dict[str, Any]) -> dict[str, Any]:
+    """Return what an object holds beside arrays."""
+    return {
+        key: nan_as_null(value)
+        for key, value in wrapper.items()
+        if value not in ("", None, {}) and type(value) is not list
+    }
+
+
+def _with_columns(row: Any, around: Mapping[str, Any]) -> Any:
+    """Return a row with further columns; where it has a column of that name, the other is `NAME (around the rows)`."""
+    if isinstance(row, Noted):
+        return row._replace(value=_with_columns(row.value, around))
+    if not around or type(row) is not dict:
+        return row
+    return {f"{key} (around the rows)" if key in row else key: value for key, value in around.items()} | row
 
 
 def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:

@@ -46,7 +46,8 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
                 yield _row("row", number, row)
     except Malformed as error:
         if number or not isinstance(_without_notes(_parsed(head[-1])), dict):
-            what = f"{error.detail}. It may be cut off; fetch it again"
+            cut_off = ". It may be cut off; fetch it again" if error.reason == "not_json" else ""
+            what = f"{error.detail}{cut_off}"
             if error.reason == "not_utf8":
                 what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
             raise SnaketuneError(f"{display_name} isn't valid JSON: {what}") from None

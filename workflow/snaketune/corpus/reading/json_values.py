@@ -6,6 +6,7 @@ module parses again where orjson fails or one of them may be present. It also re
 
 import json
 import math
+import re
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.rows import Malformed, Noted, leaves, nan_as_null
 
 MAX_EXACT = 2**63
+PYTHON_REPR = re.compile(rb"\s*\[?\s*\{\s*'")
 
 
 def parse(data: bytes) -> Any:
@@ -122,6 +124,11 @@ def _parse_strictly(data: bytes) -> tuple[Any, bool]:
         reason, detail = "not_json", "nested too deeply"
     except ValueError as error:
         reason, detail = "not_json", str(error)
+        if PYTHON_REPR.match(data):
+            what = (
+                "texts are in single quotes, as Python prints them; write the row with json.dumps, not with str or repr"
+            )
+            reason, detail = "python_repr", f"{what} ({detail})"
     else:
         return value, irregular
     raise Malformed(reason, detail, data[: 4 * EXCERPT_LENGTH].decode(errors="backslashreplace")[:EXCERPT_LENGTH])

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.reading.formats import Opener
-from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, nan_as_null, without_nulls
+from snaketune.corpus.rows import NAN_AS_NULL, Malformed, RawRow, bytes_as_text, nan_as_null, without_nulls
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
@@ -92,6 +92,8 @@ def _as_bytes(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         of_list = pa.list_ if pa.types.is_list(type_) else pa.large_list
         return of_list(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    if pa.types.is_map(type_):
+        return pa.map_(_as_bytes(type_.key_type), _as_bytes(type_.item_type))
     return type_
 
 
@@ -106,12 +108,18 @@ def _nested(values: pa.Array) -> Iterator[tuple[pa.Array, bool]]:
             pending += [(values.field(i), True) for i in range(type_.num_fields)]
         elif pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
             pending.append((values.values, False))
+        elif pa.types.is_map(type_):
+            pending += [(values.keys, False), (values.items, False)]
+
+
+def _is_binary(type_: pa.DataType) -> bool:
+    return pa.types.is_binary(type_) or pa.types.is_large_binary(type_)
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[tuple]:
-    """Return each row, or why it can't be read; followed by notes if it was changed."""
+    """Return each row, or why it can't be read; followed by notes if it was changed. Maps become objects."""
     try:
-        rows = batch.to_pylist()
+        rows = batch.to_pylist(maps_as_pydicts="strict")
         nan = any(
             pa.types.is_floating(values.type) and values.is_nan().true_count
             for column in batch.columns
@@ -122,6 +130,9 @@ def _python_rows(batch: pa.RecordBatch) -> list[tuple]:
             if nan or any(is_key and inner.null_count for inner, is_key in _nested(values)):
                 for row in cleaned:
                     row[column] = without_nulls(row[column])
+            if any(_is_binary(inner.type) for inner, _ in _nested(values)):
+                for row in cleaned:
+                    row[column] = bytes_as_text(row[column])
         return [(row,) if row is old else (row, NAN_AS_NULL) for row, old in zip(cleaned, rows)]
     except UnicodeDecodeError as error:
         malformed = Malformed("not_utf8", f"{error.reason} in a text column")

@@ -15,7 +15,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.archives import open_decompressed
 from snaketune.corpus.reading.sources import read_file
-from snaketune.corpus.rows import Malformed, leaves
+from snaketune.corpus.rows import Dropped, Malformed, leaves
 from snaketune.corpus.selecting.words import windows, words_of
 from snaketune.stages.progress import progress
 
@@ -57,7 +57,7 @@ def texts_of_file(path: Path) -> Iterator[EvaluationText]:
                 yield EvaluationText(f"line {number}", line.decode("utf-8", errors="replace"), True)
         return
     for raw in read_file(path, str(path)):
-        if isinstance(raw.value, Malformed):
+        if isinstance(raw.value, Malformed | Dropped):
             print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.value}"), flush=True)
         else:
             texts = (leaf for leaf in leaves(raw.value) if isinstance(leaf, str))
