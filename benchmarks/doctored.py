@@ -20,7 +20,7 @@ from benchmarks.results import ROOT, keep_table, made_on, markdown, write_json
 FOUND, DOCUMENT = ROOT / "results/bench/doctored.json", ROOT / "docs/diagnosing.md"
 # By case: the misconfiguration, the settings that it changes, and the expected beginning of the first finding.
 CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
-    "well": ("nothing", {}, ("no switch of the config", "compute: ")),
+    "well": ("nothing", {}, ("no setting gains", "compute: ")),
     "one row": (
         "16 rows per step, one per micro-batch",
         {"training": {"batch_rows": 16, "micro_batch_rows": 1}, "packing": {"length": 128}}, "the micro-batch",
@@ -78,10 +78,10 @@ def look_at(case: str) -> dict[str, Any]:
         folder = Path(name)
         (folder / "resources").symlink_to(ROOT / "resources")
         done = snakemake(folder, config_of(case, folder), "doctor")
-        audit = folder / "results/audit/sft-demo/audit/audit.json"
-        if audit.is_file():
-            found = json.loads(audit.read_text(encoding="utf-8"))
-            return {"said": found["holds_back"], "table": audit.with_name("audit.md").read_text(encoding="utf-8")}
+        report = folder / "results/bottleneck/sft-demo/doctor/doctor.json"
+        if report.is_file():
+            found = json.loads(report.read_text(encoding="utf-8"))
+            return {"said": found["limit"], "table": report.with_name("doctor.md").read_text(encoding="utf-8")}
         errors = [line.removeprefix("error: ") for line in done.stdout.splitlines() if line.startswith("error: ")]
         return {"said": errors[0] if errors else f"nothing: {done.stdout[-4000:]}", "table": ""}
 

@@ -141,7 +141,7 @@ def measure(size: int) -> dict[str, float]:
         with chdir(folders["ours"]):
             graph = JobGraph(*load(write_config(size, folders["ours"])))
         # Without the jobs that only inspect trainings.
-        count = sum(job.stage not in ("calibrate", "trial", "audit") for job in graph.jobs.values())
+        count = sum(job.stage not in ("calibrate", "timing", "bottleneck") for job in graph.jobs.values())
         (folders["plain"] / "Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
 
         def call(side: str, what: str) -> float:

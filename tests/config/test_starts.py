@@ -125,19 +125,15 @@ def test_a_continued_adapter_counts_as_an_adapter_in_the_preflight(more):
     assert run.reference == Pretrained(path="some/judge")
 
 
-def test_trials_that_are_compared_run_one_after_the_other(more):
+def test_timings_that_are_compared_run_one_after_the_other(more):
     """In parallel they would compete for the machine, or run on different machines."""
-    more["diagnose"] = {
-        "speed": {
-            "run": "sft:demo",
-            "repeats": 2,
-            "changes": {"one": {"training.batch_rows": 8}, "other": {"packing.length": 128}},
-        }
+    more["doctor"] = {
+        "repeats": 2,
+        "changes": {"one": {"training.batch_rows": 8}, "other": {"packing.length": 128}},
     }
     more["sft"]["demo"]["training"] |= {"precision": "float32", "optimizer": "adamw_torch"}
     graph = JobGraph(*load(more))
-    for prefix in ("speed/", "doctor-sft-demo/"):
-        trials = [job for job in graph.stage("trial") if job.name.startswith(prefix)]
-        assert len(trials) > 2
-        for before, job in itertools.pairwise(trials):
-            assert [one.name for one in job.after if one.stage == "trial"] == [before.name]
+    timings = [job for job in graph.stage("timing") if job.name.startswith("sft-demo/")]
+    assert len(timings) == 2 * 5
+    for before, job in itertools.pairwise(timings):
+        assert [one.name for one in job.after if one.stage == "timing"] == [before.name]

@@ -1,18 +1,15 @@
 """Preflight: each fault is made and detected; a sound run has no findings."""
 
 import json
-import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from benchmarks.families.tiny import tiny_config
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.base_models import Pretrained, RopeScaling, Scratch
+from snaketune.config.base_models import Pretrained, RopeScaling
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
@@ -20,100 +17,12 @@ from snaketune.diagnostics import environment, preflight, run_checks
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import (
-    EarlierTraining,
-    PreflightEvaluation,
-    PreflightRun,
-    PreflightSpec,
-    SftSpec,
-    TokenizerSpec,
-)
-from snaketune.tables import read_table, write_table
+from snaketune.stages.specs import SftSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.tokenizer import build as build_tokenizer
 from snaketune.training.loop.preflight_record import read_preflight_findings
-from tests.packing.chain import corpus, made, pack, rows_of, started
+from tests.packing.chain import rows_of
 
-ROOT = Path(__file__).parents[2]
-CHATML = ROOT / "resources/chat_templates/chatml.jinja"
-SMALL = Scratch(hidden_size=32, intermediate_size=64, layers=1, heads=2)
-
-
-class Family:
-    """One SFT run on the demo's rows, with faults to come."""
-
-    def __init__(self, folder: Path, length: int = 512):
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.corpus = self.corpus_of("chat", rows_of("chat", 80))
-        spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=False)
-        own = started(folder / "tokenizer")
-        outcome = build_tokenizer(spec, own, corpora=[self.corpus], chat_template=[CHATML], base=[])
-        self.tokenizer = made(own.folder, outcome, spec)
-        self.pack = pack(folder / "pack", self.corpus, self.tokenizer, "sft", length=length)
-        self.evaluated = [self.corpus]
-        self.base: Any = SMALL
-        self.run = {"learning_rate": 1e-3, "batch_rows": 2, "epochs": 5}
-        self.settings: dict[str, Any] = {}
-        self.exact_match: tuple[str, ...] = ()
-
-    def corpus_of(self, name: str, rows: list[dict[str, Any]], answers: int = 0) -> Artifact:
-        """Args: answers: how many of the held-out rows have a checkable one."""
-        made = corpus(self.folder / name, "sft", rows, held_out=20)
-        held_out = made.folder / "held_out.arrow"
-        known = pa.array(["4"] * answers + [None] * (20 - answers), pa.string())
-        # A mapped file can't be written to.
-        answered = held_out.with_name("answered.arrow")
-        write_table(answered, read_table(held_out).append_column("answer", known))
-        answered.replace(held_out)
-        made.manifest["payload"] = describe_files(made.folder)
-        spec = {"kind": "conversations", "split_seed": 0, "held_out": 0.25} | dict.fromkeys(
-            ("decontamination", "near_duplicates")
-        )
-        return Artifact(made.manifest_path, made.manifest | {"spec": spec}, made.folder)
-
-    def findings(self) -> list[dict[str, str]]:
-        """Return the findings that preflight writes; raises those that stop a run."""
-        shutil.rmtree(self.folder / "work", ignore_errors=True)
-        work = started(self.folder / "work")
-        given = {"gpus": 0, "nodes": 1, "launch": "single", "zero_stage": None, "allow_cpu": False}
-        given |= {
-            "lora": None,
-            "quantization": None,
-            "micro_batch_rows": 1,
-            "gradient_checkpointing": "auto",
-        } | self.settings
-        sft = SftSpec(
-            base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
-        )
-        names = tuple(one.folder.parent.name for one in self.evaluated)
-        requested = PreflightEvaluation(
-            key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match
-        )
-        run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
-        preflight.build(
-            PreflightSpec(base=self.base, runs=(run,), evaluations=(requested,)),
-            work,
-            tokenizer=self.tokenizer,
-            packs=[self.pack],
-            corpora=[self.corpus],
-            evaluated=self.evaluated,
-            base=[],
-        )
-        return json.loads((work.payload / "findings.json").read_text(encoding="utf-8"))["findings"]
-
-
-@pytest.fixture(scope="module")
-def sound_once(tmp_path_factory) -> Family:
-    return Family(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture
-def family(sound_once, tmp_path) -> Family:
-    """A sound one, of which a test may change what it likes."""
-    own = object.__new__(Family)
-    own.__dict__ |= sound_once.__dict__ | {"folder": tmp_path, "run": dict(sound_once.run), "settings": {}}
-    return own
+from .conftest import SMALL, Family, tiny_model
 
 
 def keys(findings: list[dict[str, str]]) -> list[str]:
@@ -243,21 +152,6 @@ def test_sequences_beyond_the_positions_of_the_model_are_reported(family):
         family.findings()
 
 
-def tiny_model(folder: Path, **settings: Any) -> Path:
-    from transformers import LlamaConfig
-
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 400,
-    }
-    config = LlamaConfig(**shape | settings)
-    config.save_pretrained(folder / "base")
-    return folder / "base"
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -279,88 +173,6 @@ def test_a_tokenizer_of_another_model_is_reported(family, changes, says):
     result = list(run_checks.check_tokenizer_match("sft.demo", chat, config))
     assert [one.certain for one in result] == [False] * bool(says)
     assert not says or (says in result[0].problem and result[0].key == "sft.demo.tokenizer")
-
-
-def base_without(family: Family, token: str, how: str, tied: bool) -> Path:
-    """Return the folder of a base that wasn't trained on a token of the run's tokenizer: its embedding ends before the token,
-    or its own tokenizer has no token for that row, or one of another name."""
-    description = json.loads((family.tokenizer.folder / "tokenizer.json").read_text(encoding="utf-8"))
-    id = ChatTokenizer.load(family.tokenizer.folder).control.ids[token]
-    rows = id if how == "no row" else 400
-    folder = tiny_model(
-        family.folder,
-        vocab_size=rows,
-        tie_word_embeddings=tied,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    if how != "no row":
-        own = {"no token": [], "another name": [{"id": id, "content": "<|reserved_0|>"}]}[how]
-        added = [one for one in description["added_tokens"] if one["id"] != id]
-        description["added_tokens"] = [
-            *added,
-            *(described | description["added_tokens"][0] | described for described in own),
-        ]
-        description["model"]["vocab"].pop(token, None)
-        (folder / "tokenizer.json").write_text(json.dumps(description), encoding="utf-8")
-    return folder
-
-
-HEADS = ("embed_tokens", "lm_head")
-
-
-@pytest.mark.parametrize(
-    ("token", "how", "settings", "tied", "severity", "entry"),
-    [
-        ("<|im_end|>", "no token", {"lora": Lora()}, False, "stops", "lora.modules_to_save: [embed_tokens, lm_head]"),
-        ("<|im_end|>", "another name", {"lora": Lora()}, False, "stops", "lora.modules_to_save: [embed_tokens, lm_head]"),
-        ("<|im_end|>", "no row", {"lora": Lora()}, False, "stops", "lora.modules_to_save: [embed_tokens, lm_head]"),
-        ("<|im_end|>", "no token", {"lora": Lora()}, True, "stops", "lora.modules_to_save: [embed_tokens]"),
-        (
-            "<|im_end|>", "no token", {"lora": Lora(modules_to_save=("norm",))}, True, "stops",
-            "lora.modules_to_save: [norm, embed_tokens]",
-        ),
-        ("<|im_end|>", "no token", {"lora": Lora(modules_to_save=("lm_head",))}, False, "warns", "[lm_head, embed_tokens]"),
-        ("<|im_start|>", "no token", {"lora": Lora()}, False, "warns", "lora.modules_to_save: [embed_tokens, lm_head]"),
-        ("<|im_end|>", "no token", {"trainable": r".*layers.*"}, False, "stops", "match embed_tokens and lm_head too"),
-        ("<|im_end|>", "no token", {"lora": Lora(modules_to_save=HEADS)}, False, None, None),
-        ("<|im_end|>", "no token", {"lora": Lora(modules_to_save=HEADS[:1])}, True, None, None),
-        ("<|im_end|>", "no token", {}, False, None, None),
-    ],
-)  # fmt: skip
-def test_new_tokens_whose_rows_are_not_trained(family, token, how, settings, tied, severity, entry):
-    family.base = Pretrained(path=str(base_without(family, token, how, tied)))
-    family.run |= {"learning_rate": 1e-5} | {k: v for k, v in settings.items() if k == "trainable"}
-    family.settings |= {k: v for k, v in settings.items() if k == "lora"}
-    key = r"sft\.demo\." + (r"training\.trainable" if "trainable" in settings else r"lora\.modules_to_save")
-    if severity == "stops":
-        with pytest.raises(SnaketuneError, match=rf"{key}: .*'{re.escape(token)}'.*random.*{re.escape(entry)}"):
-            family.findings()
-        return
-    found = [one for one in family.findings() if "random" in one["found"]]
-    assert [one["severity"] for one in found] == ([severity] if severity else [])
-    assert all(entry in one["do"] and repr(token) in one["found"] for one in found)
-
-
-def test_new_ends_of_turns_of_raw_rows_stop_a_run_too(family):
-    family.base = Pretrained(path=str(base_without(family, "<|im_end|>", "no token", False)))
-    family.run["learning_rate"] = 1e-5
-    family.settings |= {"lora": Lora()}
-    raw = family.pack.manifest | {"format_version": "2.0"}
-    family.pack = Artifact(family.pack.manifest_path, raw, family.pack.folder)
-    with pytest.raises(SnaketuneError, match=r"'<\|im_end\|>'.*lora\.modules_to_save: \[embed"):
-        family.findings()
-
-
-def test_tokens_that_an_earlier_training_has_learned_are_not_new(family):
-    family.base = Pretrained(path=str(base_without(family, "<|im_end|>", "no token", False)))
-    family.run["learning_rate"] = 1e-5
-    family.settings |= {"lora": Lora(), "earlier": (EarlierTraining(lora=None, trainable=None, pack=0),)}
-    assert family.findings() == []
-    family.settings["earlier"] = (EarlierTraining(lora=Lora(), trainable=None, pack=0),)
-    with pytest.raises(SnaketuneError, match=r"lora\.modules_to_save: \[embed"):
-        family.findings()
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
@@ -452,7 +264,7 @@ def test_a_training_records_the_findings_in_its_run_json(family, tmp_path):
     folder = tmp_path / "results/preflight/demo"
     shutil.copytree(work.payload, folder / "findings")
     manifest = folder / "manifest.json"
-    from snaketune.artifacts.manifest import describe_files, write_manifest
+    from snaketune.artifacts.manifest import write_manifest
 
     write_manifest(manifest, {"stage": "preflight", "payload": describe_files(folder / "findings"), "records": {}})
     assert read_preflight_findings(Execution(preflight=str(manifest))) == result

@@ -11,11 +11,11 @@ from snaketune.stages.cache import syntax
 from snaketune.stages.table import STAGES
 
 MODULES = code.Modules().files
-TRAININGS = {"calibrate", "dpo", "sft", "trial"}
+TRAININGS = {"calibrate", "dpo", "sft", "timing"}
 # Those that load models with adapters, or scale their positions.
 LOADING = {*TRAININGS, "eval", "merge", "preflight", "ref_logps", "ref_pass"}
-OPTIMIZED = {*TRAININGS, "audit", "preflight"}
-PREFERENCES = {"calibrate", "card", "dpo", "trial"}
+OPTIMIZED = {*TRAININGS, "preflight"}
+PREFERENCES = {"calibrate", "card", "dpo", "timing"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
 COMPUTING = {
     "config.base_models": LOADING,  # how long the positions of a scaled model are
@@ -26,7 +26,7 @@ COMPUTING = {
     "config.lora": LOADING,  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
-    "config.operation": {*LOADING, "audit"},  # the number of processes
+    "config.operation": {*LOADING, "bottleneck"},  # the number of processes
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "config.packing": {"pack"},  # the lengths of rows
     "config.paths": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files

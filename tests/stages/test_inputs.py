@@ -95,8 +95,7 @@ def test_a_stage_can_read_nothing_that_its_fingerprint_does_not_count(stage, rol
         ("preflight", "packs", "counts.held_out.kept"),
         ("preflight", "evaluated", "spec.split_seed"),
         ("calibrate", "pack", "counts.train.tokens"),
-        ("trial", "pack", "counts.train.kept"),
-        ("audit", "pack", "packing_metadata.rows"),
+        ("bottleneck", "pack", "packing_metadata.rows"),
     ],
 )
 def test_what_a_stage_reads_counts(stage, role, entry):

@@ -19,11 +19,11 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training
-from snaketune.diagnostics import trial
+from snaketune.diagnostics import timing
 from snaketune.models.compiling import CompileChoice
+from snaketune.stages.plan.doctor_jobs import timed_spec
 from snaketune.stages.plan.training_jobs import calibrated_spec
-from snaketune.stages.plan.trial_jobs import timed_spec
-from snaketune.stages.specs import CalibrateSpec, DpoSpec, RefLogpsSpec, SftSpec, TrialSpec, spec_from
+from snaketune.stages.specs import CalibrateSpec, DpoSpec, RefLogpsSpec, SftSpec, TimingSpec, spec_from
 from snaketune.tracking.curves import TrackedRun
 from snaketune.training import calibrate, dpo, ref_logps, sft
 from snaketune.training.autotune import timed_steps
@@ -140,7 +140,7 @@ class Launchers:
         return spec_from(DpoSpec, run, training=learning, trust_remote_code=False)
 
     def inputs(self, run: Sft | Dpo) -> dict[str, Any]:
-        """The inputs of a run, and of its trials."""
+        """The inputs of a run, and of its timings."""
         if isinstance(run, Sft):
             pack = self.packs["raw" if run.packing.strategy == "none" else "sft"]
             return {"pack": pack, "tokenizer": self.tokenizer, "base": []}
@@ -173,25 +173,20 @@ class Launchers:
         assert first["fits"], first["why"]
         return timed_steps.MIN_STEPS + 1, [0.0]
 
-    def trial(self, run: Sft | Dpo, folder: Path, **further: Any) -> tuple[int, list[float]]:
-        steps = {"steps": 2, "warmup_steps": 1, "repeat": 1} | further
-        spec = spec_from(TrialSpec, run.operation, run.training, run=timed_spec(self.spec(run)), **steps)
+    def timing(self, run: Sft | Dpo, folder: Path) -> tuple[int, list[float]]:
+        timed = {"run": timed_spec(self.spec(run)), "steps": 2, "repeat": 1}
+        spec = spec_from(TimingSpec, run.operation, run.training, **timed)
         inputs, work = self.inputs(run), chain.started(folder)
         inputs |= {"tokenizer": self.tokenizer, "model": [self.model] if "model" in inputs else []}
-        trial.build(spec, work, operation=self.operation(run), **inputs)
+        timing.build(spec, work, operation=self.operation(run), **inputs)
         measured = json.loads((work.payload / "measured.json").read_text())
         assert measured["fits"], measured["why"]
         return measured["steps"], [window["loss"] for window in measured["windows"]]
 
-    def range_test(self, run: Sft | Dpo, folder: Path) -> tuple[int, list[float]]:
-        return self.trial(run, folder, learning_rates=(1e-5, 1e-2))
 
-
-LAUNCHERS = (Launchers.run, Launchers.calibration, Launchers.trial)
+LAUNCHERS = (Launchers.run, Launchers.calibration, Launchers.timing)
 # Those that launchers set up themselves, or that make them differ: tested at each push.
 SET_UP = {"held-out rows", "best weights", "early stop", "early stop by pairs", "snapshots", "average", "adapters"}
-# The features that a test of learning rates, a trial with a schedule of its own, could stumble over.
-RATES = ("muon", "schedule with an end", "long warm-up", "average", "LoRA+")
 
 
 @pytest.fixture(scope="module")
@@ -227,13 +222,6 @@ def test_each_launcher_trains_with_the_feature(kind, feature, launchers, tmp_pat
         assert steps and losses and all(map(math.isfinite, losses)), launch.__name__
         printed = capsys.readouterr().out
         assert launch is Launchers.run or "held-out rows" not in printed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("feature", RATES)
-def test_learning_rates_are_tested_with_the_feature(feature, launchers, tmp_path):
-    steps, losses = launchers.range_test(run_of("sft", FEATURES[feature][0]), tmp_path / "rates")
-    assert steps == 3 and all(map(math.isfinite, losses))
 
 
 def test_every_key_of_a_training_is_a_feature_here():

@@ -211,14 +211,11 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.tasks.system_instruction": ({"eval.both.tasks": {**SHIPPED, "system_instruction": "Be brief."}}, EVAL),
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
-    # Trials are a target of their own.
-    "diagnose.run": ({"diagnose.speed": {"run": "dpo:run", "changes": CHANGE}}, set()),
-    "diagnose.changes": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE}}, set()),
-    "diagnose.mode": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "mode": "add-one-in"}}, set()),
-    "diagnose.steps": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "steps": 5}}, set()),
-    "diagnose.warmup_steps": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "warmup_steps": 5}}, set()),
-    "diagnose.repeats": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "repeats": 5}}, set()),
-    "diagnose.learning_rates": ({"diagnose.speed": {"run": "sft:run", "learning_rates": [1e-6, 1e-2]}}, set()),
+    # Timings are a target of their own.
+    "doctor.runs": ({"doctor": {"runs": ["dpo:run"]}}, set()),
+    "doctor.changes": ({"doctor": {"changes": CHANGE}}, set()),
+    "doctor.steps": ({"doctor": {"steps": 5}}, set()),
+    "doctor.repeats": ({"doctor": {"repeats": 5}}, set()),
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "tracking.project": ({"tracking": {"project": "other"}}, set()),
     "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),

@@ -30,15 +30,10 @@ def test_each_run_of_a_chain_of_adapters_starts_from_the_one_before(finished, tm
     models = ["sft:run", "sft:beta", *unmoved]
     del project.config["eval"]["both"]["exact_match"]
     project.config["eval"]["both"] |= {"models": models, "samples": 1, "generation": {"max_new_tokens": 1}}
-    project.config["diagnose"] = {
-        "speed": {
-            "run": "sft:alpha", "steps": 4, "warmup_steps": 1, "repeats": 1,
-            "changes": {"one-row": {"training.micro_batch_rows": 1}},
-        }
-    }  # fmt: skip
+    project.config["doctor"] = {"runs": ["sft:alpha"], "steps": 4}
     scores = {model: f"results/eval/both/{model.replace(':', '-')}/scores" for model in models}
-    # Adapters put together in another order are refused, so a trial that is measured had them in theirs.
-    project.snakemake(*scores.values(), "results/trial/speed/baseline/1/measured")
+    # Adapters put together in another order are refused, so a training that is timed had them in theirs.
+    project.snakemake(*scores.values(), "results/timing/sft-alpha/baseline/1/measured")
 
     losses = {
         model: json.loads(project.read(f"{path}/scores.json"))["conversations"]["chat"]["held_out_loss"]

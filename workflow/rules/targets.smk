@@ -1,4 +1,4 @@
-"""The inputs of targets that aren't files: `all`, `doctor`, `diagnose`, `calibrations`, `gguf`, `push`."""
+"""The inputs of targets that aren't files: `all`, `doctor`, `calibrations`, `gguf`, `push`."""
 
 from snaketune.publishing.push import pushed_jobs
 from snaketune.stages.job import RESULTS

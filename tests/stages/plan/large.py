@@ -8,7 +8,7 @@ from snaketune.stages.job import Job
 
 AUTO = {"learning_rate": 1e-4, "batch_rows": 8}
 FIXED = AUTO | {"micro_batch_rows": 2, "gradient_checkpointing": False}
-# Settings that the audit doubts.
+# Settings that are slow on most machines.
 SLOW = {"learning_rate": 2e-4, "batch_rows": 8, "precision": "float32", "optimizer": "adamw_torch", "compile": False}
 SLOW |= {"micro_batch_rows": 2, "gradient_checkpointing": True}
 SHAPE = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
@@ -125,18 +125,9 @@ CONFIG: dict[str, Any] = {
             "preferences": ["pairs"],
         },
     },
-    "diagnose": {
-        "speed": {
-            "run": "sft:merged",
-            "changes": {"longer": {"packing.length": 2048}, "short": {"training.batch_rows": 4}},
-            "mode": "add-one-in",
-            "repeats": 2,
-        },
-        "pairs": {
-            "run": "dpo:plain",
-            "changes": {"bfloat16": {"training.precision": "bfloat16"}, "wide": {"packing.length": 512}},
-            "repeats": 1,
-        },
+    "doctor": {
+        "changes": {"wide": {"packing.length": 512}, "few": {"training.batch_rows": 4}},
+        "repeats": 2,
     },
     "report": {"title": "everything"},
     "push": {"best": {"model": "dpo:plain", "repository": "someone/model"}},

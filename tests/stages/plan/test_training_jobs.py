@@ -40,12 +40,12 @@ def test_a_training_waits_for_the_measurement_that_auto_needs(jobs):
     assert keys(fixed.after) == ["preflight/scratch"]
 
 
-def test_trainings_that_take_the_same_time_and_memory_are_measured_and_audited_once(jobs, planned):
+def test_trainings_that_take_the_same_time_and_memory_are_measured_and_examined_once(jobs, planned):
     rates = [job.operation.calibration for job in of_stage(planned, "sft") if "rates" in job.name]
     assert {*rates, jobs["sft/unmerged"].operation.calibration} == {jobs["sft/merged"].operation.calibration}
     # With the two rungs of their race.
     assert len(rates) == 2 * 3
-    assert [name for job in of_stage(planned, "audit") if "merged" in (name := job.name) or "rates" in name] == [
+    assert [name for job in of_stage(planned, "bottleneck") if "merged" in (name := job.name) or "rates" in name] == [
         "sft-merged"
     ]
 
@@ -97,22 +97,26 @@ def test_an_adapter_that_is_trained_further_stays_apart_from_the_base(jobs):
     assert (keys(evaluated.artifacts["model"]), evaluated.artifacts["base_layers"]) == (["dpo/continued"], ())
 
 
-def test_trials_wait_for_each_other(jobs):
-    trials = jobs["diagnosis/speed"].artifacts["trials"]
-    for before, after in pairwise(trials):
+def test_timings_wait_for_each_other(jobs):
+    timings = jobs["bottleneck/sft-merged"].artifacts["timings"]
+    for before, after in pairwise(timings):
         assert after.after[-1] is before
-    assert trials[0].after == jobs["sft/merged"].after
-    assert [trial.spec.repeat for trial in trials] == [1, 1, 1, 2, 2, 2]
-    # add-one-in: each change on top of those before it.
-    assert keys(trials[2].artifacts["pack"]) == ["pack/chat-adopted-2048"]
+    assert timings[0].after == jobs["sft/merged"].after
+    assert [timing.spec.repeat for timing in timings] == [1, 1, 1, 2, 2, 2]
+    # Each variant is applied to the run itself.
+    assert [keys(timing.artifacts["pack"])[0] for timing in timings[:3]] == [
+        f"pack/chat-adopted-{length}" for length in (1024, 512, 1024)
+    ]
 
 
-def test_an_audit_tries_what_it_doubts(jobs):
-    audit = jobs["audit/dpo-limited"]
-    names = ["baseline", "activations-kept", "precision-auto", "fused-optimizer", "compile-auto"]
-    assert [variant.name for variant in audit.spec.variants] == names
-    assert [trial.name.split("/")[1] for trial in audit.artifacts["trials"]] == names
-    assert [trial.spec.profile for trial in audit.artifacts["trials"]] == [True, False, False, False, False]
+def test_what_is_slow_on_most_machines_is_tried_before_what_is_configured(jobs):
+    limited = jobs["bottleneck/dpo-limited"]
+    names = ["baseline", "activations-kept", "precision-auto", "fused-optimizer", "compile-auto", "wide", "few"]
+    assert [variant.name for variant in limited.spec.variants] == names
+    assert [timing.name.split("/")[1] for timing in limited.artifacts["timings"]] == names * 2
+    assert [timing.spec.profile for timing in limited.artifacts["timings"]] == [True] + [False] * 13
+    values = {key: value for variant in limited.spec.variants for key, value in variant.baseline.items()}
+    assert values["training.precision"] == "float32" and values["packing.length"] == 1024
 
 
 def test_an_evaluation_reads_the_reference_of_pairs_only(jobs):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.config.diagnose import Diagnosis
+from snaketune.config.doctor import BASELINE
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.merging import Merge
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
@@ -34,8 +34,7 @@ def check_references(config: Workflow, variants: Variants) -> None:
                 raise SnaketuneError(f"eval.{taken}: the race of {section}.{name} evaluates under this name; rename it")
     for name, merge in config.merge.items():
         _check_merge(f"merge.{name}.models", merge, config)
-    for name, diagnosis in config.diagnose.items():
-        _check_diagnosis(name, diagnosis, config)
+    _check_doctor(config)
     for name, evaluation in config.eval.items():
         _check_evaluation(f"eval.{name}", evaluation, config, variants)
 
@@ -92,14 +91,18 @@ def _check_merge(key: str, merge: Merge, config: Workflow) -> None:
         raise SnaketuneError(f"{key}: models with different tokenizers can't be merged: {used}")
 
 
-def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
-    section, _, of = diagnosis.run.partition(":")
-    runs = getattr(config, section)
-    _known(f"diagnose.{name}.run", of, runs, section)
-    for change, run in diagnosis.variants(name, runs[of]).items():
-        key = f"diagnose.{name}.changes.{change}"
-        _check_length(key, run.packing, of if isinstance(run, Sft) else run.from_, config)
-        _check_training(f"{key}.training", run.training)
+def _check_doctor(config: Workflow) -> None:
+    for key in config.doctor.runs or ():
+        section, name = key.split(":")
+        _known("doctor.runs", name, getattr(config, section), section)
+    if BASELINE in config.doctor.changes:
+        raise SnaketuneError(f"doctor.changes.{BASELINE}: this is the name of the unchanged run; choose another one")
+    for section, runs in (("sft", config.sft), ("dpo", config.dpo)) if config.doctor.changes else ():
+        for of, unchanged in runs.items():
+            for name, run in config.doctor.variants(unchanged).items() if config.doctor.examines(section, of) else ():
+                key = f"doctor.changes.{name}"
+                _check_length(key, run.packing, of if isinstance(run, Sft) else run.from_, config)
+                _check_training(f"{key}.training", run.training)
 
 
 def _check_evaluation(key: str, evaluation: Evaluation, config: Workflow, variants: Variants) -> None:

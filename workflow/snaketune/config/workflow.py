@@ -6,7 +6,7 @@ from pydantic import Field
 
 from snaketune.config.base import Model, Name
 from snaketune.config.corpus_sources import Corpus
-from snaketune.config.diagnose import Diagnosis
+from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.merging import Merge
 from snaketune.config.publishing import Gguf, Push
@@ -27,7 +27,7 @@ class Workflow(Model):
     dpo: dict[Name, Dpo] = {}
     merge: dict[Name, Merge] = {}
     eval: dict[Name, Evaluation] = {}
-    diagnose: dict[Name, Diagnosis] = {}
+    doctor: Doctor = Doctor()
     tracking: Tracking = Tracking()
     report: Report = Report()
     push: dict[Name, Push] = {}

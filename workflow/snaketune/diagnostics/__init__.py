@@ -1,1 +1,1 @@
-"""Preflight checks before a training, audits of its speed, and timed comparisons of settings (`diagnose:`, `doctor`)."""
+"""Checks before a training (`preflight`), and what limits the speed of one (`doctor`)."""

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import median, mode
 from typing import Any
@@ -20,15 +19,11 @@ from snaketune.errors import SnaketuneError
 
 # Reading a disk once, right after writing, varies more on the same machine.
 TOLERANCE, DISK_TOLERANCE = 0.05, 0.5
-STEPS, WARMUP = 20, 3
-# Width, heads, layers, rows and tokens of the transformer, with a GPU and without one.
-ON_GPU, ON_CPU = (2048, 16, 4, 8, 1024), (256, 4, 2, 2, 128)
 QUERIED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu", "ecc.mode.current")
 FIGURES = {
     "matmul_flops_per_second": "matrix products",
     "copy_bytes_per_second": "copies in memory",
     "disk_bytes_per_second": "reading the disk",
-    "steps_per_second": "training steps",
 }
 
 
@@ -37,39 +32,13 @@ def measure_node(folder: Path) -> dict[str, Any]:
     from snaketune.models.device_speed import probe
     from snaketune.models.devices import resolve_compute
 
-    compute = resolve_compute("auto")
+    device = resolve_compute("auto").device
     return {
         "node": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
-        "device": compute.device.type,
-        **probe(compute.device, folder),
-        "steps_per_second": _steps(compute),
+        "device": device.type,
+        **probe(device, folder),
         "gpu": _gpu(),
     }
-
-
-def _steps(compute: Any) -> float:
-    import torch
-
-    width, heads, layers, rows, tokens = ON_GPU if compute.device.type == "cuda" else ON_CPU
-    layer = torch.nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-    model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(compute.device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    batch = torch.randn(rows, tokens, width, device=compute.device)
-
-    def train(steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            with compute.autocast():
-                loss = model(batch).float().square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        if compute.device.type != "cpu":
-            torch.accelerator.synchronize(compute.device)
-        return time.perf_counter() - started
-
-    train(WARMUP)
-    return round(STEPS / train(STEPS), 3)
 
 
 def _gpu() -> dict[str, str]:

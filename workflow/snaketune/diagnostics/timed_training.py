@@ -1,40 +1,38 @@
-"""The computation of the `trial` stage: a short, timed training.
+"""The computation of the `timing` stage: a short, timed training.
 
-    steps      1 … w        w+1 … w+k     …            w+s
-               warm-up    | window      | window …   |            tokens, seconds and mean loss of each window
+    steps      1 … k        k+1 … 2k      …            10k+1 … 11k    two more
+    log lines  warm-up    | window      | window …   | window       | profiled, without a line
 
-It trains with the same rows, order and schedule as the run that it measures, and ends early. The clock is read at the end of
-each window only, so that steps within a window overlap as usual.
+It trains with the same rows, order and schedule as the run that it measures, and ends early. The device is only waited for at
+the end of each window, where the Trainer logs a line, so that steps within a window overlap as usual.
 
-    measured.json    fits, windows, tokens_per_second, sequences_per_second, peak_bytes, waited_share, mfu, probe, device …
+    measured.json    fits, windows, tokens_per_second, memory_gb, expected_memory_gb, waited_share, mfu, parts, probe …
     trace.json.gz    for chrome://tracing and Perfetto, if the spec has `profile`
 """
 
 import math
-import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.diagnostics.step_profile import StepProfiler
-from snaketune.diagnostics.trial_files import MEASURED, TRACE
+from snaketune.diagnostics.step_profile import PROFILED_STEPS, profiler_of, shares_of_parts
+from snaketune.diagnostics.timing_files import MEASURED, TRACE
 from snaketune.errors import SnaketuneError
 from snaketune.models.device_speed import probe
 from snaketune.models.devices import keep_freed_memory
-from snaketune.models.machine import peak_memory
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import SftSpec, TrialSpec
+from snaketune.stages.specs import SftSpec, TimingSpec
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop import sft_trainer
 from snaketune.training.loop.pipeline import examine_machine, ready_trainer
+from snaketune.training.loop.throughput import GB
 from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.training.preference import dpo_trainer
 
@@ -42,7 +40,7 @@ WINDOWS = 10
 
 
 def time_training(
-    spec: TrialSpec,
+    spec: TimingSpec,
     work: WorkFolder,
     operation: Execution,
     pack: Artifact,
@@ -58,143 +56,92 @@ def time_training(
         training = sft_trainer.prepare_training(run, pack, tokenizer, model)
     else:
         training = dpo_trainer.prepare_training(run, model, pack, *ref_logps)
-    findings = examine_machine(training).findings
-    if small := [finding.problem for finding in findings if finding.certain and finding.key == "training"]:
-        # Too little memory is a measurement, like a trial that runs out of memory.
+    check = examine_machine(training)
+    if small := [finding.problem for finding in check.findings if finding.certain and finding.key == "training"]:
+        # Too little memory is a measurement, like running out of it.
         measured = {"fits": False, "why": small[0]}
     else:
-        report_findings(findings, log=is_main_process())
+        report_findings(check.findings, log=is_main_process())
         if run.compute.device.type == "cpu":
             keep_freed_memory()
-        measured = _measure(training, spec) | {"probe": probe(run.compute.device, work.state)}
-        counts = pack.manifest["counts"]["train"]
-        if counts.get("tokens"):
-            # Conversations, documents or pairs.
-            sequences = measured["tokens_per_second"] * counts["kept"] / counts["tokens"]
-            measured["sequences_per_second"] = round(sequences, 3)
+        expected = check.estimate and check.estimate.expected
+        measured = _measure(training, spec) | {
+            "expected_memory_gb": expected and round(expected / GB, 3),
+            "probe": probe(run.compute.device, work.state),
+        }
     if is_main_process():
         write_json(work.payload / MEASURED, measured)
-        if measured["fits"]:
-            print(
-                f"{measured['tokens_per_second']:,.0f} tokens/s over {spec.steps} steps, "
-                f"loss {measured['windows'][-1]['loss']}, {measured['peak_bytes'] / 1e9:.2f} GB",
-                flush=True,
-            )
     return Outcome(counts={"steps": measured.get("steps", 0)}, about=run.compute.about())
 
 
-class Mark(NamedTuple):
-    """The end of a window: step, time, tokens of this process since the mark before, and seconds spent waiting so far."""
+class TimedSteps(TrainerCallback):
+    """Has the Trainer log a line after each window, and ends the training after the last one, or after the profiled steps."""
 
-    step: int
-    time: float
-    tokens: float
-    waited: float
+    def __init__(self, trainer: BaseTrainer, steps: int, profiler: torch.profiler.profile | None):
+        self.meter, self.profiler, self.profiled = trainer.meter, profiler, False
+        self.window = max(1, steps // WINDOWS)
+        # The first window is the warm-up.
+        self.last = self.window * (1 + steps // self.window)
+        # By line: the tokens of all processes so far, and the seconds that this one has waited for rows.
+        self.lines: list[tuple[int, float]] = []
 
-
-class Windows(TrainerCallback):
-    """Records marks at the ends of windows; ends the training after the last one."""
-
-    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, window: int, keeps_running: bool):
-        """Args: window: its steps; keeps_running: whether another callback ends the training."""
-        self.meter, self.warmup, self.last, self.keeps_running = trainer.meter, warmup, warmup + steps, keeps_running
-        self.length = window
-        self.marks: list[Mark] = []
+    def on_step_begin(self, args, state, control, **_):
+        if self.profiler and state.global_step == self.last <= state.max_steps - PROFILED_STEPS:
+            self.profiler.start()
 
     def on_step_end(self, args, state, control, **_):
-        """Record a mark at the end of a window. Called by the Trainer when a step is done."""
         step = state.global_step
-        control.should_training_stop |= step >= self.last and not self.keeps_running
         # A short training may end before the last window.
-        ends = step == min(self.last, state.max_steps)
-        if not ends and (not self.warmup <= step < self.last or (step - self.warmup) % self.length):
-            return
-        if self.meter.device.type != "cpu":
-            torch.accelerator.synchronize(self.meter.device)
-        self.marks.append(Mark(step, time.monotonic(), float(self.meter.sums["tokens"]), self.meter.waited))
-        # Logging takes the loss and resets its mean.
-        control.should_log = True
+        control.should_log |= step <= self.last and (step % self.window == 0 or step == state.max_steps)
+        control.should_training_stop |= step >= self.last + PROFILED_STEPS * bool(self.profiler)
+        if self.profiler and step == self.last + PROFILED_STEPS:
+            if self.meter.device.type != "cpu":
+                torch.accelerator.synchronize(self.meter.device)
+            self.profiler.stop()
+            self.profiled = True
+
+    def on_log(self, args, state, control, logs=None, **_):
+        if logs and "loss" in logs:
+            self.lines.append((state.num_input_tokens_seen, self.meter.waited))
 
 
-class RisingLearningRate(TrainerCallback):
-    """Raises the learning rate from step to step by equal factors; groups keep their ratios."""
-
-    def __init__(self, spec: TrialSpec):
-        (self.first, self.last), self.steps = spec.learning_rates, spec.warmup_steps + spec.steps
-        self.configured = spec.run.training.learning_rate
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 1."""
-        return self.first * (self.last / self.first) ** ((step - 1) / (self.steps - 1))
-
-    def on_step_begin(self, args, state, control, optimizer=None, **_):
-        """Set the learning rate, in place of the schedule's for the same step."""
-        for group in optimizer.param_groups:
-            group["lr"] = self.rate(state.global_step + 1) * group["initial_lr"] / self.configured
-
-
-def _measure(training: PreparedTraining, spec: TrialSpec) -> dict[str, Any]:
+def _measure(training: PreparedTraining, spec: TimingSpec) -> dict[str, Any]:
     with ready_trainer(training) as trainer:
-        args, meter, device = trainer.args, trainer.meter, trainer.meter.device
+        args, device = trainer.args, trainer.meter.device
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
-        window = 1 if spec.learning_rates else max(1, spec.steps // WINDOWS)
-        windows = Windows(trainer, spec.warmup_steps, spec.steps, window, keeps_running=spec.profile)
-        profiled = StepProfiler(windows.last, device, training.run.work.payload / TRACE)
-        rising = [RisingLearningRate(spec)] if spec.learning_rates else []
-        if rising:
-            # A short training goes over its rows again. The run's schedule may not fit into these steps.
-            args.max_steps, args.lr_scheduler_type = rising[0].steps, "constant"
-        for callback in (windows, *[profiled] * spec.profile, *rising):
-            trainer.add_callback(callback)
+        timed = TimedSteps(trainer, spec.steps, profiler_of(device) if spec.profile else None)
+        trainer.add_callback(timed)
         trainer.compile()
         trainer.train()
-        marks = windows.marks
-        if len(marks) < 2:
+        lines = [entry for entry in trainer.state.log_history if "loss" in entry]
+        if len(lines) < 2:
             raise SnaketuneError(
-                f"the whole training has {trainer.state.global_step} steps, but a trial measures after {spec.warmup_steps} "
-                "steps of warm-up; raise training.epochs, or lower training.batch_rows"
+                f"the whole training has {trainer.state.global_step} steps, which are too few to be timed; raise "
+                "training.epochs, or lower training.batch_rows"
             )
-        processes = gather_object([{"tokens": [mark.tokens for mark in marks], "peak": peak_memory(device)}])
-        history = [entry for entry in trainer.state.log_history if "loss" in entry]
-        # A diverging run is timed like others; JSON has no value for its loss.
-        losses = {entry["step"]: entry["loss"] if math.isfinite(entry["loss"]) else None for entry in history}
-        tokens = [sum(some) for some in zip(*(one["tokens"] for one in processes))]
-        measured_windows = [
-            {"step": mark.step, "tokens": own, "seconds": round(mark.time - before.time, 6), "loss": losses[mark.step]}
-            for before, mark, own in zip(marks, marks[1:], tokens[1:])
-        ]
-        speeds = sorted(one["tokens"] / one["seconds"] for one in measured_windows)
-        about = meter.about(history)
-        first, last = marks[0], marks[-1]
-        step_seconds = (last.time - first.time) / (last.step - first.step)
-        tested = [
-            {"learning_rate": rising[0].rate(step), "loss": loss}
-            for step, loss in losses.items()
-            if spec.learning_rates
-        ]
+        throughput, (tokens, waited) = trainer.meter.about(lines), zip(*timed.lines, strict=True)
+        seconds = (tokens[-1] - tokens[0]) / throughput["tokens_per_second_median"]
+        step_seconds = seconds / (lines[-1]["step"] - lines[0]["step"])
+        if timed.profiled and is_main_process():
+            timed.profiler.export_chrome_trace(str(training.run.work.payload / TRACE))
         return {
             "fits": True,
-            "why": "",
-            **({"learning_rates": tested} if tested else {}),
-            "windows": measured_windows,
+            # A diverging run is timed like others; JSON has no value for its loss.
+            "windows": [
+                {"tokens": seen, "loss": line["loss"] if math.isfinite(line["loss"]) else None}
+                for seen, line in zip(tokens, lines, strict=True)
+            ],
             "steps": trainer.state.global_step,
-            "tokens_per_second": round(speeds[len(speeds) // 2], 3),
-            "step_seconds": step_seconds,
-            "tokens_in_warmup": first.tokens * len(processes),
-            "peak_bytes": max(one["peak"] for one in processes),
-            "waited_share": round((last.waited - first.waited) / max(1e-9, last.time - first.time), 4),
-            "mfu": about["mfu_median"],
-            "mfu_computed": about["mfu_computed_median"],
-            "peak_flops_per_second": about["peak_flops_per_second"],
-            "parts": profiled.shares(step_seconds),
+            "tokens_per_second": throughput["tokens_per_second_median"],
+            "memory_gb": throughput["peak_memory_gb"],
+            "waited_share": round((waited[-1] - waited[0]) / seconds, 4),
+            "mfu": throughput["mfu_computed_median"],
+            "parts": shares_of_parts(timed.profiler, device, step_seconds) if timed.profiled else {},
             "compiled": trainer.compiled,
             "kernel": trainer.checked.about.get("kernel", "its own attention"),
-            "parameters": trainer.parameters,
-            "trainable_parameters": trainer.trainable,
             "micro_batch_rows": args.per_device_train_batch_size,
             "accumulation": args.gradient_accumulation_steps,
             "gradient_checkpointing": args.gradient_checkpointing,
-            "processes": args.world_size,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }

@@ -9,11 +9,11 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
 from snaketune.stages.plan.context import Context
 from snaketune.stages.plan.data_jobs import corpus_job, tokenizer_job
+from snaketune.stages.plan.doctor_jobs import doctor_jobs
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.model_jobs import eval_job, merge_job
 from snaketune.stages.plan.published_jobs import is_rung, reported
 from snaketune.stages.plan.training_jobs import sft_job
-from snaketune.stages.plan.trial_jobs import audit_jobs, diagnosis_job
 from snaketune.stages.specs import ReportSpec, spec_from
 from snaketune.stages.table import STAGES
 
@@ -57,11 +57,10 @@ def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
         (sft_job, config.sft),
         (dpo_job, config.dpo),
         (merge_job, config.merge),
-        (diagnosis_job, config.diagnose),
     ):
         for name in names:
             plan(context, name)
-    audit_jobs(context)
+    doctor_jobs(context)
     for name, evaluation in config.eval.items():
         for model in evaluation.every_model(variants):
             eval_job(context, name, evaluation, model)

@@ -185,21 +185,18 @@ class PreflightSpec(Model):
     evaluations: tuple[PreflightEvaluation, ...] = ()
 
 
-class TrialSpec(Launched):
-    """A short training of a diagnosis, with every setting that its speed depends on."""
+class TimingSpec(Launched):
+    """A short training that is timed, with every setting that its speed depends on."""
 
     run: SftSpec | DpoSpec
     micro_batch_rows: MicroBatchRows
     processes: int
     load_in_memory: Literal["auto"] | bool
     steps: int
-    warmup_steps: int
     repeat: int
     """The round that it belongs to, from 1."""
     profile: bool = False
     """Whether two further steps are recorded by torch.profiler."""
-    learning_rates: tuple[float, float] | None = None
-    """The learning rates of the first and the last step, if it tests them."""
 
 
 class Variant(Model):
@@ -207,25 +204,17 @@ class Variant(Model):
 
     name: str
     changes: dict[str, Any] = {}
+    baseline: dict[str, Any] = {}
+    """The values of the same keys in the baseline."""
 
 
-class DiagnosisSpec(Model):
-    mode: Literal["one-at-a-time", "add-one-in"]
-    variants: tuple[Variant, ...]
-    """The baseline first, in the order of the trials; a tuple, since a spec ignores the order of keys."""
-    repeats: int
-
-
-class AuditSpec(Model):
-    """A run that is audited, and the variants of its doubtful settings."""
+class BottleneckSpec(Model):
+    """A run that is examined, and its variants."""
 
     key: str
     """Its key in the config: `sft.demo`."""
-    kind: Kind
-    training: Learning
-    micro_batch_rows: MicroBatchRows
-    gradient_checkpointing: GradientCheckpointing
     variants: tuple[Variant, ...]
+    """The baseline first, in the order of their timings; a tuple, since a spec ignores the order of keys."""
 
 
 class EvalSpec(Model):

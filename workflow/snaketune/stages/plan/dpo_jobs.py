@@ -5,7 +5,6 @@ The config doesn't name the latter two: they are named after model and pack with
 
 from dataclasses import replace
 
-from snaketune.config.diagnose import slow_settings, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
@@ -72,14 +71,9 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
 def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
     """Return the runs, and the variants of runs that are timed, by the reference that they share."""
     config = context.config
-    diagnosed = (
-        diagnosis.variants(name, config.dpo[diagnosis.run.removeprefix("dpo:")])
-        for name, diagnosis in config.diagnose.items()
-        if diagnosis.run.startswith("dpo:")
-    )
-    audited = (variants_of("doctor", slow_settings(run), run) for run in config.dpo.values())
+    timed = (config.doctor.variants(run) for name, run in config.dpo.items() if config.doctor.examines("dpo", name))
     shared: dict[Key, list[Dpo]] = {}
-    for runs in (config.dpo, *diagnosed, *audited):
+    for runs in (config.dpo, *timed):
         for run in runs.values():
             if run.needs_reference:
                 shared.setdefault(_key(context, run), []).append(run)

@@ -69,7 +69,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
     )
     preflight = preflight_job(context, first_run(config, sft))
     calibration = calibrate_job(context, of, run, spec)
-    # Trials measure a few steps from the start.
+    # Timings measure a few steps from the start.
     snapshots = _snapshots_before(config, stage, name) if stage in ("sft", "dpo") else {}
     # Snapshots of DPO runs are planned before their run, as the config lists them.
     before = [sft_job(context, one) if stage == "sft" else context.jobs[stage, one] for one in snapshots][-1:]

@@ -1,4 +1,4 @@
-"""The `trial` stage: a short, timed training in launched processes, whose weights are discarded."""
+"""The `timing` stage: a short, timed training in launched processes, whose weights are discarded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.diagnostics.trial_files import MEASURED
+from snaketune.diagnostics.timing_files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import TrialSpec
+from snaketune.stages.specs import TimingSpec
 
 if TYPE_CHECKING:
     from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
     module=__name__,
-    spec=TrialSpec,
+    spec=TimingSpec,
     payload="measured",
     job_name="{name}/{variant}/{repeat}",
     inputs={
-        "pack": exactly_one("pack", entries=("counts.train.kept", "counts.train.tokens")),
+        "pack": exactly_one("pack"),
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft"),
         "base_layers": any_number("sft"),
@@ -39,7 +39,7 @@ STAGE = Stage(
 
 
 def build(
-    spec: TrialSpec,
+    spec: TimingSpec,
     work: WorkFolder,
     *,
     operation: Execution,
@@ -51,13 +51,13 @@ def build(
     ref_logps: Sequence[Artifact] = (),
     tracked: "TrackedRun | None" = None,
 ) -> Outcome:
-    """Fill `work.payload` with `measured.json`. Args: tracked: not used, as trials aren't tracked."""
+    """Fill `work.payload` with `measured.json`. Args: tracked: not used, as timings aren't tracked."""
     from snaketune.diagnostics.timed_training import time_training
 
     return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps)
 
 
-def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
+def launch(stage: str, *, spec: TimingSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
     """Run `build` as `processes.launch` does, with the batch plan of the run; running out of memory is recorded."""
     from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan
     from snaketune.training.launch import processes

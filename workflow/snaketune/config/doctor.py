@@ -1,0 +1,77 @@
+"""The `doctor:` section: which runs are timed, and which changes of them are tried, to find what makes them faster."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
+from snaketune.config.training_runs import Dpo, Sft
+from snaketune.errors import SnaketuneError
+
+BASELINE = "baseline"
+# Keys that keep the corpus and the initial weights the same; otherwise trainings couldn't be compared.
+CHANGEABLE = ("packing", "training", "lora", "quantization", "operation")
+Change = Annotated[dict[str, Any], Field(min_length=1)]
+
+
+class Doctor(Model):
+    """Runs that `snakemake doctor` times in short trainings, and changes of them. Variants run in turn, in several rounds, so
+    that a machine that heats up doesn't favour one of them."""
+
+    runs: tuple[Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")], ...] | None = None
+    """Runs to examine: `sft:NAME` or `dpo:NAME`. By default all, of those that take the same time and memory the first one."""
+    changes: dict[Name, Change] = {}
+    """Changes to try on each of these runs, besides settings that are slow on most machines. By a name of your choice: dotted
+    keys of the run and their values, such as `{longer: {packing.length: 2048}}`. Only keys of `packing`, `training`, `lora`,
+    `quantization` and `operation` can be changed, and of SFT runs `loss`."""
+    steps: Annotated[int, Field(ge=4)] = 20
+    """Measured optimizer steps per variant and round."""
+    repeats: PositiveInt = 3
+    """Rounds, each with every variant; without variants there is one. Results are medians over rounds, with minimum and
+    maximum."""
+
+    def examines(self, section: str, name: str) -> bool:
+        return self.runs is None or f"{section}:{name}" in self.runs
+
+    def tried_on(self, run: Sft | Dpo) -> dict[str, Change]:
+        """The changes that are tried on a run, by name: of settings that are slow on most machines, and those configured."""
+        training, is_raw = run.training, run.packing.strategy == "none"
+        slow = (
+            (is_raw, "packed", "packing.strategy", "best-fit-decreasing"),
+            (training.gradient_checkpointing is True, "activations-kept", "training.gradient_checkpointing", False),
+            (run.operation.activation_offloading, "activations-on-device", "operation.activation_offloading", False),
+            (training.precision == "float32", "precision-auto", "training.precision", "auto"),
+            (training.optimizer == "adamw_torch", "fused-optimizer", "training.optimizer", "adamw_torch_fused"),
+            # Not `true`, which fails if the model can't be compiled.
+            (training.compile is False and not is_raw, "compile-auto", "training.compile", "auto"),
+        )
+        return {name: {key: value} for is_slow, name, key, value in slow if is_slow} | self.changes
+
+    def variants(self, run: Sft | Dpo) -> dict[str, Sft | Dpo]:
+        """The baseline and its variants by name; SnaketuneError if a change doesn't result in a valid run."""
+        changed = {name: _changed(run, name, change) for name, change in self.tried_on(run).items()}
+        return {BASELINE: run} | changed
+
+
+def _changed(run: Sft | Dpo, name: str, change: Change) -> Sft | Dpo:
+    # Other losses of DPO runs may need other log-probabilities of the reference.
+    changeable = (*CHANGEABLE, "loss") if isinstance(run, Sft) else CHANGEABLE
+    values = run.model_dump(by_alias=True, exclude_unset=True)
+    for dotted, value in change.items():
+        *sections, leaf = dotted.split(".")
+        if dotted.partition(".")[0] not in changeable:
+            raise SnaketuneError(
+                f"doctor.changes.{name}.{dotted}: can't be changed here; expected a key below {', '.join(changeable)}"
+            )
+        section = values
+        for key in sections:
+            if not isinstance(section.get(key), dict):
+                section[key] = {}
+            section = section[key]
+        section[leaf] = value
+    try:
+        return type(run).model_validate(values)
+    except ValidationError as error:
+        issue = error.errors()[0]
+        at = f"{'.'.join(map(str, issue['loc']))}: " if issue["loc"] else ""
+        raise SnaketuneError(f"doctor.changes.{name}: {at}{issue['msg']}, found {issue['input']!r}") from None

@@ -1,0 +1,126 @@
+"""The settings that can change the speed of a run: for each, what changing it brings, how that is known, and what to do."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from snaketune.diagnostics.comparison import Timing, figures_of
+from snaketune.stages.specs import Variant
+
+# Effects below this many percent are noise.
+WORTH = 5.0
+# By the key of a setting that is slow on most machines: how it limits a run.
+LIMITS = {
+    "packing.strategy": "padding: each row of a batch is as long as its longest",
+    "training.gradient_checkpointing": "recomputed activations, though they fit in memory",
+    "operation.activation_offloading": "activations that are moved, though they fit in memory",
+    "training.precision": "float32 products where the device has faster ones",
+    "training.optimizer": "an optimizer in many small kernels",
+    "training.compile": "layers in many small kernels, which aren't compiled",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a run.
+
+    Attributes:
+        brings_percent: the gain in trained tokens per second after `do`; 0 if the setting is right, None if unknown.
+        limit: the description of it as the run's main limit; empty if it is none.
+        figures: of a variant that was tried, see `comparison.figures_of`.
+    """
+
+    setting: str
+    set_to: str
+    brings_percent: float | None
+    how: Literal["measured", "counted", "estimated", "not known here"]
+    do: str = ""
+    limit: str = ""
+    figures: dict[str, Any] | None = None
+
+
+def tried(key: str, variant: Variant, timings: list[Timing], baseline: list[Timing], tokens: float) -> Setting:
+    """Return the setting that a variant changes, marked if that alters what is learned.
+
+    Args:
+        key: of the run in the config: `sft.demo`.
+        timings: one per round, as in `baseline`.
+        tokens: at which losses are compared.
+    """
+    changes = {name: _text(value) for name, value in variant.changes.items()}
+    set_to = ", ".join(f"{name}: {_text(variant.baseline[name])} (tried {value})" for name, value in changes.items())
+    if unfit := next((one["why"] for one in timings if not one["fits"]), ""):
+        return Setting(variant.name, f"{set_to}; doesn't fit: {unfit}", None, "measured")
+    figures = figures_of(timings, baseline, tokens)
+    gain = figures["gain_percent"]["median"]
+    # Packing changes what a step learns too, by its number of tokens.
+    limit = LIMITS.get(next(iter(changes)), "" if figures["learns"] else f"a setting, {set_to}")
+    advice = ", ".join(f"{key}.{name}: {value}" for name, value in changes.items()) if limit and gain >= WORTH else ""
+    mark = figures["learns"] and f"not comparable: {figures['learns']}"
+    do = "; ".join(filter(None, (advice, mark)))
+    return Setting(variant.name, set_to, gain, "measured", do, limit, figures)
+
+
+def _text(value: Any) -> str:
+    """Return a value as YAML writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def padding(key: str, pack: dict[str, Any]) -> Setting:
+    """Args: pack: manifest of packed rows."""
+    full, counts = pack["packing_metadata"]["packing_efficiency"] / 100, pack["counts"]["train"]
+    unpacked = counts["tokens"] / max(1, counts["pieces"] * pack["row_length"])
+    set_to = f"on, {full:.1%} of the rows' positions hold tokens (one document a row: {unpacked:.1%})"
+    brings, do = round(100 * (1 / full - 1), 1), f"{key}.packing.length: longer rows have less padding"
+    worth = brings >= WORTH
+    return Setting("packing", set_to, brings, "counted", do * worth, "padding: rows that documents don't fill" * worth)
+
+
+def micro_batch(key: str, curve: dict[str, Any], timing: Timing) -> Setting:
+    """Args: curve: of the run's calibration."""
+    rows, checkpointing = timing["micro_batch_rows"], bool(timing["gradient_checkpointing"])
+    set_to, best = f"{rows} rows x {timing['accumulation']}", curve["best"]
+    for trial in curve["trials"]:
+        if trial["fits"] and (trial["micro_batch_rows"], trial["gradient_checkpointing"]) == (rows, checkpointing):
+            gain = max(0.0, round(100 * (best["tokens_per_second"] / trial["tokens_per_second"] - 1), 1))
+            do, limit = (
+                f"{key}.training.micro_batch_rows: auto, or {best['micro_batch_rows']}",
+                "the micro-batch: too few rows",
+            )
+            return Setting(
+                "micro-batch", set_to, gain, "measured", do * (gain >= WORTH), f"{limit} per batch for the device"
+            )
+    return Setting("micro-batch", set_to, None, "not known here")
+
+
+def parts_of_step(timing: Timing) -> Iterator[Setting]:
+    """Yield the loader, the gaps between kernels, and for attention and small operations what their share of a step is."""
+    waited, parts = timing["waited_share"], timing["parts"]
+    set_to = f"{waited:.1%} of the time was spent waiting for rows"
+    do, limit = "operation.load_in_memory: true, or results on a faster disk", "the loader: steps wait for rows"
+    yield Setting("loader", set_to, _without(waited), "measured", do * (waited > WORTH / 100), limit)
+    if parts and timing["device"] != "cpu":
+        idle = max(0.0, parts["waiting"] - waited)
+        set_to = f"the device waits {idle:.0%} of the time between kernels"
+        do = "more rows per micro-batch, or training.compile: true" * (idle > WORTH / 100)
+        limit = "small kernels: the device waits for the next one to be launched"
+        yield Setting("small kernels", set_to, _without(idle), "measured", do, limit)
+    # Compiled layers fuse the same operations as kernels such as Liger's.
+    fused = "compiled layers" if timing["compiled"] else "none (compiled layers, or Liger's)"
+    for setting, part, set_to in (
+        ("attention kernel", "attention", timing["kernel"]),
+        ("fused kernels", "other", fused),
+    ):
+        if part in parts:
+            set_to += f"; {parts[part]:.0%} of a step"
+            yield Setting(setting, f"{set_to}, so at most {_without(parts[part]):+.0f}%", None, "estimated")
+
+
+def _without(share: float) -> float:
+    """Return the percentage by which a step is faster without a share of its time.
+
+    >>> _without(0.5)
+    100.0
+    """
+    return round(100 * share / (1 - min(0.99, share)), 1)
