@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from snaketune.artifacts.manifest import read_artifact, write_json
+from snaketune.artifacts.manifest import read_artifact, write_json, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.passed_test import PassedTest
@@ -77,7 +77,7 @@ def test_a_manifest_names_files_of_its_payload_alone(made, name):
 def test_of_a_manifest_by_itself_only_the_stage_counts(made, mark):
     _, manifest, _ = made
     for stage in ("../../etc", "os", 5, None, {"a": 1}):
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stage": stage}))
+        write_manifest(manifest, json.loads(manifest.read_text()) | {"stage": stage})
         with pytest.raises(SnaketuneError, match="is no snaketune manifest"):
             result_at(manifest)
 

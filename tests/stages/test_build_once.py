@@ -340,12 +340,13 @@ def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which
     assert len(built) == (2 if which == "kept" else 1)
 
 
-def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
+def test_a_manifest_without_its_digest_is_damaged(tmp_path):
     manifest = run(tmp_path)
     described = json.loads(manifest.read_text())
     del described["manifest_digest"]
     manifest.write_text(json.dumps(described))
-    assert read_artifact(manifest, "rows").file("notes.txt").is_file()
+    with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged"):
+        read_artifact(manifest, "rows")
 
 
 def test_future_times_of_results_are_set_to_now(tmp_path):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
@@ -76,7 +76,7 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
 
     def put(role: str, content: str) -> None:
         payload = {"rows": {"digest": content}} if role != "tokenizer" else {}
-        write_json(
+        write_manifest(
             tmp_path / f"{role}.json",
             {"payload": payload, "records": {}, "format_version": content, "stage": STAGE_OF[role]},
         )
@@ -122,7 +122,7 @@ def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
     """The order of an adapter stack doesn't depend on names."""
     names = ("two", "one", "base", "zero")
     for name in names:
-        write_json(tmp_path / f"{name}.json", {"payload": {}, "records": {}, "stage": "sft"})
+        write_manifest(tmp_path / f"{name}.json", {"payload": {}, "records": {}, "stage": "sft"})
     work = WorkFolder(tmp_path / "work")
     work.start()
     monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
