@@ -17,6 +17,7 @@ from snaketune.training.autotune.batch_plan import (
     smaller_plan,
 )
 from snaketune.training.launch import oom_retry
+from tests.stages.demo_jobs import job_of
 
 
 def trial(rows: int, speed: float, memory: float, checkpointing: bool = False, fits: bool = True) -> dict:
@@ -162,7 +163,7 @@ def test_a_stale_out_of_memory_record_is_ignored(tmp_path, monkeypatch):
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
 
-    def dies(stage, **given):
+    def dies(job, work):
         raise SnaketuneError("exit status 1")
 
     work = WorkFolder(tmp_path)
@@ -171,7 +172,7 @@ def test_a_stale_out_of_memory_record_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(oom_retry.processes, "launch", dies)
     spec = SftSpec.model_construct(training=Learning(learning_rate=1, batch_rows=4))
     with pytest.raises(SnaketuneError, match="exit status 1"):
-        oom_retry.launch("sft", spec=spec, operation=Execution(), work=work)
+        oom_retry.launch(job_of("sft", tmp_path, spec), work)
 
 
 @pytest.mark.parametrize("damage", ["curve", "manifest", "format", "device"])
