@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snaketune.artifacts.manifest import write_json, write_manifest
+from snaketune.artifacts.manifest import describe_files, write_json, write_manifest
 from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
@@ -24,6 +24,7 @@ from snaketune.stages.host.launch_command import OPERATION_FILE
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.loaded_job import read_job
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.races import FILE, PAYLOAD
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.table import STAGES
 from snaketune.training.launch import processes, worker
@@ -141,6 +142,27 @@ def test_a_job_or_an_artifact_that_was_replaced_since_the_fingerprint_is_refused
         assert "job.json, or what its race decided, changed since this job began; run again" in str(caught.value)
     elif replaced not in (None, "stale"):
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
+
+
+def test_a_job_whose_race_decided_again_is_refused(tmp_path, work, monkeypatch):
+    race, file = tmp_path / "race/manifest.json", tmp_path / "job.json"
+
+    def decide(paused: dict[str, float]) -> None:
+        (race.parent / PAYLOAD).mkdir(parents=True, exist_ok=True)
+        write_json(race.parent / PAYLOAD / FILE, {"paused": paused})
+        payload = describe_files(race.parent / PAYLOAD)
+        write_manifest(race, {"stage": "race", "payload": payload, "records": {}})
+
+    inputs = {role: (put(tmp_path / f"{role}.json", STAGE_OF[role], "a"),) for role in ("pack", "tokenizer")}
+    decide({"sft/out": 0.5})
+    job = JobFile(stage="sft", out="out", spec=SPECS["sft"], inputs=inputs, operation={"race": str(race)})
+    launched(work, file, job, monkeypatch)
+    paused = read_job(file)
+    assert (paused.paused_at, paused.spec.training.until, paused.is_snapshot) == (0.5, 0.5, True)
+    decide({})
+    assert read_job(file).spec.training.until is None
+    with pytest.raises(SystemExit, match=r"job\.json, or what its race decided, changed since this job began"):
+        worker.main(file, work.state)
 
 
 def test_artifacts_reach_the_processes_in_their_order(tmp_path, work, monkeypatch):
