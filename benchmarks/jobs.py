@@ -17,6 +17,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job, result_at
 from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
+from snaketune.stages.loaded_job import LoadedJob, read_job
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES
@@ -78,15 +79,13 @@ class Project:
                 patch.object(import_module(stage.launcher), "launch", _build) if stage.launcher else nullcontext()
             )
             with chdir(self.folder), launcher:
-                run(_job_file(one))
+                run(read_job(_written(one)))
         return self.result(job)
 
     def command(self, job: Job) -> list[str]:
         """Write a job's file, and return the command that runs the job in the folder."""
-        path = job_file_of(job.stage, job.name)
         with chdir(self.folder):
-            write_job_file(path, _job_file(job), None)
-        return [sys.executable, "-m", "snaketune", job.stage, str(path)]
+            return [sys.executable, "-m", "snaketune", job.stage, str(_written(job))]
 
     def build(self, job: Job, work: Path | str, **instead: Any) -> Outcome:
         """Run a job's `build` in this process and a work folder. Args: instead: of the job's spec and operation."""
@@ -105,15 +104,18 @@ class Project:
         return Project(folder=folder, config=self.config)
 
 
-def _job_file(job: Job) -> JobFile:
+def _written(job: Job) -> Path:
+    """Write a job's file, and return its path."""
+    path = job_file_of(job.stage, job.name)
     spec, operation = (of.model_dump(mode="json") for of in (job.spec, job.operation))
-    return JobFile(stage=job.stage, spec=spec, inputs=inputs_by_role(job), out=job.folder, operation=operation)
+    file = JobFile(stage=job.stage, spec=spec, inputs=inputs_by_role(job), out=job.folder, operation=operation)
+    write_job_file(path, file, None)
+    return path
 
 
-def _build(name: str, *, spec, operation, work, artifacts, files, **_) -> Outcome:
+def _build(job: LoadedJob, work: WorkFolder) -> Outcome:
     """Take the place of a launcher, which starts processes."""
-    stage = STAGES[name]
-    return import_module(stage.module).build(spec, work, operation=operation, **stage.arguments(artifacts, files))
+    return import_module(job.stage.module).build(job.spec, work, operation=job.operation, **job.arguments)
 
 
 def conversations(

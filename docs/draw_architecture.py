@@ -40,7 +40,7 @@ How a run goes, from the config to a result:
    and digests (`artifacts/manifest.py`). The report and later stages read results by their manifests.
 
 Everything about a stage is in one module: the declaration `STAGE = Stage(...)` beside its `build` (`stages/declaration.py`
-lists what it holds, `stages/table.py` collects them). A rule, its file and that module have one name. The module imports
+lists what it holds, `stages/table.py` names the modules). A rule, its file and that module have one name. The module imports
 nothing heavy; `build` imports the modules beside it that compute.
 
 In the picture, each line goes from a package to one above it that it imports. Snakemake's files import `config`, `stages`,

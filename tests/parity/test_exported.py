@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 from snaketune.__main__ import main
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.export_ref_logps import export_ref_logps
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -115,7 +115,7 @@ def test_the_command_and_inputs_that_do_not_belong_together(made, tmp_path, toke
         folder = tmp_path / "results" / name
         folder.mkdir(parents=True)
         (folder / payload).symlink_to(artifact.folder)
-        write_json(folder / "manifest.json", artifact.manifest | {"stage": stage})
+        write_manifest(folder / "manifest.json", artifact.manifest | {"stage": stage})
         return str(folder / "manifest.json")
 
     named = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import content_digest, describe_files, write_json
+from snaketune.artifacts.manifest import content_digest, describe_files, write_json, write_manifest
 from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
@@ -56,7 +56,7 @@ class DataResults:
             "records": records,
             "versions": {"pyarrow": "26.0.1", "flash-attn": None},
         }
-        write_json(folder / "manifest.json", manifest)
+        write_manifest(folder / "manifest.json", manifest)
         if run is not None:
             write_json(folder / "run.json", {"seconds": 1.0, "python": "3.11.7", "host": "somewhere"} | run)
         key = f"{stage}/{name}"

@@ -7,6 +7,7 @@ import pytest
 from invented_results import Results
 from invented_sweeps import sft_and_pairs
 
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.report.compare.earlier_results import compared_files
 from snaketune.report.compare.earlier_runs import EarlierRuns
@@ -49,7 +50,7 @@ def ran(results: Results, *, beta: float, right: float, seconds: float) -> None:
 
 
 def edit(path: Path, **entries) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    write_manifest(path, json.loads(path.read_text()) | entries)
 
 
 def as_work(results: Results, stage: str, name: str, fingerprint: str) -> Path:
@@ -205,7 +206,8 @@ def test_an_ambiguous_prefix_is_refused_with_both_matches(current):
     ],
 )
 def test_manifests_that_no_stage_wrote_are_refused(earlier, current, entries, message):
-    edit(earlier.folder / "results/dpo/demo/manifest.json", **entries)
+    path = earlier.folder / "results/dpo/demo/manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
     assert message in refused(BEFORE)
 
 

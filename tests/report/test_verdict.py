@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from invented_sweeps import result_set, sft_and_pairs
 
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.publishing.results import Result
 from snaketune.report.compare.variants import compare_variants
 from snaketune.report.data.packing_flow import pack_flows
@@ -248,7 +249,7 @@ def test_truncated_responses_are_counted(results):
     path = results.folder / "results/eval/main/base-a/manifest.json"
     manifest = json.loads(path.read_text())
     for most, cut_off in ((5, ["100% of the responses of base:a to chat were truncated at 5 tokens"]), (6, [])):
-        path.write_text(json.dumps(manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}}))
+        write_manifest(path, manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}})
         repeated, *truncated = (one.message for one in prompt_findings(result_set(results), ["base:a"]))
         assert repeated.startswith("6 of 12 held-out prompts of chat are duplicates")
         assert truncated == cut_off

@@ -139,7 +139,7 @@ def test_a_training_in_several_processes_is_started_with_words(tmp_path):
     """On several nodes the command goes through a shell on each of them."""
     state = tmp_path / f"{TOUCHES[0]} {TOUCHES[2]}"
     for nodes in (1, 2):
-        words = command(Operation(gpus=0, nodes=nodes), state)
+        words = command(Operation(gpus=0, nodes=nodes), state / "job.json", state)
         assert any(str(state / "job.json") in word or TOUCHES[0] in word for word in words)
     # Parsed like the shell of a node does.
-    assert str(state / "job.json") in shlex.split(words[-1])
+    assert shlex.split(words[-1])[-2:] == [str(state / "job.json"), str(state)]

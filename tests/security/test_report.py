@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.errors import SnaketuneError
 
 BROWSER = next(
@@ -263,7 +264,9 @@ def test_a_compared_result_is_shown_or_refused_by_the_name_of_the_file(tmp_path,
             written = next(hostile)
             path.write_text(with_text(value, at, written), "utf-8")
             if path.parent.name == "scores":
-                manifest.write_text(described.replace(digest_of(described, path.name), digest_file(path)), "utf-8")
+                write_manifest(
+                    manifest, json.loads(described.replace(digest_of(described, path.name), digest_file(path)))
+                )
             try:
                 compare(results, compared)
             except SnaketuneError as error:

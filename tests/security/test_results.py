@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from snaketune.artifacts.manifest import read_artifact, write_json
+from snaketune.artifacts.manifest import read_artifact, write_json, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.passed_test import PassedTest
@@ -21,6 +21,7 @@ from snaketune.stages.job import result_at
 from snaketune.stages.links import check_link, link_payload
 from snaketune.stages.outcome import Outcome
 from snaketune.training.checkpoint.checkpoints import mark_complete
+from tests.stages.demo_jobs import SnapshotSpec
 from tests.stages.test_build_once import run
 from tests.workflow.conftest import wrong_modes
 
@@ -77,7 +78,7 @@ def test_a_manifest_names_files_of_its_payload_alone(made, name):
 def test_of_a_manifest_by_itself_only_the_stage_counts(made, mark):
     _, manifest, _ = made
     for stage in ("../../etc", "os", 5, None, {"a": 1}):
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stage": stage}))
+        write_manifest(manifest, json.loads(manifest.read_text()) | {"stage": stage})
         with pytest.raises(SnaketuneError, match="is no snaketune manifest"):
             result_at(manifest)
 
@@ -186,7 +187,7 @@ def test_files_get_exactly_the_rights_that_the_user_gives(tmp_path, mask):
 
     before = os.umask(mask)
     try:
-        run(tmp_path, build=build, keep_state=True)
+        run(tmp_path, build=build, spec=SnapshotSpec())
     finally:
         os.umask(before)
     # The checkpoint, the cached result and the published one.
@@ -203,7 +204,7 @@ def test_a_foreign_result_is_read_as_data(made, mark):
     """A whole work folder put there: what it says is published, and none of it is run."""
     folder, _, work = made
     (work / "state").mkdir()
-    for name in ("attempt.json", "outcome.json", "job.json", "accelerate.yaml"):
+    for name in ("attempt.json", "outcome.json", "operation.json", "accelerate.yaml"):
         (work / "state" / name).write_bytes(mark.bomb())
     (work / "payload/deep/__init__.py").write_text(mark.code())
     run(folder)

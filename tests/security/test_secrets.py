@@ -9,13 +9,12 @@ from snaketune import __main__
 from snaketune.config.load import load
 from snaketune.config.operation import Execution
 from snaketune.config.secrets import without_secrets
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job_files import JobFile, write_job_file
-from snaketune.stages.specs import WriteSpec
 from snaketune.training.launch import processes
 from snaketune.training.launch.worker_endings import first_failure, record_failure
+from tests.stages.demo_jobs import job_of
 from tests.workflow.conftest import SECRETS
 
 HF = SECRETS["HF_TOKEN"]
@@ -43,18 +42,17 @@ def test_a_run_writes_and_logs_nothing_of_its_environment(finished):
 
 
 def test_processes_are_given_no_environment_in_files(tmp_path, monkeypatch):
-    """job.json is in the work folder while a training runs, with accelerate's and DeepSpeed's files beside it."""
+    """operation.json is in the work folder while a training runs, with accelerate's and DeepSpeed's files beside it."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     work = WorkFolder(tmp_path / "w")
     work.state.mkdir(parents=True)
 
     monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
-    arguments = {"artifacts": {}, "files": {}, "work": work, "out": tmp_path / "out", "tracking": Tracking()}
     with pytest.raises(SnaketuneError, match="ended early"):
-        processes.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=2), **arguments)
+        processes.launch(job_of("sft", tmp_path, operation=Execution(gpus=2)), work)
     written = files_in(work.folder)
-    assert {"job.json", "accelerate.yaml"} <= {path.name for path in written}
+    assert {"operation.json", "accelerate.yaml"} <= {path.name for path in written}
     for path in written:
         assert not [value for value in SECRETS.values() if value in path.read_text()]
 
@@ -106,7 +104,8 @@ def test_messages_of_libraries_lose_what_is_secret(monkeypatch, capsys, tmp_path
 
     monkeypatch.setattr(__main__, "run", failing)
     job_file = tmp_path / "plan.json"
-    write_job_file(job_file, JobFile(stage="plan", out=str(tmp_path), spec={}, inputs={}), None)
+    spec = {"kind": "sft", "lengths": [8], "strategy": "none", "overflow": "drop"}
+    write_job_file(job_file, JobFile(stage="plan", out=str(tmp_path), spec=spec, inputs={}), None)
     assert __main__.main(["plan", str(job_file)]) == 1
     assert capsys.readouterr().err == "error: a/b can't be loaded: https://…@host:80/x?token=… isn't there\n"
 

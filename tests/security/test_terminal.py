@@ -1,12 +1,12 @@
 """Terminal escape sequences in whatever messages quote: escaped where the messages leave the process."""
 
 import io
-import json
 import subprocess
 import sys
 
 import pytest
 
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
 from snaketune.stages.host.streams import EscapedStream
 
@@ -77,7 +77,7 @@ def test_what_planning_quotes_of_results_is_escaped_too(fresh):
     manifest = fresh.folder / "results/corpus/chat/manifest.json"
     manifest.parent.mkdir(parents=True)
     about = {"stage": "corpus", "code": ESCAPES, "spec": {ESCAPES: ESCAPES}, "inputs": {ESCAPES: [ESCAPES]}}
-    manifest.write_text(json.dumps(about | {"payload": {}, "records": {}, "versions": {ESCAPES: ESCAPES}}))
+    write_manifest(manifest, about | {"payload": {}, "records": {}, "versions": {ESCAPES: ESCAPES}})
     said = fresh.snakemake("--dry-run", "results/corpus/chat/manifest.json")
     assert "HACKED" in said and "\x1b" not in said
     fresh.config["corpora"]["chat"][ESCAPES] = 1

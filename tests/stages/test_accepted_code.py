@@ -7,10 +7,11 @@ import pytest
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import RECORD, accept, accepted_codes
-from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 from snaketune.stages.outcome import Outcome
+
+from .demo_jobs import build_demo
 
 
 def run(folder: Path, code: str, built: list, **more) -> dict:
@@ -19,16 +20,7 @@ def run(folder: Path, code: str, built: list, **more) -> dict:
         (work.payload / "rows.txt").write_text("rows")
         return Outcome()
 
-    out = folder / "results/demo/x"
-    arguments = {
-        "spec": {},
-        "artifacts": {},
-        "files": {},
-        "payload": "rows",
-        "work_root": folder / "results/.work",
-    } | more
-    build_once(stage="demo", code=code, out=out, build=build, **arguments)
-    return json.loads((out / "manifest.json").read_text())
+    return json.loads(build_demo(folder, build, code=code, **more).read_text())
 
 
 def test_a_result_made_with_accepted_code_is_published_as_it_is(tmp_path, capsys):

@@ -1,20 +1,16 @@
 """Changes during a stage: external files, the stage's code, the number of threads."""
 
-import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import ANY
 
 import pytest
 
 from snaketune.__main__ import main
-from snaketune.artifacts.manifest import Artifact
-from snaketune.config.base import Model
-from snaketune.config.operation import Operation
+from snaketune.config.operation import Execution, Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages import run as stages
 from snaketune.stages.cache import build_once, fingerprint
@@ -23,15 +19,14 @@ from snaketune.stages.cache.attempt import Attempt, check_files, read_attempt, s
 from snaketune.stages.host import threads
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job_files import JobFile, write_job_file
+from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.table import STAGES
 from snaketune.training.launch.processes import environment
 
+from .demo_jobs import build_demo
+
 ROOT = Path(__file__).parents[2]
-
-
-class AnySpec(Model):
-    """Whatever a stage's own spec would say."""
 
 
 def reading(source: Path, built: list | None = None):
@@ -47,12 +42,8 @@ def reading(source: Path, built: list | None = None):
     return build
 
 
-def run(folder: Path, source: Path, build, **changes) -> Path:
-    arguments = {
-        "stage": "demo", "spec": {}, "artifacts": {}, "files": {"files": [source]}, "code": "c",
-        "out": folder / "results/demo/x", "payload": "rows", "build": build, "work_root": folder / "results/.work",
-    }  # fmt: skip
-    build_once.build_once(**(arguments | changes))
+def run(folder: Path, source: Path, build, **job) -> Path:
+    build_demo(folder, build, files={"files": [source]}, **job)
     return folder / "results/demo/x/rows/rows.txt"
 
 
@@ -325,14 +316,10 @@ def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch,
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch, stage):
     """Before its module is so much as imported."""
-    monkeypatch.setattr(stages, "build_once", lambda **given: given["build"](None))
+    monkeypatch.setattr(stages, "build_once", lambda job, build: build(None))
     monkeypatch.setattr(stages, "import_module", None)
-    monkeypatch.setattr(stages, "result_at", lambda path: Artifact(path, {"stage": ANY, "payload": {}}, path))
-    one = STAGES[stage].one
-    stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec, libraries=lambda spec, artifacts: ())
-    monkeypatch.setitem(STAGES, stage, stage_of_any_spec)
+    job = LoadedJob(
+        path=tmp_path, stage=STAGES[stage], spec=None, code="0" * 16, out=tmp_path, operation=Execution(gpus=0)
+    )
     with pytest.raises(SnaketuneError, match=f"the code of the {stage} stage changed"):
-        inputs = {role: (str(tmp_path),) for role in one}
-        stages.run(
-            JobFile(stage=stage, spec={}, code="0" * 16, inputs=inputs, out=str(tmp_path), operation={"gpus": 0})
-        )
+        stages.run(job)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from snaketune.artifacts.manifest import (
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.fingerprint import Key, fingerprint, fingerprint_entries, read_files
 from snaketune.stages.cache.status import Results
@@ -28,11 +28,13 @@ from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.run import reset_future_times
 
+from .demo_jobs import build_demo
 
-def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
+
+def run(folder: Path, *, text: str = "rows", built: list | None = None, build=None, **job) -> Path:
     """A stage that writes one file and one record."""
 
-    def build(work):
+    def writes(work):
         if built is not None:
             built.append(work.folder.name)
         (work.payload / "deep").mkdir()
@@ -40,13 +42,7 @@ def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: li
         (work.payload / "notes.txt").write_text("notes")
         return Outcome(counts={"read": 1}, records=("notes.txt",), run={"speed": time.time()})
 
-    out = folder / "results/demo/x"
-    arguments = {
-        "stage": "demo", "spec": spec or {"a": 1}, "artifacts": {}, "files": {}, "code": "c", "out": out,
-        "payload": "rows", "build": build, "work_root": folder / "results/.work",
-    }  # fmt: skip
-    build_once(**(arguments | changes))
-    return out / "manifest.json"
+    return build_demo(folder, build or writes, **({"spec": {"a": 1}} | job))
 
 
 def test_the_second_run_builds_nothing_and_gives_the_same_bytes(tmp_path):
@@ -75,35 +71,31 @@ def test_every_part_of_the_fingerprint_counts(tmp_path, change):
     assert len(built) == 2
 
 
+KEY = Key(stage="s", spec={"a": 1}, code="c", device="cpu")
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"stage": "other"},
-        {"spec": {"a": 2}},
+        {"key": replace(KEY, stage="other")},
+        {"key": replace(KEY, spec={"a": 2})},
+        {"key": replace(KEY, code="d")},
+        {"key": replace(KEY, device="cuda")},
         {"inputs": {"role": ["e"]}},
         {"inputs": {"other": ["d"]}},
-        {"code": "d"},
-        {"device": "cuda"},
         {"versions": {"torch": "3"}},
         {"versions": {}},
     ],
 )
 def test_each_argument_is_in_the_fingerprint(change):
-    arguments = {
-        "stage": "s",
-        "spec": {"a": 1},
-        "inputs": {"role": ["d"]},
-        "code": "c",
-        "device": "cpu",
-        "versions": None,
-    }
+    arguments = {"key": KEY, "inputs": {"role": ["d"]}, "versions": None}
     assert fingerprint(**arguments) != fingerprint(**(arguments | change))
 
 
-def test_a_rebuild_reuses_no_finished_result(tmp_path):
+def test_a_measurement_reuses_no_finished_result(tmp_path):
     built: list = []
     run(tmp_path, built=built)
-    run(tmp_path, built=built, rebuild=True)
+    run(tmp_path, built=built, measures=True)
     assert len(built) == 2
     run(tmp_path, built=built)
     assert len(built) == 2
@@ -124,7 +116,7 @@ def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[
     """Return the inputs of these files as the manifest has them."""
     read = read_files(files, Path("results/.work"))
     inputs = {role: [entry for _, entry in fingerprint_entries(role, some)] for role, some in read.items()}
-    return fingerprint(stage, {}, inputs, "c", "", None), inputs
+    return fingerprint(Key(stage=stage, spec={}, code="c"), inputs, None), inputs
 
 
 def test_the_fingerprint_covers_file_contents_and_not_paths(tmp_path):
@@ -340,12 +332,13 @@ def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which
     assert len(built) == (2 if which == "kept" else 1)
 
 
-def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
+def test_a_manifest_without_its_digest_is_damaged(tmp_path):
     manifest = run(tmp_path)
     described = json.loads(manifest.read_text())
     del described["manifest_digest"]
     manifest.write_text(json.dumps(described))
-    assert read_artifact(manifest, "rows").file("notes.txt").is_file()
+    with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged"):
+        read_artifact(manifest, "rows")
 
 
 def test_future_times_of_results_are_set_to_now(tmp_path):

@@ -93,6 +93,7 @@ CALLED = {
     "stages.host.threads": {"available_threads"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},
+    "stages.loaded_job": {"read_job"},
     "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},
     "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
     "stages.host.locks": {"locked"},

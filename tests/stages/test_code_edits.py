@@ -45,9 +45,7 @@ SHAPELESS = {
     "cluster.deadline": "when a training is preempted; it resumes exactly: test_resume",
     "cluster.job_endings": "how SLURM ended an attempt; micro-batches shape no result by contract",
     "cluster.slurm": "commands that signal processes",
-    "config.base": "types of values",
     "config.evaluations": "values",
-    "config.tracking": "where curves are drawn",
     "stages.cache.attempt": "refuses files that changed; threads are in the manifest",
     "stages.cache.clean": "the name of a folder",
     "stages.cache.code_digest": "digests in keys of kept rows; a change of them computes these again",
@@ -68,6 +66,7 @@ SHAPELESS = {
     "stages.host.locks": "waits",
     "stages.host.threads": "how many threads there are; the number used is in the manifest",
     "stages.job": "reads the manifest of a path",
+    "stages.loaded_job": "reads the job file; spec, inputs and code are in the fingerprint",
     "stages.outcome": "carries counts and entries",
     "stages.plan.published_jobs": "plans jobs",
     "stages.progress": "passes on what it iterates over: test_code_digest",
@@ -144,7 +143,7 @@ def reached(stage: str, through_all: bool = False) -> set[str]:
     """Return the modules that a stage can import; those of packages without a digest only if `through_all`."""
     declared = STAGES[stage]
     found: set[str] = set()
-    waiting = [declared.module, *filter(None, (declared.launcher, declared.key_module, declared.further_files))]
+    waiting = [declared.module, *filter(None, (declared.launcher,))]
     while waiting:
         module = waiting.pop()
         if module in found or not (through_all or counts(module, stage)):

@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages import table
-from snaketune.stages.declaration import Cost, any_number, exactly_one
+from snaketune.stages.declaration import Cost, exactly_one
 from snaketune.stages.job import Job
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.table import STAGES, sort_stages
+from snaketune.stages.table import MODULES, STAGES, table_of
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "workflow/snaketune"
 HEAVY = (
     *("numpy", "pyarrow", "torch", "transformers", "tokenizers", "accelerate", "matplotlib", "huggingface_hub"),
     *("jinja2", "datasets", "peft", "trl"),
@@ -60,51 +60,21 @@ def test_build_takes_what_is_declared(stage):
     assert set(declared.transitive) | declared.digested_by.keys() <= declared.inputs.keys()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_follows_those_whose_results_it_reads(stage):
-    before = list(STAGES)[: list(STAGES).index(stage)]
-    for taken in STAGES[stage].inputs.values():
-        assert set(taken.stages) <= {*before, stage}
+def test_the_table_has_every_declared_stage():
+    declared = (path for path in PACKAGE.rglob("*.py") if b"\nSTAGE = Stage(" in path.read_bytes())
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in declared}
+    assert sorted(MODULES) == sorted(modules)
+    assert [stage.module for stage in STAGES.values()] == [f"snaketune.{module}" for module in MODULES]
 
 
-def declare(package: Path, *modules: str) -> None:
-    package.mkdir()
-    for module in modules:
-        path = package / f"{module.replace('.', '/')}.py"
-        path.parent.mkdir()
-        (path.parent / "__init__.py").touch()
-        path.write_text(
-            "from snaketune.config.base import Model\nfrom snaketune.stages.declaration import Stage\n"
-            'STAGE = Stage(module=__name__, spec=Model, payload="p")\n'
-        )
-
-
-def test_a_stage_that_is_declared_twice_is_refused_with_both_modules(tmp_path, monkeypatch):
-    declare(tmp_path / "declaredtwice", "one.toy", "two.toy", "two_more.other")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(table, "PACKAGE", tmp_path / "declaredtwice")
-    with pytest.raises(
-        SnaketuneError, match=r"toy is declared twice, by declaredtwice\.one\.toy and declaredtwice\.two"
-    ):
-        table.find_stages()
-    (tmp_path / "declaredtwice/two/toy.py").unlink()
-    assert list(table.find_stages()) == ["other", "toy"]
-
-
-def test_an_input_of_a_stage_that_there_is_not_is_refused():
+def test_an_input_of_a_stage_that_isnt_before_it_in_the_table_is_refused():
     toy = replace(STAGES["convert"], inputs={"model": exactly_one("sfft")})
     with pytest.raises(
-        SnaketuneError, match=r"publishing\.convert: STAGE\.inputs\['model'\]: .* 'sfft'; did you mean 'sft'"
+        SnaketuneError, match=r"publishing\.convert: STAGE\.inputs\['model'\]: .* 'sfft' .*; did you mean 'sft'"
     ):
-        sort_stages([toy, STAGES["sft"]])
-
-
-def test_stages_that_read_each_other_are_refused():
-    result = dict(STAGES) | {"corpus": replace(STAGES["corpus"], inputs={"against": any_number("tokenizer")})}
-    with pytest.raises(
-        SnaketuneError, match=r"each other's results: (corpus → tokenizer → corpus|tokenizer → corpus → tok)"
-    ):
-        sort_stages(result.values())
+        table_of((replace(STAGES["sft"], inputs={}), toy))
+    with pytest.raises(SnaketuneError, match="there is no stage 'dpo' before it"):
+        table_of((replace(toy, inputs={"model": exactly_one("dpo")}), STAGES["dpo"]))
 
 
 def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:

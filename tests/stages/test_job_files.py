@@ -21,7 +21,7 @@ from snaketune.stages.job_files import (
     read_job_file,
     write_job_file,
 )
-from snaketune.stages.run import run
+from snaketune.stages.loaded_job import read_job
 
 JOB = JobFile(stage="plan", out="results/plan/x", spec={"kind": "sft"}, inputs={"tokens": ("results/t/manifest.json",)})
 PATH = job_file_of("plan", "x")
@@ -172,5 +172,20 @@ def test_a_folder_that_cannot_be_written_is_named():
 def test_what_does_not_fit_the_stage_is_refused_by_key(change, said):
     spec = {"kind": "sft", "lengths": [8], "strategy": "none", "overflow": "drop"}
     with pytest.raises(SnaketuneError) as refused:
-        run(JOB.model_copy(update={"spec": spec} | change))
+        write_job_file(PATH, JOB.model_copy(update={"spec": spec, "inputs": {}} | change), None)
+        read_job(PATH)
     assert said in str(refused.value)
+
+
+def test_the_digest_of_a_job_changes_with_what_it_reads_and_not_with_the_status_of_its_result():
+    spec = {"kind": "sft", "lengths": [8], "strategy": "none", "overflow": "drop"}
+    job = JOB.model_copy(update={"spec": spec, "inputs": {}, "code": "c"})
+
+    def digest(job: JobFile, stale: list[str] | None) -> str:
+        write_job_file(PATH, job, stale)
+        return read_job(PATH).digest
+
+    assert digest(job, None) == digest(job, ["spec differs"]) == digest(job, ["code differs"])
+    changes = [{"spec": spec | {"overflow": "raise"}}, {"operation": {"gpus": 2}}, {"code": "d"}, {"out": "results/y"}]
+    digests = {digest(job.model_copy(update=change), None) for change in ({}, *changes)}
+    assert len(digests) == 1 + len(changes)

@@ -22,20 +22,20 @@ from snaketune.stages.host.launch_command import (
 )
 
 ROOT = Path(__file__).parents[2]
-STATE = Path("results/.work/sft/FINGERPRINT/state")
+JOB, STATE = Path("results/.jobs/sft/a.json"), Path("results/.work/sft/FINGERPRINT/state")
 
 
 def test_what_a_node_is_planned_to_run_is_what_it_runs():
     """The same except for the interpreter and the rank, which SLURM sets."""
     alone = Operation(gpus=4, launch="fsdp")
-    assert node_lines(alone, STATE) == [" ".join(command(alone, STATE))]
+    assert node_lines(alone, JOB, STATE) == [" ".join(command(alone, JOB, STATE))]
     several = Operation(gpus=8, nodes=3)
-    *_, shell, option, line = command(several, STATE, sys.executable)
+    *_, shell, option, line = command(several, JOB, STATE, sys.executable)
     assert (shell, option) == ("bash", "-c")
     # Signals are for the trainings; the launcher, which may have to forward one, reads the step's number from a file.
     begins, line = line.split("; exec ")
     assert begins.startswith('trap "" TERM; ') and begins.endswith(f'"$SLURM_JOB_ID.$SLURM_STEP_ID" > {STATE}/step')
-    for rank, output in enumerate(node_lines(several, STATE)):
+    for rank, output in enumerate(node_lines(several, JOB, STATE)):
         assert line == output.replace("python", sys.executable, 1).replace(f"_rank {rank} ", "_rank $SLURM_NODEID ")
 
 
@@ -52,7 +52,8 @@ def test_the_recipe_for_eight_gpus_shows_its_one_command(monkeypatch):
         state = f"results/.work/{stage}/FINGERPRINT/state"
         assert only == (
             "  node 1: env PET_STANDALONE=1 PET_LOCAL_ADDR=127.0.0.1 python -m accelerate.commands.launch --quiet "
-            f"--config_file {state}/accelerate.yaml --module snaketune.training.launch.worker {state}/job.json"
+            f"--config_file {state}/accelerate.yaml --module snaketune.training.launch.worker "
+            f"results/.jobs/{stage}/qwen3-8b.json {state}"
         )
     assert not [*describe_launch(next(graph.stage("ref_logps")))]
     assert not [*describe_launch(next(graph.stage("eval")))]
@@ -69,7 +70,7 @@ def test_the_recipe_for_two_nodes_shows_the_command_of_each():
         f"  node {rank + 1}: python -m accelerate.commands.launch --quiet --config_file {STATE}/accelerate.yaml "
         f"--machine_rank {rank} "
         "--main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000)) "
-        f"--module snaketune.training.launch.worker {STATE}/job.json"
+        f"--module snaketune.training.launch.worker results/.jobs/sft/llama3.1-70b-qlora.json {STATE}"
         for rank in range(2)
     ]
 

@@ -1,12 +1,11 @@
 """The inputs of jobs of many parts: each reads its share, and the first one all of it, to verify it."""
 
-import json
 import os
 
 import pytest
 
 from snaketune.artifacts import manifest
-from snaketune.artifacts.manifest import describe_files, read_artifact
+from snaketune.artifacts.manifest import describe_files, read_artifact, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 
@@ -17,7 +16,7 @@ def published(tmp_path):
     (work / "rows").mkdir(parents=True)
     (work / "rows/train.bin").write_bytes(b"x" * 5000)
     output = {"payload": describe_files(work / "rows"), "records": {}}
-    (work / "manifest.json").write_text(json.dumps(output), encoding="utf-8")
+    write_manifest(work / "manifest.json", output)
     claim = Claim(out, "0", tmp_path / "work")
     publish(read_artifact(work / "manifest.json", "rows"), WorkFolder(work), claim, "rows", {"stage": "corpus"})
     return out / "manifest.json"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.payload_files import place
 from snaketune.stages.outcome import Outcome
+
+from .demo_jobs import SnapshotSpec, build_demo
 
 SETTINGS, WEIGHTS, DEEP = "generation_config.json", "model.safetensors", "adapter/adapter_config.json"
 CONTENT = {SETTINGS: "temperature 0.6", WEIGHTS: "weights", DEEP: "rank 4"}
@@ -30,10 +31,7 @@ def run(folder: Path, built: list, out: str = "results/sft/run") -> Path:
         (work.payload / WEIGHTS).chmod(0o600)
         return Outcome()
 
-    build_once(
-        stage="sft", spec={}, artifacts={}, files={}, code="c", out=folder / out, payload="model", build=build,
-        work_root=folder / "results/.work",
-    )  # fmt: skip
+    build_demo(folder, build, stage="sft", out=folder / out, payload="model")
     return folder / out / "model"
 
 
@@ -117,10 +115,8 @@ def test_a_file_that_is_damaged_everywhere_is_made_again_from_the_unfinished_wor
         return Outcome()
 
     for _ in range(2):
-        build_once(
-            stage="sft", spec={}, artifacts={}, files={}, code="c", out=tmp_path / "results/sft/run", payload="model",
-            build=build, work_root=tmp_path / "results/.work", keep_state=True,
-        )  # fmt: skip
+        out = tmp_path / "results/sft/run"
+        build_demo(tmp_path, build, stage="sft", spec=SnapshotSpec(), out=out, payload="model")
         edit(tmp_path / "results/sft/run/model" / WEIGHTS)
     assert seen == [False, True]
 

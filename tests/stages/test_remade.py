@@ -4,7 +4,7 @@ import os
 import threading
 import time
 
-from snaketune.stages.run import SECONDS_UNTIL_REMADE, wait_for_remade
+from snaketune.stages.loaded_job import SECONDS_UNTIL_REMADE, wait_for_remade
 
 
 def test_a_result_removed_a_moment_ago_is_waited_for(tmp_path, capfd):

@@ -72,7 +72,7 @@ def started(
     state.mkdir(exist_ok=True)
     (state / "write.py").write_text(WRITE_ENVIRONMENT, encoding="utf-8")
     write_launch_files(operation, state, cpu=True)
-    *words, last = command(operation, state, str(python()))
+    *words, last = command(operation, state / "job.json", state, str(python()))
     launches = []
     for number in range(1 + also):
         script = f"{state / 'write.py'} {state / f'environment{number}'}"
@@ -133,10 +133,8 @@ def test_nodes_rendezvous_by_slurm_variables(tmp_path):
 
 
 def test_a_single_process_is_started_without_accelerate(tmp_path):
-    assert command(Operation(gpus=1), tmp_path, "python") == [
-        *("python", "-m", "snaketune.training.launch.worker"),
-        str(tmp_path / "job.json"),
-    ]
+    words = command(Operation(gpus=1), Path("job.json"), tmp_path, "python")
+    assert words == ["python", "-m", "snaketune.training.launch.worker", "job.json", str(tmp_path)]
 
 
 def test_accelerate_gets_no_sharding_settings(tmp_path):

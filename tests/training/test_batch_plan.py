@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snaketune.artifacts.manifest import describe_files
+from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.training.autotune import batch_plan
@@ -17,6 +17,7 @@ from snaketune.training.autotune.batch_plan import (
     smaller_plan,
 )
 from snaketune.training.launch import oom_retry
+from tests.stages.demo_jobs import job_of
 
 
 def trial(rows: int, speed: float, memory: float, checkpointing: bool = False, fits: bool = True) -> dict:
@@ -35,7 +36,7 @@ def measured(folder, trials) -> str:
     curve = {"device": "cpu", "trials": trials, "best": batch_plan.best_of(fitting) if fitting else None}
     (payload / "curve.json").write_text(json.dumps(curve))
     manifest = folder / "calibrate/manifest.json"
-    manifest.write_text(json.dumps({"stage": "calibrate", "payload": describe_files(payload), "records": {}}))
+    write_manifest(manifest, {"stage": "calibrate", "payload": describe_files(payload), "records": {}})
     return str(manifest)
 
 
@@ -60,7 +61,7 @@ def test_without_measurements_the_plan_is_the_calibrations_default(tmp_path):
         payload.joinpath("curve.json").write_text(
             json.dumps({"device": "cpu", "trials": [], "best": None, "default": default})
         )
-        (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described | {"payload": describe_files(payload)}))
+        write_manifest(tmp_path / "calibrate/manifest.json", described | {"payload": describe_files(payload)})
         assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == chosen
         (tmp_path / "batch_plan.json").unlink()
 
@@ -162,7 +163,7 @@ def test_a_stale_out_of_memory_record_is_ignored(tmp_path, monkeypatch):
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
 
-    def dies(stage, **given):
+    def dies(job, work):
         raise SnaketuneError("exit status 1")
 
     work = WorkFolder(tmp_path)
@@ -171,7 +172,7 @@ def test_a_stale_out_of_memory_record_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(oom_retry.processes, "launch", dies)
     spec = SftSpec.model_construct(training=Learning(learning_rate=1, batch_rows=4))
     with pytest.raises(SnaketuneError, match="exit status 1"):
-        oom_retry.launch("sft", spec=spec, operation=Execution(), work=work)
+        oom_retry.launch(job_of("sft", tmp_path, spec), work)
 
 
 @pytest.mark.parametrize("damage", ["curve", "manifest", "format", "device"])
@@ -187,7 +188,7 @@ def test_an_unusable_curve_is_ignored(tmp_path, capsys, damage):
         curve = json.loads(payload.read_text())
         payload.write_text(json.dumps(curve | {"device": "an H100"} if damage == "device" else {"device": "cpu"}))
         described = {"stage": "calibrate", "payload": describe_files(payload.parent), "records": {}}
-        (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described))
+        write_manifest(tmp_path / "calibrate/manifest.json", described)
     assert choose_plan(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
     assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
     log = capsys.readouterr().out

@@ -5,13 +5,13 @@ import multiprocessing
 import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
 from snaketune.config.lora import Lora
 from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Learning
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -23,6 +23,7 @@ from snaketune.training.autotune.batch_plan import CURVE
 from snaketune.training.launch import calibrate_launcher, oom_retry, processes, worker
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from tests.packing import chain
+from tests.stages.demo_jobs import job_of
 from tests.tokenization.small_tokenizers import messages
 
 from .sft_runs import packed_rows, raw_rows, sft_spec
@@ -200,18 +201,12 @@ def forked(monkeypatch) -> None:
     """Launch processes as forks of this one, with the patches of the test."""
 
     def run(command, variables, step):
-        process = FORKED.Process(target=worker.main, args=(next(p for p in map(_path, command) if p),))
+        process = FORKED.Process(target=worker.main, args=tuple(map(Path, command[-2:])))
         process.start()
         process.join()
         return process.exitcode
 
     monkeypatch.setattr(processes, "run_processes", run)
-
-
-def _path(word: str):
-    from pathlib import Path
-
-    return Path(word) if word.endswith("job.json") else None
 
 
 def test_a_training_out_of_memory_resumes_with_a_smaller_plan_and_learns_the_same(
@@ -220,17 +215,15 @@ def test_a_training_out_of_memory_resumes_with_a_smaller_plan_and_learns_the_sam
     forked(monkeypatch)
     rows, spec = many_rows(tmp_path / "rows", tokenizer, monkeypatch), sft_spec(tmp_path, None)
     inputs = {"artifacts": {"pack": [rows], "tokenizer": [tokenizer]}, "files": {"base": []}}
-    monkeypatch.setattr(
-        worker, "result_at", lambda path: {rows.manifest_path: rows, tokenizer.manifest_path: tokenizer}[path]
-    )
     operation = Execution(micro_batch_rows=4, log_steps=1, checkpoint_steps=2)
 
     def attempt(folder):
         work = WorkFolder(folder)
         work.payload.mkdir(parents=True, exist_ok=True)
         work.state.mkdir(exist_ok=True)
-        settings = {"tracking": Tracking(), "out": folder / "out"}
-        return oom_retry.launch("sft", spec=spec, operation=operation, work=work, **settings, **inputs)
+        job = job_of("sft", folder, spec, operation=operation, **inputs)
+        monkeypatch.setattr(worker, "read_job", lambda path: job)
+        return oom_retry.launch(job, work)
 
     undisturbed = attempt(tmp_path / "undisturbed").run["history"]
     assert len(undisturbed) > 3
@@ -262,7 +255,7 @@ def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypa
     work, remaining = WorkFolder(tmp_path), [8, 4]
     work.start()
 
-    def dies(stage, *, work, **_):
+    def dies(job, work):
         if not remaining:
             return "done"
         plan = BatchPlan(micro_batch_rows=remaining.pop(), gradient_checkpointing=False)
@@ -271,15 +264,15 @@ def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypa
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", dies)
-    assert calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={}) == "done"
+    assert calibrate_launcher.launch(job_of("calibrate", tmp_path), work) == "done"
 
-    def learns_nothing(stage, *, work, **_):
+    def learns_nothing(job, work):
         record_out_of_memory(work.state, None, MemoryError())
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", learns_nothing)
     with pytest.raises(SnaketuneError, match="exit status 1"):
-        calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={})
+        calibrate_launcher.launch(job_of("calibrate", tmp_path), work)
 
 
 @pytest.mark.parametrize(("killed", "stored"), [(True, {"fits": False, "why": "killed for memory"}), (False, None)])
@@ -290,7 +283,7 @@ def test_a_trial_that_the_kernel_killed_for_memory_is_not_tried_again(tmp_path, 
     work, plan = WorkFolder(tmp_path), {"micro_batch_rows": 8, "gradient_checkpointing": False}
     work.start()
 
-    def dies(stage, *, work, **_):
+    def dies(job, work):
         if Trials(work.state).get(BatchPlan.of(plan)):
             return "done"
         Trials(work.state).begin(plan | {"fits": False})
@@ -300,7 +293,7 @@ def test_a_trial_that_the_kernel_killed_for_memory_is_not_tried_again(tmp_path, 
 
     monkeypatch.setattr(processes, "launch", dies)
     with nullcontext() if killed else pytest.raises(SnaketuneError, match="killed by signal 9"):
-        assert calibrate_launcher.launch("calibrate", work=work, operation=Execution(), artifacts={}) == "done"
+        assert calibrate_launcher.launch(job_of("calibrate", tmp_path), work) == "done"
     assert Trials(work.state).get(BatchPlan.of(plan)) == (stored and plan | stored)
 
 
@@ -312,7 +305,8 @@ def test_a_training_too_short_for_a_trial_on_a_cpu_starts_no_process(
     work, pack = WorkFolder(tmp_path / "work"), packed_rows(tmp_path / "rows", tokenizer)
     work.start()
     operation = Execution(calibrated_epochs=epochs)
-    done = calibrate_launcher.launch("calibrate", work=work, operation=operation, artifacts={"pack": [pack]})
+    job = job_of("calibrate", tmp_path, operation=operation, artifacts={"pack": [pack]})
+    done = calibrate_launcher.launch(job, work)
     assert (done == "launched") == launched
     if not launched:
         assert json.loads((work.payload / CURVE).read_text()) == {"device": "cpu", "trials": [], "best": None}

@@ -9,12 +9,11 @@ import pytest
 import yaml
 
 from snaketune.config.operation import Operation
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.specs import SftSpec
 from snaketune.training.launch import processes, worker
 from snaketune.training.launch.worker_endings import record_failure
+from tests.stages.demo_jobs import job_of
 
 
 def test_the_launcher_imports_no_torch():
@@ -46,17 +45,7 @@ def launched_with(
 
     monkeypatch.setattr(processes, "run_processes", run)
     monkeypatch.setattr(processes, "visible_gpus", lambda: visible)
-    spec = SftSpec.model_construct()
-    made = processes.launch(
-        "sft",
-        spec=spec,
-        operation=operation,
-        tracking=Tracking(),
-        work=work,
-        out=tmp_path,
-        artifacts={},
-        files={},
-    )
+    made = processes.launch(job_of("sft", tmp_path, operation=operation), work)
     assert made.counts == {"of": "this one"}
     return seen[0]
 
@@ -83,8 +72,8 @@ def test_one_process_per_requested_gpu(tmp_path, monkeypatch, operation, visible
     else:
         # A single process is started without accelerate.
         assert config is None
-        assert command[:-2] == [sys.executable, "-m"]
-    assert command[-2:] == [worker.__name__, str(tmp_path / "state/job.json")]
+        assert command[:-3] == [sys.executable, "-m"]
+    assert command[-3:] == [worker.__name__, str(tmp_path / "job.json"), str(tmp_path / "state")]
     assert environment[processes.PARENT_VARIABLE] == str(os.getpid())
     assert environment["OMP_NUM_THREADS"] == str(7 // count)
 

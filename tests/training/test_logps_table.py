@@ -14,14 +14,13 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
-from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
-from snaketune.training.reference.cache_key import KERNEL_FAMILIES, keys
+from snaketune.training.reference.cache_key import KERNEL_FAMILIES
 from snaketune.training.reference.logps_table import (
     ROUNDING,
     check_policy_is_reference,
@@ -32,6 +31,7 @@ from snaketune.training.reference.logps_table import (
     sort_rows,
 )
 from tests.models.conftest import CPU
+from tests.stages.demo_jobs import job_of
 
 ROWS = {
     "id": ["p", "p", "q", "q"],
@@ -188,9 +188,9 @@ def test_a_local_external_reference_is_identified_by_its_content(tmp_path):
 
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
-def test_the_cache_key_has_the_data_types_of_a_cpu(precision, frozen):
+def test_the_cache_key_has_the_data_types_of_a_cpu(tmp_path, precision, frozen):
     spec = SPEC.model_copy(update={"precision": precision, "frozen_weights": frozen})
-    own, *_ = keys("ref_logps", spec, Execution(), "c", "cpu")
+    own, *_ = job_of("ref_logps", tmp_path, spec, device="cpu").cache_keys()
     compute = resolve_compute(precision)
     weights = str(compute.weights_dtype(frozen=frozen)).removeprefix("torch.")
     assert own.spec.items() >= (compute.about() | {"weights_dtype": weights}).items()
@@ -202,7 +202,9 @@ def test_every_kernel_has_a_family():
 
 
 def test_looking_up_a_reference_imports_no_torch():
-    program = "import sys, snaketune.training.reference.cache_key as k; assert 'torch' not in sys.modules and k.keys"
+    program = (
+        "import sys, snaketune.training.reference.cache_key as k; assert 'torch' not in sys.modules and k.cache_keys"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

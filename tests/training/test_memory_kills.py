@@ -8,13 +8,13 @@ import pytest
 
 from snaketune.cluster.job_endings import JobEnding
 from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Learning
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.training.autotune import batch_plan
 from snaketune.training.launch import memory_kills, oom_retry, processes
+from tests.stages.demo_jobs import job_of
 
 GROUP = "/sys/fs/cgroup/job (17, boot b)"
 KILLED, NOT_KILLED, UNKNOWN = [{GROUP: 3}, {GROUP: 4}], [{GROUP: 3}, {GROUP: 3}], [{}, {}]
@@ -33,9 +33,8 @@ def attempt(tmp_path, monkeypatch):
         remaining = iter(counts)
         monkeypatch.setattr(memory_kills, "oom_kills", lambda: next(remaining))
         monkeypatch.setattr(processes, "command", lambda *_: ["sh", "-c", f"cd {work.state}; {script}"])
-        nothing = {"tracking": Tracking(), "out": tmp_path, "artifacts": {}, "files": {}}
         with pytest.raises(SnaketuneError) as raised:
-            oom_retry.launch("sft", spec=SPEC, operation=Execution(**operation), work=work, **nothing)
+            oom_retry.launch(job_of("sft", tmp_path, SPEC, operation=Execution(**operation)), work)
         return str(raised.value)
 
     run.work = work

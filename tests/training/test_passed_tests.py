@@ -1,6 +1,5 @@
 """A self-test that passed isn't repeated on the same weights and rows; on any others it is."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -49,13 +48,10 @@ def record(tmp_path):
             "stage": "sft",
             "code": "c",
             "stamps": {},
-            "digests": {"base/model.safetensors": "w"},
             "versions": {"torch": "2"},
         }
-        Attempt(**known | attempt).save(work.state)
-        contents = {"pack": "rows", "tokenizer": "t", "ref_logps": "r"} | (inputs or {})
-        job = {"artifacts": {role: [[f"results/{role}/manifest.json", content]] for role, content in contents.items()}}
-        (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        digests = {"pack": "rows", "tokenizer": "t", "ref_logps": "r", "base": "w model.safetensors"} | (inputs or {})
+        Attempt(inputs={role: [digest] for role, digest in digests.items()}, **known | attempt).save(work.state)
         values = {
             "base": Pretrained(path=str(base)),
             "training": Learning(learning_rate=1e-3),
@@ -78,7 +74,7 @@ def test_a_record_is_of_what_the_test_depends_on(record):
     others = [
         record(inputs={"pack": "other rows"}),
         record(inputs={"model": "weights"}),
-        record(digests={"base/model.safetensors": "other weights"}),
+        record(inputs={"base": "other weights"}),
         record(code="d"),
         record(versions={"torch": "3"}),
         record(spec={"training": Learning(learning_rate=1e-3, seed=1)}),

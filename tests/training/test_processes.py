@@ -1,162 +1,192 @@
 """Workers: one trains only with the code and the files that the fingerprint was computed from."""
 
-import json
 import os
 import resource
 import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.manifest import describe_files, write_json, write_manifest
 from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import Attempt, stamps_of
 from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.fingerprint import read_artifacts
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.job import result_at
+from snaketune.stages.host.launch_command import OPERATION_FILE
+from snaketune.stages.job_files import JobFile, write_job_file
+from snaketune.stages.loaded_job import read_job
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.races import FILE, PAYLOAD
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.table import STAGES
 from snaketune.training.launch import processes, worker
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.trainer import TrainingRun
+from tests.stages.demo_jobs import job_of
 
 MODULE = "snaketune.training.ref_logps"
-JOB = {"stage": "ref_logps"}
 
 
 @pytest.fixture
-def run_worker(tmp_path, monkeypatch):
+def work(tmp_path) -> WorkFolder:
+    """A work folder that was launched in."""
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    write_json(work.state / OPERATION_FILE, {"gpus": 0})
+    return work
+
+
+@pytest.fixture
+def run_worker(tmp_path, work, monkeypatch):
     """Run `train` as a worker process does, in an attempt with this code digest."""
 
     def run(train, code: str):
         base = tmp_path / "base"
         base.write_text("weights")
-        Attempt(stage="sft", code=code, stamps=stamps_of([base]), threads=1).save(tmp_path)
-        (tmp_path / "job.json").write_text(json.dumps(JOB), encoding="utf-8")
+        Attempt(stage="sft", code=code, job="d", stamps=stamps_of([base]), threads=1).save(work.state)
+        monkeypatch.setattr(worker, "read_job", lambda path: job_of("ref_logps", tmp_path, digest="d"))
         monkeypatch.setattr(worker, "build_stage", train)
-        worker.main(tmp_path / "job.json")
+        worker.main(tmp_path / "job.json", work.state)
 
     return run
 
 
-def test_it_trains_with_the_code_of_the_fingerprint(run_worker):
+def test_it_trains_with_the_code_of_the_fingerprint(run_worker, work):
     trained: list = []
-    run_worker(trained.append, code_digest(MODULE))
-    assert trained == [JOB]
+    run_worker(lambda job, work: trained.append((job.stage.name, job.operation.gpus, work)), code_digest(MODULE))
+    assert trained == [("ref_logps", 0, work)]
 
 
 def test_it_trains_with_no_other_code(run_worker):
     trained: list = []
     with pytest.raises(SystemExit, match="error: the code of the sft stage changed after this run was planned"):
-        run_worker(trained.append, "0" * 16)
+        run_worker(lambda *job: trained.append(job), "0" * 16)
     assert not trained
 
 
-STAGE_OF = {"pack": "pack", "tokenizer": "tokenizer", "model": "sft", "ref_logps": "ref_logps"}
+STAGE_OF = {"pack": "pack", "tokenizer": "tokenizer", "model": "sft", "base_layers": "sft", "ref_logps": "ref_logps"}
+LEARNING = {"training": {"learning_rate": 1e-3}, "lora": None, "quantization": None}
+SPECS = {"sft": LEARNING | {"base": None}, "dpo": LEARNING | {"trust_remote_code": False}}
 
 
 class Reached(Exception):
-    """All artifacts are read."""
+    """The job is read, and built."""
+
+
+def put(path: Path, stage: str, content: str) -> str:
+    """Write the manifest of a result with this content."""
+    payload = {"rows": {"digest": content}} if stage != "tokenizer" else {}
+    write_manifest(path, {"payload": payload, "records": {}, "format_version": content, "stage": stage})
+    return str(path)
+
+
+def launched(work: WorkFolder, file: Path, job: JobFile, monkeypatch) -> None:
+    """Launch a job's processes as `build_once` does, without starting any."""
+    write_job_file(file, job, None)
+    loaded = read_job(file)
+    inputs = read_artifacts(loaded.artifacts, {})
+    Attempt(stage=job.stage, code=loaded.code, stamps={}, job=loaded.digest, inputs=inputs).save(work.state)
+    monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
+    with pytest.raises(SnaketuneError, match="ended early"):
+        processes.launch(replace(loaded, operation=Execution(gpus=0, micro_batch_rows=3)), work)
+    monkeypatch.setattr(worker, "import_checked", lambda *_: None)
 
 
 @pytest.mark.parametrize(
     ("stage", "replaced"),
-    [(stage, replaced) for stage in ("sft", "dpo") for replaced in (None, *STAGES[stage].one)],
+    [
+        (stage, replaced)
+        for stage in SPECS
+        for replaced in (
+            *(None, "stale", "job"),
+            *(role for role, source in STAGES[stage].inputs.items() if not source.many),
+        )
+    ],
 )
-def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path, monkeypatch, stage, replaced):
-    """The result is cached under the content of the artifacts that the fingerprint was computed from."""
+def test_a_job_or_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(
+    tmp_path, work, monkeypatch, stage, replaced
+):
+    """The result is cached under the job and the content of the artifacts that the fingerprint was computed from."""
+    roles, file = [role for role, source in STAGES[stage].inputs.items() if not source.many], tmp_path / "job.json"
+    inputs = {role: (put(tmp_path / f"{role}.json", STAGE_OF[role], "old"),) for role in roles}
+    job = JobFile(stage=stage, out="out", spec=SPECS[stage], inputs=inputs | {"base": (str(tmp_path / "base"),)})
+    launched(work, file, job, monkeypatch)
+    if replaced == "stale":
+        # Of a newer plan, which found the result stale for another reason.
+        write_job_file(file, job, ["code differs"])
+    elif replaced == "job":
+        write_job_file(file, job.model_copy(update={"operation": {"log_steps": 3}}), None)
+    elif replaced:
+        put(tmp_path / f"{replaced}.json", STAGE_OF[replaced], "new")
 
-    def put(role: str, content: str) -> None:
-        payload = {"rows": {"digest": content}} if role != "tokenizer" else {}
-        write_json(
-            tmp_path / f"{role}.json",
-            {"payload": payload, "records": {}, "format_version": content, "stage": STAGE_OF[role]},
-        )
-
-    roles = STAGES[stage].one
-    for role in roles:
-        put(role, "old")
-    work = WorkFolder(tmp_path / "work")
-    work.start()
-    monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
-    with pytest.raises(SnaketuneError, match="ended early"):
-        processes.launch(
-            stage,
-            spec=STAGES[stage].spec.model_construct(),
-            work=work,
-            operation=Execution(gpus=0),
-            tracking=Tracking(),
-            out=tmp_path / "out",
-            artifacts={role: [result_at(tmp_path / f"{role}.json")] for role in roles},
-            files={role: [tmp_path / "base"] for role in STAGES[stage].files},
-        )
-    job = json.loads((work.state / "job.json").read_text(encoding="utf-8"))
-    if replaced:
-        put(replaced, "new")
-
-    def reached(spec, work, *, operation, **given):
-        assert operation == Execution(gpus=0)
-        assert {role: given[role].manifest_path for role in roles} == {
+    def reached(spec, work, *, operation, base, **artifacts):
+        assert operation == Execution(gpus=0, micro_batch_rows=3)
+        assert {role: artifacts[role].manifest_path for role in roles} == {
             role: tmp_path / f"{role}.json" for role in roles
         }
-        assert given.get("base", [tmp_path / "base"]) == [tmp_path / "base"]
+        assert base == [tmp_path / "base"]
         raise Reached
 
-    monkeypatch.setattr(STAGES[stage].spec, "model_validate", lambda _: None)
     monkeypatch.setattr(import_module(STAGES[stage].module), "build", reached)
-    with pytest.raises(SnaketuneError if replaced else Reached) as caught:
-        worker.build_stage(job)
-    if replaced:
+    with pytest.raises(Reached if replaced in (None, "stale") else SystemExit) as caught:
+        worker.main(file, work.state)
+    if replaced == "job":
+        assert "job.json, or what its race decided, changed since this job began; run again" in str(caught.value)
+    elif replaced not in (None, "stale"):
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
 
 
-def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
+def test_a_job_whose_race_decided_again_is_refused(tmp_path, work, monkeypatch):
+    race, file = tmp_path / "race/manifest.json", tmp_path / "job.json"
+
+    def decide(paused: dict[str, float]) -> None:
+        (race.parent / PAYLOAD).mkdir(parents=True, exist_ok=True)
+        write_json(race.parent / PAYLOAD / FILE, {"paused": paused})
+        payload = describe_files(race.parent / PAYLOAD)
+        write_manifest(race, {"stage": "race", "payload": payload, "records": {}})
+
+    inputs = {role: (put(tmp_path / f"{role}.json", STAGE_OF[role], "a"),) for role in ("pack", "tokenizer")}
+    decide({"sft/out": 0.5})
+    job = JobFile(stage="sft", out="out", spec=SPECS["sft"], inputs=inputs, operation={"race": str(race)})
+    launched(work, file, job, monkeypatch)
+    paused = read_job(file)
+    assert (paused.paused_at, paused.spec.training.until, paused.is_snapshot) == (0.5, 0.5, True)
+    decide({})
+    assert read_job(file).spec.training.until is None
+    with pytest.raises(SystemExit, match=r"job\.json, or what its race decided, changed since this job began"):
+        worker.main(file, work.state)
+
+
+def test_artifacts_reach_the_processes_in_their_order(tmp_path, work, monkeypatch):
     """The order of an adapter stack doesn't depend on names."""
     names = ("two", "one", "base", "zero")
-    for name in names:
-        write_json(tmp_path / f"{name}.json", {"payload": {}, "records": {}, "stage": "sft"})
-    work = WorkFolder(tmp_path / "work")
-    work.start()
-    monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
-    with pytest.raises(SnaketuneError, match="ended early"):
-        processes.launch(
-            "sft",
-            spec=STAGES["sft"].spec.model_construct(),
-            work=work,
-            operation=Execution(gpus=0),
-            tracking=Tracking(),
-            out=tmp_path / "out",
-            artifacts={
-                "model": [],
-                "base_layers": [result_at(tmp_path / f"{name}.json") for name in names],
-                **{role: [result_at(tmp_path / "base.json")] for role in STAGES["sft"].one},
-            },
-            files={"base": []},
-        )
+    inputs = {role: (put(tmp_path / f"{role}.json", STAGE_OF[role], "a"),) for role in ("pack", "tokenizer")}
+    inputs |= {"base_layers": tuple(put(tmp_path / f"{name}.json", "sft", name) for name in names)}
+    file = tmp_path / "job.json"
+    launched(work, file, JobFile(stage="sft", out="out", spec=SPECS["sft"], inputs=inputs), monkeypatch)
 
-    def reached(spec, work, *, operation, base_layers, **given):
+    def reached(spec, work, *, base_layers, **arguments):
         assert [artifact.manifest_path.stem for artifact in base_layers] == [*names]
         raise Reached
 
-    monkeypatch.setattr(STAGES["sft"].spec, "model_validate", lambda _: None)
     monkeypatch.setattr(import_module(STAGES["sft"].module), "build", reached)
     with pytest.raises(Reached):
-        worker.build_stage(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
+        worker.main(file, work.state)
 
 
 def test_a_full_disk_is_reported_without_traceback(run_worker, tmp_path):
     from safetensors.torch import save_file
     from torch import zeros
 
-    def train(job):
+    def train(job, work):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         try:
@@ -169,7 +199,7 @@ def test_a_full_disk_is_reported_without_traceback(run_worker, tmp_path):
 
 
 def test_any_other_error_keeps_its_traceback(run_worker):
-    def train(job):
+    def train(job, work):
         raise RuntimeError("a fault of ours")
 
     with pytest.raises(RuntimeError, match="a fault of ours"):
@@ -247,16 +277,16 @@ def test_a_process_ends_soon_after_its_parent_whatever_it_does(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_an_orphan_records_no_failure(tmp_path, monkeypatch, gone):
-    def fails(job):
+def test_an_orphan_records_no_failure(tmp_path, work, monkeypatch, gone):
+    def fails(job, work):
         raise SnaketuneError("no")
 
     monkeypatch.setattr(worker, "build_stage", fails)
     monkeypatch.setattr(worker, "parent_is_gone", lambda: gone)
-    (tmp_path / "job.json").write_text('{"stage": "sft"}', encoding="utf-8")
+    monkeypatch.setattr(worker, "read_job", lambda path: job_of("sft", tmp_path))
     with pytest.raises(SystemExit):
-        worker.main(tmp_path / "job.json")
-    assert (tmp_path / "failed/0.json").exists() != gone
+        worker.main(tmp_path / "job.json", work.state)
+    assert (work.state / "failed/0.json").exists() != gone
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -270,12 +300,10 @@ def test_only_the_main_process_locks_the_folder_and_writes_the_outcome(tmp_path,
         seen.append((work.folder / "training.lock").exists())
         return Outcome(counts={"rows": 1})
 
-    spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False).model_dump()
+    spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False)
     monkeypatch.setattr("snaketune.training.ref_logps.build", build)
-    monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], inputs={}, takes_operation=False))
-    job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}
-    job |= {"operation": {}, "tracking": {}}
-    worker.build_stage(job)
+    job = job_of("ref_logps", tmp_path, spec)
+    worker.build_stage(replace(job, stage=replace(job.stage, inputs={})), work)
     assert seen == [rank == "0"]
     assert (work.state / "outcome.json").is_file() == (rank == "0")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact, write_manifest
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models import logprobs
@@ -181,7 +181,7 @@ def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: Re
         made = chain.made(name, ref_pass.build(part_spec, work, pack=pack, model=[model]), part_spec)
         inputs = {"model": [model.content], "base_layers": [], "tokenizer": [], "base": [], "pack": [pack.content]}
         work.payload.rename(name / "logps")
-        write_json(name / "manifest.json", made.manifest | {"stage": "ref_pass", "inputs": inputs})
+        write_manifest(name / "manifest.json", made.manifest | {"stage": "ref_pass", "inputs": inputs})
     return str(folder / f"ref_pass/*-of-{count}/manifest.json")
 
 

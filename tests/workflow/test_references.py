@@ -4,6 +4,8 @@ what the keys before it come to."""
 import json
 import re
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from snaketune.stages.cache.fingerprint import fingerprint, read_artifacts, read
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job, result_at
-from snaketune.training.reference.cache_key import keys
+from tests.stages.demo_jobs import job_of
 
 from .reruns import LORA, PRETRAINED, TABLE
 from .test_staleness import put
@@ -51,11 +53,10 @@ def known_by(job: Job) -> list[str]:
     artifacts = {
         role: [result_at(WORK_ROOT.parents[1] / one.manifest) for one in some] for role, some in job.artifacts.items()
     }
+    loaded = job_of(job.stage, Path(), job.spec, operation=job.operation, device="cpu")
     return [
-        fingerprint(
-            key.stage, key.spec, read_artifacts(artifacts, key.by) | read_files({}, WORK_ROOT), "c", key.device, None
-        )
-        for key in keys(job.stage, job.spec, job.operation, "c", "cpu")
+        fingerprint(replace(key, code="c"), read_artifacts(artifacts, key.by) | read_files({}, WORK_ROOT), None)
+        for key in loaded.cache_keys()
     ]
 
 

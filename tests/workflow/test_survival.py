@@ -14,8 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from snaketune.artifacts.manifest import write_json
+from snaketune.config.operation import Execution
+from snaketune.config.tracking import Tracking
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.job import result_at
+from snaketune.stages.host.launch_command import OPERATION_FILE
+from snaketune.stages.job_files import JobFile, write_job_file
+from snaketune.stages.loaded_job import read_job
 from snaketune.training.launch import worker
 from tests.forked import python
 from tests.training.event_files import points_of
@@ -157,31 +162,30 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
 
 
 def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFolder, Path]:
-    """A work folder with the job of the project's SFT, as the stage hands it to the processes that it launches."""
+    """A work folder and a file of the project's SFT, as the stage hands them to the processes that it launches."""
     spec = json.loads(project.read(SFT))["spec"]
     (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
     read = {"pack": pack, "tokenizer": project.folder / "results/tokenizer/small/manifest.json"}
-    work = WorkFolder(folder)
+    work, file = WorkFolder(folder), folder / "job.json"
     work.start()
-    job = {
-        "stage": "sft",
-        "spec": spec,
-        "operation": {
-            "gpus": 2,
-            "allow_cpu": True,
-            "checkpoint_steps": 2,
-            "log_steps": 1,
-            "micro_batch_rows": micro_batch_rows,
-            "gradient_checkpointing": False,
-        },
-        "artifacts": {role: [[str(path), result_at(path).content]] for role, path in read.items()},
-        "files": {"base": []},
-        "work": str(work.folder),
-        "out": "results/sft/run",
-        "tracking": {"tensorboard": False},
-    }
-    file = work.state / "job.json"
-    file.write_text(json.dumps(job), encoding="utf-8")
+    operation = Execution(
+        gpus=2,
+        allow_cpu=True,
+        checkpoint_steps=2,
+        log_steps=1,
+        micro_batch_rows=micro_batch_rows,
+        gradient_checkpointing=False,
+    )
+    job = JobFile(
+        stage="sft",
+        spec=spec,
+        operation=operation.model_dump(mode="json"),
+        inputs={role: (str(path),) for role, path in read.items()},
+        out="results/sft/run",
+        tracking=Tracking(tensorboard=False),
+    )
+    write_job_file(file, job, None)
+    write_json(work.state / OPERATION_FILE, job.operation)
     return work, file
 
 
@@ -189,7 +193,7 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
     weights = []
     for micro_batch_rows in (1, 4):
         work, job = job_of_sft(finished, tmp_path / str(micro_batch_rows), micro_batch_rows=micro_batch_rows)
-        worker.build_stage(json.loads(job.read_text(encoding="utf-8")))
+        worker.build_stage(read_job(job), work)
         weights.append(load_file(work.payload / "model.safetensors"))
     for name in weights[0]:
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)
@@ -200,7 +204,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     work, job = job_of_sft(finished, tmp_path / "two")
     done = subprocess.run(
         [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         "-m", "snaketune.training.launch.worker", str(job)],
+         "-m", "snaketune.training.launch.worker", str(job), str(work.state)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip

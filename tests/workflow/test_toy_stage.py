@@ -1,4 +1,4 @@
-"""A stage is one module and one rule file: a toy, added to a copy of the workflow as CONTRIBUTING.md says, and run for real."""
+"""A stage is one module, one rule file and a line: a toy, added to a copy of the workflow as CONTRIBUTING.md says, and run."""
 
 import json
 import os
@@ -65,6 +65,10 @@ def with_toy(own_code):
     code = own_code.code / "workflow"
     (code / "snaketune/publishing/lengths.py").write_text(MODULE.lstrip(), encoding="utf-8")
     rule = (ROOT / "workflow/rules/plan.smk").read_text(encoding="utf-8")
+    table = code / "snaketune/stages/table.py"
+    last = '    "report.report",\n'
+    lines = table.read_text(encoding="utf-8").replace(last, f'    "publishing.lengths",\n{last}')
+    table.write_text(lines, encoding="utf-8")
     (code / "rules/lengths.smk").write_text(re.sub(r"\bplan\b", "lengths", rule), encoding="utf-8")
     return own_code
 

@@ -31,7 +31,7 @@ from snaketune.stages.cache.libraries import quiet_libraries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.host.disk_errors import disk_error_message
 from snaketune.stages.job import result_at
-from snaketune.stages.job_files import read_job_file
+from snaketune.stages.loaded_job import read_job
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES
 
@@ -98,12 +98,13 @@ def _run_command(options: argparse.Namespace) -> int:
             none = f"no node is more than {node_comparison.TOLERANCE:.0%} from the median"
             print(node_comparison.table(nodes), "", *(node_comparison.describe_outliers(nodes) or [none]), sep="\n")
         case stage:
-            job = read_job_file(options.job_file)
-            if job.stage != stage:
+            job = read_job(options.job_file)
+            if job.stage.name != stage:
                 raise SnaketuneError(
-                    f"{options.job_file} is a job file of stage {job.stage}; run `python -m snaketune {job.stage}` with it"
+                    f"{options.job_file} is a job file of stage {job.stage.name}; run `python -m snaketune {job.stage.name}` "
+                    "with it"
                 )
-            with note_job_number(Path(job.out)):
+            with note_job_number(job.out):
                 run(job)
     return 0
 

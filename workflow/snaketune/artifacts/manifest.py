@@ -163,8 +163,8 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def is_damaged(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest's content doesn't match its digest; manifests of early versions have none, and count as undamaged."""
-    return SEAL in manifest and manifest[SEAL] != _own_digest(manifest)
+    """Whether a manifest's content doesn't match the digest in it."""
+    return manifest.get(SEAL) != _own_digest(manifest)
 
 
 def _own_digest(manifest: dict[str, Any]) -> str:

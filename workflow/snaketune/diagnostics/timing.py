@@ -1,8 +1,9 @@
 """The `timing` stage: a short, timed training in launched processes, whose weights are discarded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
@@ -15,6 +16,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TimingSpec
 
 if TYPE_CHECKING:
+    from snaketune.stages.loaded_job import LoadedJob
     from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
@@ -57,15 +59,16 @@ def build(
     return time_training(spec, work, operation, pack, tokenizer, (*model, *base_layers), ref_logps)
 
 
-def launch(stage: str, *, spec: TimingSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
+def launch(job: "LoadedJob", work: WorkFolder) -> Outcome:
     """Run `build` as `processes.launch` does, with the batch plan of the run; running out of memory is recorded."""
     from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan
     from snaketune.training.launch import processes
 
-    batch_plan = choose_plan(operation, spec.run.training.batch_rows, operation.processes, work.state)
+    operation = job.operation
+    batch_plan = choose_plan(operation, job.spec.run.training.batch_rows, operation.processes, work.state)
     (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=batch_plan.apply_to(operation), work=work, **inputs)
+        return processes.launch(replace(job, operation=batch_plan.apply_to(operation)), work)
     except SnaketuneError as error:
         if not (work.state / OUT_OF_MEMORY).is_file():
             raise

@@ -9,6 +9,15 @@ from snaketune.stages.declaration import Cost, Stage
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportSpec
 
+
+def further_files(spec: ReportSpec) -> dict[str, list[str]]:
+    """The files of earlier results that the report compares with, by role."""
+    # It reads the table of stages, which imports this module.
+    from snaketune.report.compare.earlier_results import compared_files
+
+    return compared_files(spec.compare)
+
+
 STAGE = Stage(
     module=__name__,
     spec=ReportSpec,
@@ -17,7 +26,7 @@ STAGE = Stage(
     files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
     libraries=libraries.always("matplotlib", "jinja2"),
     cost=Cost(mb=1500, minutes=10),
-    further_files="snaketune.report.compare.earlier_results",
+    further_files=further_files,
     link="best",
 )
 

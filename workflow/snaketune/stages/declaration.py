@@ -16,7 +16,9 @@ from snaketune.stages.cache.libraries import Inputs, always
 
 if TYPE_CHECKING:
     from snaketune.config.workflow import Workflow
+    from snaketune.stages.cache.fingerprint import Key
     from snaketune.stages.job import Job
+    from snaketune.stages.loaded_job import LoadedJob
 
 # Keys of `Execution`: the devices that a stage computes on, and what a training takes besides.
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
@@ -79,8 +81,8 @@ class Stage:
     job_name: str = "{name}"  # the folder of a job below `results/<stage>/`, as a pattern of wildcards
     inputs: dict[str, Input] = field(default_factory=dict)  # by role, the results that it reads
     files: tuple[str, ...] = ()  # roles filled by external files
-    # For a stage that reads manifests: the module whose `further_files` returns the paths of other files, by role.
-    further_files: str = ""
+    # For a stage that reads manifests: returns the paths of other files by role, from the spec.
+    further_files: Callable[[Any], dict[str, list[str]]] | None = None
     # The distributions whose version shapes the result, from spec and artifacts.
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     # The resources of a job, or a function of the job's spec that returns them.
@@ -99,9 +101,8 @@ class Stage:
     measures: bool = False
     # By role, the manifest entry that is digested instead of the input's content.
     digested_by: dict[str, str] = field(default_factory=dict)
-    # The module whose `keys` returns the cache keys of a job on the machine that it runs on; without one, the whole spec is in
-    # the key.
-    key_module: str = ""
+    # Returns the cache keys of a job on the machine that it runs on; without it, the whole spec is in the key.
+    cache_keys: "Callable[[LoadedJob], tuple[Key, ...]] | None" = None
     # Roles that another input already implies, so that Snakemake needn't wait for them. Where each of n parts reads all n,
     # this saves n² edges in the graph.
     transitive: tuple[str, ...] = ()
@@ -110,11 +111,6 @@ class Stage:
     @property
     def name(self) -> str:
         return self.module.rpartition(".")[2]
-
-    @property
-    def one(self) -> tuple[str, ...]:
-        """Roles filled by exactly one result."""
-        return tuple(role for role, taken in self.inputs.items() if not taken.many)
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""

@@ -4,8 +4,9 @@ The planner sets a file's time to now if the job's result is stale, and to befor
 compares times, so it runs exactly the stale jobs and names the file as the reason. It also compares content with that of the
 job's last run and skips inputs with the same content, so the file of a stale job also records when it was planned and why.
 
-A run may take days, and its jobs read their files when they start. So a dry run changes nothing that a job reads, and a second
-run that would is refused.
+A run may take days, and its jobs read their files when they start; so do the worker processes of a training, which refuse a
+file that changed since (`stages.loaded_job`). So a dry run changes nothing that a job reads, and a second run that would is
+refused.
 """
 
 import atexit

@@ -11,6 +11,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import PASS, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
+from snaketune.training.reference.cache_key import DIGESTED_BY, cache_keys
 
 STAGE = Stage(
     module=__name__,
@@ -26,8 +27,8 @@ STAGE = Stage(
     libraries=libraries.of_reference,
     operation=(*PASS, "parts"),
     takes_operation=True,
-    digested_by={"pack": "pairs"},
-    key_module="snaketune.training.reference.cache_key",
+    digested_by=DIGESTED_BY,
+    cache_keys=cache_keys,
     cost=ModelCost(flops=2),
     group="models",
     in_report=True,

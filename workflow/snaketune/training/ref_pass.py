@@ -9,6 +9,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import PASS, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefPassSpec
+from snaketune.training.reference.cache_key import cache_keys
 
 STAGE = Stage(
     module=__name__,
@@ -24,7 +25,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_reference,
     operation=PASS,
-    key_module="snaketune.training.reference.cache_key",
+    cache_keys=cache_keys,
     cost=ModelCost(flops=2),
     group="models",
     array=True,

@@ -59,7 +59,7 @@ def _dots(title: str, rows: list[Measure], models: list[str], styles: Styles, mi
             for index, model in enumerate(models):
                 y, style = number * pitch - spread / 2 + index * DOT_STEP, styles[model]
                 if (value := measure.values.get(model)) is not None:
-                    ax.plot(measure.interval(model) or (value, value), [y, y], **_thin(style))
+                    ax.plot(measure.intervals.get(model) or (value, value), [y, y], **_thin(style))
                     ax.plot(value, y, color=style.hex, marker=style.marker, markersize=4.5)
         ax.set_ylim((len(rows) - 0.5) * pitch, -0.5 * pitch)
         names = ["all" if row.name == "exact match" else row.name.removeprefix("exact match: ") for row in rows]
@@ -100,7 +100,7 @@ def _ranking(variants: Variants, measure: Measure, styles: Styles) -> Panel:
     def draw(ax: Axes) -> None:
         for row, label in enumerate(variants.labels):
             if (value := measure.values[label]) is not None:
-                ax.plot(measure.interval(label) or (value, value), [row, row], **_thin(styles[label]))
+                ax.plot(measure.intervals.get(label) or (value, value), [row, row], **_thin(styles[label]))
                 _dot(ax, value, row, label, variants, styles)
         _rows(ax, variants)
         if measure.unit == "share":

@@ -16,7 +16,6 @@ from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
 from snaketune.report.data.forms import Manifest, check
 from snaketune.stages.cache.work_folders import WORK_ROOT
-from snaketune.stages.specs import ReportSpec
 from snaketune.stages.table import STAGES
 
 KEY = "report.compare"
@@ -24,11 +23,6 @@ COMPARED = ("sft", "dpo")
 MIN_PREFIX_DIGITS = 8
 FINGERPRINT = re.compile(r"[0-9a-f]{1,32}")
 UNREADABLE = OSError, ValueError, LookupError, TypeError
-
-
-def further_files(spec: ReportSpec) -> dict[str, list[str]]:
-    """The files of other results that the report reads, by role."""
-    return compared_files(spec.compare)
 
 
 def compared_files(entries: Iterable[str]) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from snaketune.evaluation.score_intervals import SHARES, wilson
+from snaketune.evaluation.score_intervals import SHARES
 from snaketune.report.data.results import ResultSet, ScoredModel, unique
 from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
@@ -54,18 +54,9 @@ class Measure:
     def shown(self, model: str) -> str:
         return FORMATS[self.unit](self.values.get(model))
 
-    def interval(self, model: str) -> tuple[float, float] | None:
-        """The 95% interval, or None. Wilson's for shares in older scores, which have no intervals."""
-        value, size = self.values.get(model), self.sizes.get(model)
-        if value is None:
-            return None
-        if model in self.intervals:
-            return tuple(self.intervals[model])
-        return wilson(value, size) if size and self.unit == "share" else None
-
     def shown_interval(self, model: str) -> str:
         """The interval as `[55.1%, 67.3%]`; empty if there is none."""
-        bounds = self.interval(model)
+        bounds = self.intervals.get(model)
         return f"[{', '.join(FORMATS[self.unit](bound) for bound in bounds)}]" if bounds else ""
 
     def of(self, models: list[str]) -> "Measure":

@@ -102,7 +102,12 @@ T = TypeVar("T")
 Columns = dict[str, tuple[Callable[[pa.DataType], bool], ...]]
 TEXT, NUMBER = (pa.types.is_string,), (pa.types.is_integer, pa.types.is_floating)
 LOGPS = ("chosen_logp", "rejected_logp", "reference_chosen_logp", "reference_rejected_logp")
-PAIRS = {"corpus": TEXT, "id": TEXT, **dict.fromkeys((*LOGPS, "chosen_tokens", "rejected_tokens"), NUMBER)}
+PAIRS = {
+    "corpus": TEXT,
+    "id": TEXT,
+    "source": NUMBER,
+    **dict.fromkeys((*LOGPS, "chosen_tokens", "rejected_tokens"), NUMBER),
+}
 LOSSES = {"corpus": TEXT, "document": NUMBER, "loss_nats": NUMBER, "tokens": NUMBER}
 
 

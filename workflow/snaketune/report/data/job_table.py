@@ -55,9 +55,6 @@ def _facts(result: Result) -> Iterator[str]:
     if share := run.get("mfu_median"):
         peak = f"{short(run['peak_flops_per_second'])}FLOP/s ({run['peak_flops_source']})"
         yield f"MFU {percent(share)}: {run['flops']['counted']}, of {peak}"
-    elif flops := run.get("model_tflops_per_second"):
-        # Older results.
-        yield f"{short(flops * 1e12)}FLOP/s at {run['flops_per_parameter_and_token']} per parameter and token"
     if memory := run.get("peak_memory_gb"):
         yield f"{decimal(memory)} GB {run['peak_memory_is']}"
     if prompts := counts.get("prompts"):

@@ -145,7 +145,7 @@ class TrainingFlow:
     """Rows, steps and tokens of one training.
 
     Attributes:
-        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if neither manifest nor log has them.
+        epochs, tokens: Of the steps that ran, which may be fewer than configured; of raw rows, epochs are None without a log.
     """
 
     label: str
@@ -154,7 +154,7 @@ class TrainingFlow:
     pairs: int | None
     steps: int
     epochs: float | None
-    tokens: float | None
+    tokens: int
     tokens_per_epoch: int | None
 
 
@@ -216,16 +216,10 @@ def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
     """The counts of one SFT or DPO run."""
     pack, counts = results.first(result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
-    packed = pack and pack.manifest["packing_metadata"]["enabled"]
-    per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
-    tokens = counts.get("tokens")
-    if tokens is not None and per_epoch:
-        epochs = tokens / per_epoch
+    if per_epoch := counts.get("tokens_per_epoch"):
+        epochs = counts["tokens"] / per_epoch
     else:
         epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
-    if tokens is None and per_epoch is not None and epochs is not None:
-        # Older results have no token count.
-        tokens = per_epoch * epochs
     return TrainingFlow(
         label=result.label,
         pack=pack and pack.name,
@@ -233,6 +227,6 @@ def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
         pairs=counts.get("pairs"),
         steps=counts["steps"],
         epochs=epochs,
-        tokens=tokens,
+        tokens=counts["tokens"],
         tokens_per_epoch=per_epoch,
     )

@@ -108,7 +108,7 @@ def preference_changes(results: ResultSet) -> list[PreferenceChange]:
     for models in results.evaluations.values():
         pairs_of = {scored.model: scored.pairs for scored in models}
         for scored in models:
-            if scored.model in runs and scored.pairs is not None:
+            if scored.model in runs:
                 initial = results.initial_models.get(scored.model)
                 for corpus in scored.pairs["corpus"].unique().to_pylist():
                     changes.append(_change(results, corpus, runs[scored.model], scored, initial, pairs_of.get(initial)))
@@ -176,9 +176,7 @@ def _by_id(rows: pa.Table, what: str, whose: str = "") -> dict[str, np.ndarray]:
 
 
 def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
-    """For each source name, which pairs are from it. Empty for older results, which don't record sources."""
-    if "source" not in rows.schema.names:
-        return {}
+    """For each source name, which pairs are from it."""
     source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
     source_P = np.array([source_of[pair] for pair in ids])
     sources = next((flow.sources for flow in corpus_flows(results) if flow.name == corpus), [])

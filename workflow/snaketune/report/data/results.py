@@ -37,19 +37,14 @@ class ScoredModel:
         return f"{kind}:{name}"
 
     @cached_property
-    def pairs(self) -> pa.Table | None:
-        """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`); None for older results."""
+    def pairs(self) -> pa.Table:
+        """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`)."""
         return self._table("pairs.arrow", PAIRS)
 
     @cached_property
     def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
-        """Summed loss and tokens of each held-out document: corpus → (pack digest, document) → (nats, tokens).
-
-        Empty for older results.
-        """
+        """Summed loss and tokens of each held-out document: corpus → (pack digest, document) → (nats, tokens)."""
         manifest, table = self.result.manifest, self._table("losses.arrow", LOSSES)
-        if table is None:
-            return {}
         packs = dict(zip(manifest["spec"].get("conversations", ()), manifest["inputs"].get("packs", ())))
         losses: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
         for row in table.to_pylist():
@@ -57,9 +52,7 @@ class ScoredModel:
             losses.setdefault(row["corpus"], {})[document] = row["loss_nats"], row["tokens"]
         return losses
 
-    def _table(self, name: str, columns: Columns) -> pa.Table | None:
-        if name not in self.result.manifest["payload"]:
-            return None
+    def _table(self, name: str, columns: Columns) -> pa.Table:
         path = self.result.artifact.file(name)
         return check_table(path, read_table(path), columns)
 

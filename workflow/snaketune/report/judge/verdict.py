@@ -187,8 +187,7 @@ def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
         if row["correct"] is not None:
             path = f"conversations.{row['corpus']}.exact_match.share"
             correct.setdefault(path, {})[row["id"]] = float(row["correct"])
-    if (pairs := scored.pairs) is None:
-        return correct
+    pairs = scored.pairs
     chosen_P, rejected_P, reference_chosen_P, reference_rejected_P = (
         pairs[f"{side}_logp"].to_numpy().astype(float)
         for side in ("chosen", "rejected", "reference_chosen", "reference_rejected")

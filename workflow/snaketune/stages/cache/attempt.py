@@ -1,7 +1,7 @@
-"""One attempt to build a result: its files, code, versions and threads, and the time of all attempts.
+"""One attempt to build a result: its job, inputs, code, versions and threads, and the time of all attempts.
 
-`state/attempt.json` holds what processes compare with that read files, import modules or start threads after the fingerprint
-was computed; `state/attempts.json` the seconds of each attempt, also of killed ones, updated every SECONDS_BETWEEN.
+`state/attempt.json` holds what processes compare with that read the job, files and modules, or start threads, after the
+fingerprint was computed; `state/attempts.json` the seconds of each attempt, also of killed ones, updated every SECONDS_BETWEEN.
 """
 
 import json
@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,6 +23,9 @@ from snaketune.artifacts.model_digests import digest_model_file
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.threads import VARIABLE, available_threads
+
+if TYPE_CHECKING:
+    from snaketune.stages.loaded_job import LoadedJob
 
 FILE, TIMES = "attempt.json", "attempts.json"
 SECONDS_BETWEEN = 10.0
@@ -50,6 +54,8 @@ class Attempt:
 
     Attributes:
         code: digest of the stage's code that is in the fingerprint.
+        job: digest of the job.
+        inputs: digests of artifacts and files by role, as in the fingerprint.
         stamps: of the external files, taken before the fingerprint was computed.
         digests: of the same files, as in the fingerprint.
         versions: of the libraries that the first attempt used.
@@ -59,9 +65,20 @@ class Attempt:
     stage: str
     code: str
     stamps: dict[str, Stamp]
+    job: str = ""
+    inputs: dict[str, list[str]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str | None] = field(default_factory=dict)
     threads: int | None = None
+
+    def check_job(self, job: "LoadedJob") -> None:
+        """Raise SnaketuneError if a job that was read again, or a result that it reads, is another one now."""
+        if job.digest != self.job:
+            raise SnaketuneError(f"{job.path}, or what its race decided, changed since this job began; run again")
+        for role, artifacts in job.artifacts.items():
+            for artifact, counted in zip(artifacts, self.inputs[role], strict=True):
+                if artifact.counted != counted:
+                    raise SnaketuneError(f"{artifact.manifest_path} changed since this job began; run again")
 
     def check_files(self) -> None:
         """Raise SnaketuneError if a file has changed since before its digest was computed."""

@@ -26,99 +26,79 @@ from snaketune.stages.cache.attempt import (
     timed,
     use_threads,
 )
-from snaketune.stages.cache.fingerprint import Key, fingerprint, fingerprint_entries, read_artifacts, read_files
+from snaketune.stages.cache.fingerprint import fingerprint, fingerprint_entries, read_artifacts, read_files
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WORK_ROOT, Claim, WorkFolder, publish
 from snaketune.stages.host.locks import locked
 from snaketune.stages.host.threads import cores
+from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
 
 
-def build_once(
-    *,
-    stage: str,
-    spec: dict[str, Any],
-    artifacts: dict[str, list[Artifact]],
-    files: dict[str, list[Path]],
-    code: str,
-    out: Path,
-    payload: str,
-    build: Callable[[WorkFolder], Outcome],
-    work_root: Path = WORK_ROOT,
-    device: str = "",
-    libraries: tuple[str, ...] = (),
-    reruns_on: str = "code",
-    rebuild: bool = False,
-    keys: tuple[Key, ...] = (),
-    before: tuple[dict[str, Any], ...] = (),
-    keep_state: bool = False,
-) -> None:
-    """Publish the stage's result at `out`, building it first if it isn't cached.
+def build_once(job: LoadedJob, build: Callable[[WorkFolder], Outcome], work_root: Path = WORK_ROOT) -> None:
+    """Publish the job's result at `job.out`, building it first if it isn't cached.
 
-    Args:
-        spec: the resolved spec as plain JSON.
-        artifacts, files: inputs by role. If a file changes after its digest was computed, nothing is stored: SnaketuneError.
-        code: digest of the code that shapes the result.
-        payload: name of the payload folder below `out`.
-        build: fills `payload` of the work folder; called only if there is no finished result.
-        device: kind of device that the stage computes on, if it does. Kinds share neither results nor unfinished work.
-        libraries: distributions whose version shapes the content.
-        reruns_on: `versions` if a result made with other versions of them isn't reused.
-        rebuild: don't reuse a finished result, only unfinished work.
-        before: specs of the results that unfinished work of this one may resume from, the best first.
-        keep_state: whether other results may resume from this one's state.
-        keys: the cache key of the result, then those of results that count as the same; empty for the whole spec and inputs.
+    If a file changes after its digest was computed, nothing is stored: SnaketuneError. Args: build: fills `payload` of the work
+    folder; called only if there is no finished result.
     """
-    stamps = stamps_of(path for some in files.values() for path in some)
-    versions = {name: installed_version(name) for name in sorted(libraries)}
-    counted_versions = versions if reruns_on == "versions" else None
-    own, *equivalent = keys or (Key(stage=stage, spec=spec, code=code, device=device),)
-    read_now = read_files(files, work_root)
-    external = {role: [entry for _, entry in fingerprint_entries(role, some)] for role, some in read_now.items()}
-    inputs = read_artifacts(artifacts, own.by) | external
-    digests = {str(path): digest for some in read_now.values() for path, digest in some}
-    attempt = Attempt(stage=stage, code=code, stamps=stamps, digests=digests)
-    own_fingerprint = fingerprint(stage, own.spec, inputs, code, own.device, counted_versions)
-    work, claim = WorkFolder(work_root / stage / own_fingerprint), Claim(out, own_fingerprint, work_root)
+    stage, out = job.stage, job.out
+    stamps = stamps_of(path for paths in job.files.values() for path in paths)
+    versions = {name: installed_version(name) for name in sorted(stage.libraries(job.spec, job.artifacts))}
+    counted_versions = versions if job.reruns_on == "versions" else None
+    key, *equivalent = job.cache_keys()
+    read_now = read_files(job.files, work_root)
+    external = {role: [entry for _, entry in fingerprint_entries(role, read)] for role, read in read_now.items()}
+    inputs = read_artifacts(job.artifacts, key.by) | external
+    digests = {str(path): digest for read in read_now.values() for path, digest in read}
+    attempt = Attempt(
+        stage=stage.name,
+        code=job.code,
+        stamps=stamps,
+        job=job.digest,
+        inputs=inputs,
+        digests=digests,
+    )
+    name = fingerprint(key, inputs, counted_versions)
+    work, claim = WorkFolder(work_root / stage.name / name), Claim(out, name, work_root)
     # The published manifest has the spec and inputs of this job, whichever job the result was built for.
-    requested = {"stage": stage, "spec": spec, "inputs": inputs}
+    requested = {"stage": stage.name, "spec": job.plain_spec, "inputs": inputs}
 
     def publish_cached(cached: WorkFolder, result: Artifact, described: dict[str, Any]) -> None:
         made = f"{out} is the result of {cached.made_at()} ({cached.folder.name})"
-        print(f"{stage}: nothing to compute; {made}", flush=True)
-        publish(result, cached, claim, payload, described)
+        print(f"{stage.name}: nothing to compute; {made}", flush=True)
+        publish(result, cached, claim, stage.payload, described)
 
-    if not rebuild and not work.manifest.is_file():
+    if not stage.measures and not work.manifest.is_file():
         # Results that count as the same: made with accepted code, or with these versions before they counted.
-        for key in (own, *equivalent):
-            read = inputs if key is own else read_artifacts(artifacts, key.by) | external
-            codes = (key.code, *accepted_codes(key.stage, key.code, work_root.parent))
+        for other in (key, *equivalent):
+            read = inputs if other is key else read_artifacts(job.artifacts, other.by) | external
+            codes = (other.code, *accepted_codes(other.stage, other.code, work_root.parent))
             for made_with, used in product(codes, (counted_versions, None)):
-                name = fingerprint(key.stage, key.spec, read, made_with, key.device, used)
-                same = WorkFolder(work_root / key.stage / name)
+                same = WorkFolder(work_root / other.stage / fingerprint(replace(other, code=made_with), read, used))
                 if not same.manifest.is_file():
                     continue
-                with locked(same.folder / "lock", f"{stage} {name}"):
+                with locked(same.folder / "lock", f"{other.stage} {same.folder.name}"):
                     attempt.check_files()
                     result = same.result()
                     if result and _made_with(counted_versions, result):
-                        publish_cached(same, result, requested if key.stage == stage else requested | {"code": code})
+                        described = requested if other.stage == stage.name else requested | {"code": job.code}
+                        publish_cached(same, result, described)
                         return
-    with locked(work.folder / "lock", f"{stage} {own_fingerprint}") as lease:
+    with locked(work.folder / "lock", f"{stage.name} {name}") as lease:
         work = replace(work, lease=lease)
         # Files may have changed while their digests were computed, or while another process held the folder.
         attempt.check_files()
-        if not rebuild and (result := work.result()):
+        if not stage.measures and (result := work.result()):
             work.check_held()
             publish_cached(work, result, requested)
             return
         started = time.time()
         work.start()
-        names = (fingerprint(stage, one, inputs, code, device, counted_versions) for one in before)
-        work.resume_from(WorkFolder(work_root / stage / name) for name in names)
+        snapshots = (fingerprint(replace(key, spec=spec), inputs, counted_versions) for spec in job.snapshot_specs())
+        work.resume_from(WorkFolder(work_root / stage.name / snapshot) for snapshot in snapshots)
         with timed(work) as elapsed:
             older = resumed_from_versions(work.state, versions)
-            threads = thread_count(work.state) if device else None
+            threads = thread_count(work.state) if job.device else None
             attempt = replace(attempt, threads=threads, versions=versions | older)
             attempt.save(work.state)
             outcome = _build_checked(build, work, attempt)
@@ -126,20 +106,20 @@ def build_once(
         manifest = {
             **outcome.about,
             # On a GPU, the CPU threads don't affect the result.
-            **({"threads": threads} if device == "cpu" else {}),
+            **({"threads": threads} if job.device == "cpu" else {}),
             **requested,
-            "fingerprint": own_fingerprint,
-            "code": code,
+            "fingerprint": name,
+            "code": job.code,
             "counts": outcome.counts,
             "payload": {name: entry for name, entry in described.items() if name not in outcome.records},
             "records": {name: entry for name, entry in described.items() if name in outcome.records},
             "versions": versions,
             **({"resumed_from_versions": older} if older else {}),
         }
-        work.finish(manifest, _run_facts(started, elapsed()) | outcome.run, keep_state)
-        print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
+        work.finish(manifest, _run_facts(started, elapsed()) | outcome.run, job.is_snapshot)
+        print(f"{stage.name}: made {out} in {time.time() - started:.1f} s", flush=True)
         work.check_held()
-        publish(Artifact(work.manifest, manifest, work.finished), work, claim, payload, requested)
+        publish(Artifact(work.manifest, manifest, work.finished), work, claim, stage.payload, requested)
 
 
 def _made_with(versions: dict[str, str | None] | None, result: Artifact) -> bool:

@@ -1,7 +1,7 @@
 """Fingerprints: the digest of everything that shapes a result, which names its work folder.
 
-Of spec and inputs everything counts unless the stage's `key_module` is more precise: it resolves `precision: auto` on this
-machine, or ignores which rows hold the pairs. `results/.work/.digests/` holds digests of external files, so that a file isn't
+Of spec and inputs everything counts unless the stage's `cache_keys` are more precise: they resolve `precision: auto` on this
+machine, or ignore which rows hold the pairs. `results/.work/.digests/` holds digests of external files, so that a file isn't
 read each time that jobs are planned. They are valid while size, times and inode are unchanged; only the kernel sets the time of
 the last inode change (ctime).
 """
@@ -51,16 +51,9 @@ class Key:
     by: dict[str, str] = field(default_factory=dict)
 
 
-def fingerprint(
-    stage: str,
-    spec: dict[str, Any],
-    inputs: dict[str, list[str]],
-    code: str,
-    device: str,
-    versions: dict[str, str | None] | None,
-) -> str:
+def fingerprint(key: Key, inputs: dict[str, list[str]], versions: dict[str, str | None] | None) -> str:
     """Return the fingerprint, 32 hex digits. Args: versions: None if they don't count."""
-    parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
+    parts = {"stage": key.stage, "spec": key.spec, "inputs": inputs, "code": key.code, "device": key.device}
     return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
 
 

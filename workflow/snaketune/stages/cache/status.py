@@ -8,7 +8,6 @@ the content of each external file, and whether the payload is complete (by size;
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -200,7 +199,7 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
     jobs = list(made_from(job))
     files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
     if stage.further_files:
-        files |= import_module(stage.further_files).further_files(job.spec)
+        files |= stage.further_files(job.spec)
     return {role: files[role] for role in stage.files}
 
 

@@ -16,9 +16,12 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.job import Job
+from snaketune.stages.job_files import job_file_of
 from snaketune.stages.table import STAGES
 
-ACCELERATE_FILE, DEEPSPEED_FILE, JOB_FILE = "accelerate.yaml", "deepspeed.json", "job.json"
+ACCELERATE_FILE, DEEPSPEED_FILE = "accelerate.yaml", "deepspeed.json"
+# The operation of an attempt, with its batch plan.
+OPERATION_FILE = "operation.json"
 # On several nodes: the file that holds the SLURM step in which they train.
 STEP_FILE, STEP = "step", '"$SLURM_JOB_ID.$SLURM_STEP_ID"'
 MODULE = "snaketune.training.launch.worker"
@@ -30,28 +33,33 @@ ALONE = ("env", "PET_STANDALONE=1", "PET_LOCAL_ADDR=127.0.0.1")
 RENDEZVOUS = "--main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000))"
 
 
-def command(operation: Operation, state: Path, python: str = "python") -> list[str]:
+def command(operation: Operation, job_file: Path, state: Path, python: str = "python") -> list[str]:
     """Return the command that starts all processes of a training and waits for them."""
     if operation.nodes > 1:
         # A signal to the step is meant for the trainings, which stop with a checkpoint. The launcher needs the step's number.
         preamble = f'trap "" TERM; test "$SLURM_NODEID" != 0 || echo {STEP} > {shlex.quote(str(state / STEP_FILE))}'
-        return [*_steps(operation), "bash", "-c", f"{preamble}; exec {_on_node('$SLURM_NODEID', state, python)}"]
+        return [
+            *_steps(operation),
+            "bash",
+            "-c",
+            f"{preamble}; exec {_on_node('$SLURM_NODEID', job_file, state, python)}",
+        ]
     if operation.launch == "single":
         # Nothing to set up, and accelerate would import torch first.
-        return [python, "-m", MODULE, str(state / JOB_FILE)]
-    return [*ALONE, *_accelerate(state, python), *_module(state)]
+        return [python, "-m", MODULE, str(job_file), str(state)]
+    return [*ALONE, *_accelerate(state, python), *_module(job_file, state)]
 
 
-def node_lines(operation: Operation, state: Path) -> list[str]:
+def node_lines(operation: Operation, job_file: Path, state: Path) -> list[str]:
     """Return the command of each node as a shell line.
 
-    >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("S")), sep="\\n")  # doctest: +ELLIPSIS
-    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 0 ... S/job.json
-    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 1 ... S/job.json
+    >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("J"), Path("S")), sep="\\n")  # doctest: +ELLIPSIS
+    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 0 ... J S
+    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 1 ... J S
     """
     if operation.nodes == 1:
-        return [shlex.join(command(operation, state))]
-    return [_on_node(str(rank), state, "python") for rank in range(operation.nodes)]
+        return [shlex.join(command(operation, job_file, state))]
+    return [_on_node(str(rank), job_file, state, "python") for rank in range(operation.nodes)]
 
 
 def describe_launch(job: Job) -> Iterator[str]:
@@ -65,7 +73,7 @@ def describe_launch(job: Job) -> Iterator[str]:
     where = f" on each of {operation.nodes} nodes, by {shlex.join(_steps(operation))}" if operation.nodes > 1 else ""
     stage = f", ZeRO stage {operation.zero_stage}" if operation.zero_stage else ""
     yield f"{job.key}: {operation.processes} processes ({operation.launch}{stage}), {devices}{where}"
-    for number, line in enumerate(node_lines(operation, state), 1):
+    for number, line in enumerate(node_lines(operation, job_file_of(job.stage, job.name), state), 1):
         yield f"  node {number}: {line}"
 
 
@@ -104,13 +112,14 @@ def _steps(operation: Operation) -> list[str]:
     return words.split()
 
 
-def _on_node(rank: str, state: Path, python: str) -> str:
-    return f"{shlex.join(_accelerate(state, python))} --machine_rank {rank} {RENDEZVOUS} {shlex.join(_module(state))}"
+def _on_node(rank: str, job_file: Path, state: Path, python: str) -> str:
+    module = shlex.join(_module(job_file, state))
+    return f"{shlex.join(_accelerate(state, python))} --machine_rank {rank} {RENDEZVOUS} {module}"
 
 
 def _accelerate(state: Path, python: str) -> list[str]:
     return [python, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(state / ACCELERATE_FILE)]
 
 
-def _module(state: Path) -> list[str]:
-    return ["--module", MODULE, str(state / JOB_FILE)]
+def _module(job_file: Path, state: Path) -> list[str]:
+    return ["--module", MODULE, str(job_file), str(state)]

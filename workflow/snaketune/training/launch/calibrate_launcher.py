@@ -4,13 +4,11 @@ the kernel killed one for memory.
 Measurements are stored in the work folder, so each launch continues after the trial that ended the previous one.
 """
 
-from typing import Any
-
-from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.operation import Execution
+from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
+from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
 from snaketune.training.autotune.batch_plan import CURVE, OUT_OF_MEMORY, steps_use_host
 from snaketune.training.autotune.search import Trials
@@ -18,27 +16,25 @@ from snaketune.training.autotune.time_limit import SHARE, is_too_short
 from snaketune.training.launch import processes
 
 
-def launch(
-    stage: str, *, operation: Execution, work: WorkFolder, artifacts: dict[str, list[Artifact]], **job: Any
-) -> Outcome:
-    """Launch the stage's processes until one launch finishes; see `processes.launch` for arguments and errors. On a CPU, a
-    training too short for a trial gets the default without any process."""
+def launch(job: LoadedJob, work: WorkFolder) -> Outcome:
+    """Launch the stage's processes until one launch finishes; errors as in `processes.launch`. On a CPU, a training too short
+    for a trial gets the default without any process."""
+    operation = job.operation
     if operation.calibrated_epochs and not (operation.gpus and visible_gpus()):
-        manifest = artifacts["pack"][0].manifest
+        manifest = job.artifacts["pack"][0].manifest
         tokens = manifest["counts"]["train"].get("tokens", 0)
         rows = tokens / manifest.get("row_length", 1) * operation.calibrated_epochs / operation.processes
         if is_too_short(rows):
             print(f"not measured: a trial would take more than {SHARE:.0%} of the training", flush=True)
             write_json(work.payload / CURVE, {"device": "cpu", "trials": [], "best": None})
             return Outcome(counts={"trials": 0, "fitting": 0})
-    job |= {"operation": operation, "artifacts": artifacts}
     while True:
         (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
         trials = Trials(work.state)
         trials.running.unlink(missing_ok=True)
         before = len(trials)
         try:
-            return processes.launch(stage, work=work, **job)
+            return processes.launch(job, work)
         except SnaketuneError:
             out_of_memory = (work.state / OUT_OF_MEMORY).is_file()
             if out_of_memory and steps_use_host(operation):

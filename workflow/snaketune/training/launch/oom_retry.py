@@ -1,11 +1,11 @@
 """One attempt of a training: choose its batch plan, and after running out of memory a smaller one for the next attempt."""
 
-from typing import Any
+from dataclasses import replace
 
-from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
 from snaketune.training.autotune.batch_plan import (
     OUT_OF_MEMORY,
@@ -21,13 +21,14 @@ from snaketune.training.launch import processes
 from snaketune.training.launch.memory_kills import why_job_was_killed
 
 
-def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, **job: Any) -> Outcome:
-    """Choose the batch plan and launch the stage's processes; arguments and errors as in `processes.launch`."""
-    batch_rows, count = spec.training.batch_rows, operation.processes
+def launch(job: LoadedJob, work: WorkFolder) -> Outcome:
+    """Choose the batch plan and launch the stage's processes; errors as in `processes.launch`."""
+    operation = job.operation
+    batch_rows, count = job.spec.training.batch_rows, operation.processes
     plan = _after_killed_job(choose_plan(operation, batch_rows, count, work.state), operation, batch_rows, work)
     (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=plan.apply_to(operation), work=work, **job)
+        return processes.launch(replace(job, operation=plan.apply_to(operation)), work)
     except SnaketuneError:
         if error := out_of_memory_error(plan, operation, batch_rows, count, work.state):
             raise error from None

@@ -1,7 +1,8 @@
 """The launcher: start a stage's worker processes, one per GPU on each node, and wait for them.
 
-Files in the work folder connect launcher and workers: `state/job.json` is the job, `state/outcome.json` the result; errors are
-in `training.launch.worker_endings`. `training.launch.worker` runs in the workers. Importing these modules doesn't import torch.
+Both read the job's file. Files in the work folder connect them: `state/attempt.json` and `state/operation.json` say what the
+attempt is, `state/outcome.json` is the result; errors are in `training.launch.worker_endings`. `training.launch.worker` runs in
+the workers. Importing these modules doesn't import torch.
 """
 
 import json
@@ -16,16 +17,15 @@ from pathlib import Path
 
 import psutil
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.slurm import run_slurm
-from snaketune.config.base import Model
 from snaketune.config.operation import Operation
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.gpus import visible_gpus
-from snaketune.stages.host.launch_command import JOB_FILE, STEP_FILE, check_installed, check_nodes, command
+from snaketune.stages.host.launch_command import OPERATION_FILE, STEP_FILE, check_installed, check_nodes, command
 from snaketune.stages.host.threads import VARIABLE, available_threads
+from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
 from snaketune.training.autotune.batch_plan import IN_STEPS
 from snaketune.training.launch.accelerate_config import write_launch_files
@@ -44,24 +44,13 @@ ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 ONEDNN_CACHES, ONEDNN_SHAPES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), 64
 
 
-def launch(
-    stage: str,
-    *,
-    spec: Model,
-    operation: Operation,
-    tracking: Tracking,
-    work: WorkFolder,
-    out: Path,
-    artifacts: dict[str, list[Artifact]],
-    files: dict[str, list[Path]],
-) -> Outcome:
+def launch(job: LoadedJob, work: WorkFolder) -> Outcome:
     """Run the stage's `build` in worker processes and return its outcome.
 
-    Inputs are by role; the job records their content, so that workers notice a change. Curves are written below `out`,
-    where the result will be published. SnaketuneError: the processes can't be started here, or failed, with the message of
-    the first one that failed. Preempted: the training ended early, with a checkpoint.
+    SnaketuneError: the processes can't be started here, or failed, with the message of the first one that failed. Preempted:
+    the training ended early, with a checkpoint.
     """
-    gpus = visible_gpus()
+    operation, gpus = job.operation, visible_gpus()
     if gpus and operation.gpus > len(gpus):
         raise SnaketuneError(
             f"operation.gpus: the job asks for {operation.gpus} GPUs on each node, this node shows it {len(gpus)}; lower "
@@ -74,23 +63,10 @@ def launch(
     step.unlink(missing_ok=True)
     (work.state / IN_STEPS).unlink(missing_ok=True)
     clear_endings(work.state)
-    job = {
-        "stage": stage,
-        "spec": spec.model_dump(mode="json"),
-        "operation": operation.model_dump(mode="json"),
-        "tracking": tracking.model_dump(mode="json"),
-        "work": str(work.folder),
-        "out": str(out),
-        # Lists, since JSON objects are written with sorted keys, and the order of an adapter stack matters.
-        "artifacts": {
-            role: [[str(one.manifest_path), one.content] for one in some] for role, some in artifacts.items()
-        },
-        "files": {role: list(map(str, paths)) for role, paths in files.items()},
-    }
-    write_json(work.state / JOB_FILE, job)
+    write_json(work.state / OPERATION_FILE, operation.model_dump(mode="json"))
     if operation.launch != "single":
         write_launch_files(operation, work.state, cpu=not gpus)
-    started = command(operation, work.state, sys.executable)
+    started = command(operation, job.path, work.state, sys.executable)
     with record_launch(work.state) as oom_kills:
         status = run_processes(started, environment(operation), step if operation.nodes > 1 else None)
     raise_if_preempted(work.state)

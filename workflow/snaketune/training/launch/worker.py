@@ -9,7 +9,6 @@ if __name__ == "__main__":
     run_as_fork([__spec__.name, *sys.argv[1:]], waits=True)
 
 # isort: split
-import json
 import os
 import signal
 import threading
@@ -18,23 +17,21 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
 from snaketune.config.secrets import without_secrets
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.attempt import read_attempt
 from snaketune.stages.cache.code_digest import import_checked
 from snaketune.stages.cache.libraries import importing, quiet_libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.disk_errors import disk_error_message
+from snaketune.stages.host.launch_command import OPERATION_FILE
 from snaketune.stages.host.locks import locked
-from snaketune.stages.job import result_at
-from snaketune.stages.table import STAGES
+from snaketune.stages.loaded_job import LoadedJob, read_job
 from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, record_out_of_memory
 from snaketune.training.launch.processes import PARENT_VARIABLE
 from snaketune.training.launch.worker_endings import Preempted, record_failure
@@ -42,28 +39,18 @@ from snaketune.training.launch.worker_endings import Preempted, record_failure
 POLL_SECONDS = 1.0
 
 
-def build_stage(job: dict[str, Any]) -> None:
+def build_stage(job: LoadedJob, work: WorkFolder) -> None:
     """Build the job's stage and write its outcome."""
     # Imported here, since it imports libraries whose output must be silenced first.
     from snaketune.tracking.curves import TrackedRun
 
-    stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
-    spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
-    tracked = TrackedRun.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
-    artifacts: dict[str, list[Artifact]] = {}
-    for role, inputs in job["artifacts"].items():
-        for path, content in inputs:
-            artifact = result_at(Path(path)).as_input(stage.inputs[role].entries)
-            if artifact.content != content:
-                raise SnaketuneError(f"{path} changed since this job began; run again")
-            artifacts.setdefault(role, []).append(artifact)
-    files = {role: [Path(path) for path in paths] for role, paths in job["files"].items()}
+    tracked = TrackedRun.of(job.stage.name, job.plain_spec, job.tracking, work, job.out)
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
     # An orphaned worker may still write there. Only the main process locks: if all did, they would wait for each other.
     with lock if is_main_process() else nullcontext() as lease:
         work = replace(work, lease=lease)
-        build = import_module(stage.module).build
-        outcome = build(spec, work, operation=operation, tracked=tracked, **stage.arguments(artifacts, files))
+        build = import_module(job.stage.module).build
+        outcome = build(job.spec, work, operation=job.operation, tracked=tracked, **job.arguments)
         if is_main_process():
             work.check_held()
             write_json(work.state / "outcome.json", asdict(outcome))
@@ -109,13 +96,13 @@ def take_gpu() -> None:
     torch.cuda.set_device(index)
 
 
-def main(job_file: Path) -> None:
-    """Run the job; exit with a message, without a traceback, on errors that the user can act on."""
+def main(job_file: Path, state: Path) -> None:
+    """Run the job in the work folder of this state; exit with a message, without a traceback, on errors that the user can act
+    on."""
     quiet_libraries()
     if not is_main_process():
         # Every process prints the same lines, and one log takes those of the main one; errors go to stderr.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    job = json.loads(job_file.read_text(encoding="utf-8"))
     # The launcher ignores SIGTERM, and this process inherits that. Before the first step there is nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -123,9 +110,12 @@ def main(job_file: Path) -> None:
             take_gpu()
             from transformers.utils.logging import disable_progress_bar
         disable_progress_bar()
-        if attempt := read_attempt(job_file.parent):
-            import_checked(STAGES[job["stage"]].module, attempt.code, attempt.stage)
-        build_stage(job)
+        operation = Execution.model_validate_json((state / OPERATION_FILE).read_bytes())
+        job = replace(read_job(job_file), operation=operation)
+        if attempt := read_attempt(state):
+            attempt.check_job(job)
+            import_checked(job.stage.module, attempt.code, attempt.stage)
+        build_stage(job, WorkFolder(state.parent))
     except Preempted as preempted:
         # Not a failure, so exit with status 0: launchers print a traceback for any other.
         print(preempted, flush=True)
@@ -135,12 +125,12 @@ def main(job_file: Path) -> None:
         message = str(error) if isinstance(error, SnaketuneError) else disk_error_message(error)
         if not message and is_out_of_memory(error):
             message = f"out of memory: {str(error).strip()}"
-            if not (job_file.parent / OUT_OF_MEMORY).is_file():
-                record_out_of_memory(job_file.parent, None, error)
+            if not (state / OUT_OF_MEMORY).is_file():
+                record_out_of_memory(state, None, error)
         message = message and without_secrets(message)
         if not parent_is_gone():
             # An orphan's error must not be taken for one of a newer attempt.
-            record_failure(job_file.parent, error, message)
+            record_failure(state, error, message)
         if not message:
             raise
         sys.exit(f"error: {message}")
@@ -148,4 +138,4 @@ def main(job_file: Path) -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

@@ -18,21 +18,18 @@ from snaketune.models.passed_test import PassedTest
 from snaketune.stages.cache.attempt import Attempt, read_attempt
 from snaketune.stages.cache.clean import SELF_TESTS
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.host.launch_command import JOB_FILE
 from snaketune.stages.specs import DpoSpec, SftSpec
 
 
 def record_of_test(spec: SftSpec | DpoSpec, work: WorkFolder, compute: Compute) -> PassedTest | None:
     """Return the record of a run's self-test, whether or not it has passed; None if its weights or rows can't be identified."""
-    attempt, job, base = read_attempt(work.state), work.state / JOB_FILE, spec.base
+    attempt, base = read_attempt(work.state), spec.base
     # A model of the Hub without a revision may change.
     unknown = isinstance(base, Pretrained) and not base.revision and not Path(base.path).is_dir()
-    if attempt is None or unknown or not job.is_file():
+    if attempt is None or unknown:
         return None
-    inputs = json.loads(job.read_text(encoding="utf-8"))["artifacts"]
     key = {
-        "inputs": {role: [content for _, content in some] for role, some in inputs.items() if role != "ref_logps"},
-        "files": sorted(attempt.digests.values()),
+        "inputs": {role: digests for role, digests in attempt.inputs.items() if role != "ref_logps"},
         "base": base and base.model_dump(mode="json"),
         "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
         "adapters": [spec.lora is not None, getattr(spec, "continued", False)],

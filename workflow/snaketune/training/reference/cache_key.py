@@ -12,15 +12,18 @@ Keys are computed before any work, so torch is imported only if resolving the de
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from snaketune.config.operation import Execution
 from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
-from snaketune.stages.table import STAGES
 
-WHOLE_STAGE = "ref_logps"
+if TYPE_CHECKING:
+    from snaketune.stages.loaded_job import LoadedJob
+
+WHOLE_STAGE, WHOLE_MODULE = "ref_logps", "snaketune.training.ref_logps"
+# Of the pack, a whole reference counts the pairs, whatever rows they are in; a part counts its rows.
+DIGESTED_BY = {"pack": "pairs"}
 # Kernels of a family implement the same computation.
 KERNEL_FAMILIES = {
     "sdpa": "sdpa",
@@ -31,12 +34,9 @@ KERNEL_FAMILIES = {
 }
 
 
-def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device: str) -> tuple[Key, ...]:
-    """The cache keys of a reference or of a part of one: its own key first, then those of equivalent results.
-
-    Args:
-        code, device: digest of the stage's code; kind of device, such as `cuda`.
-    """
+def cache_keys(job: "LoadedJob") -> tuple[Key, ...]:
+    """The cache keys of a reference or of a part of one: its own key first, then those of equivalent results."""
+    spec, device = job.spec, job.device
     # As `models.devices` resolves them.
     if device == "cpu" and sys.platform == "linux":
         dtype, kernel = "float32" if spec.precision == "auto" else spec.precision, "sdpa"
@@ -47,24 +47,24 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
         dtype, kernel = about["dtype"], about["kernel"]
     own = computation(spec, dtype)
     computed = [(kernel_family(kernel), device)]
-    if operation.share_kernels:
+    if job.operation.share_kernels:
         computed += [(family, kind) for family in sorted({*KERNEL_FAMILIES.values()}) for kind in ("cuda", "cpu")]
     # A whole reference contains every part.
-    whole_code = code if stage == WHOLE_STAGE else code_digest(STAGES[WHOLE_STAGE].module)
-    candidates: list[tuple[str, dict[str, int], str]] = [(WHOLE_STAGE, {}, whole_code)]
+    whole_code = job.code if job.stage.name == WHOLE_STAGE else code_digest(WHOLE_MODULE)
+    candidates: list[tuple[str, dict[str, int], str, dict[str, str]]] = [(WHOLE_STAGE, {}, whole_code, DIGESTED_BY)]
     if isinstance(spec, RefPassSpec):
-        candidates.insert(0, (stage, {"part": spec.part, "parts": spec.parts}, code))
+        candidates.insert(0, (job.stage.name, {"part": spec.part, "parts": spec.parts}, job.code, {}))
     return tuple(
         Key(
             stage=name,
             spec=own | part | {"kernel": family, "token_logps": with_tokens},
             code=digest,
             device=kind,
-            by=STAGES[name].digested_by,
+            by=by,
         )
         for family, kind in dict.fromkeys(computed)
         for with_tokens in dict.fromkeys((spec.token_logps, True))
-        for name, part, digest in candidates
+        for name, part, digest, by in candidates
     )
 
 
