@@ -15,7 +15,7 @@ from snaketune.diagnostics.new_tokens import check_new_tokens
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
-from snaketune.models.memory_trace import trace_model
+from snaketune.models.memory import trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT

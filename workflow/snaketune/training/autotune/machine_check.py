@@ -18,8 +18,7 @@ from snaketune.models.device_speed import Peak, peak_of
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
-from snaketune.models.memory import Estimate, Sharing, estimate
-from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
+from snaketune.models.memory import Estimate, MicroBatch, Sharing, TracedModel, estimate, trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import Finding
 from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
@@ -79,8 +78,8 @@ def check_machine(
     """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
     of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    For `dropout` and `summed` see `models.memory_trace.trace_model` and `models.memory.estimate`; `processes` are by
-    default those of this launch (WORLD_SIZE). SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout` and `summed` see `models.memory`; `processes` are by default those of this launch (WORLD_SIZE).
+    SnaketuneError: `lora` names modules that the model doesn't have.
     """
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch, on_cpu = operation.micro_batch_rows, compute.device.type == "cpu"
@@ -98,7 +97,6 @@ def check_machine(
         compute,
         spec.training.optimizer,
         quantization=spec.quantization,
-        batch=batch,
         # Of offloaded activations, about as much is on the device at a time as of recomputed ones.
         checkpointing=operation.gradient_checkpointing is True or (operation.activation_offloading and not on_cpu),
         summed=summed,
