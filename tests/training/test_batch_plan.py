@@ -136,8 +136,8 @@ def test_after_out_of_memory_the_next_attempt_uses_a_smaller_plan(tmp_path):
     error = out_of_memory_error(plan, operation, 8, 1, tmp_path)
     assert str(error) == (
         "out of memory in step 31 with micro-batches of 8 rows (CUDA out of memory. Tried to allocate 2 GiB.). The next "
-        "attempt resumes from the last checkpoint with micro-batches of 4 rows and the same 8 rows per step: run again (with "
-        "`--retries 3`, Snakemake retries automatically)"
+        "attempt (run again, or use `--retries 3`) resumes from the last checkpoint with micro-batches of 4 rows and the same "
+        "8 rows per step"
     )
     assert choose_plan(operation, 8, 1, tmp_path).micro_batch_rows == 4
     # The record is removed once it was reported.

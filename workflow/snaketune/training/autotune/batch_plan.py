@@ -201,8 +201,8 @@ def out_of_memory_error(
         )
     save_plan(state, operation, smaller)
     return SnaketuneError(
-        f"{what}. The next attempt resumes from the last checkpoint with {smaller} and the same {batch_rows} rows per "
-        "step: run again (with `--retries 3`, Snakemake retries automatically)"
+        f"{what}. The next attempt (run again, or use `--retries 3`) resumes from the last checkpoint with {smaller} and the "
+        f"same {batch_rows} rows per step"
     )
 
 

@@ -72,7 +72,6 @@ def time_steps(trainer: BaseTrainer) -> dict[str, float]:
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
     trainer.add_callback(watch)
-    trainer.compile()
     trainer.train()
     # The last micro-batch of an epoch may be smaller, and therefore faster.
     most = max(tokens for _, tokens in watch.micro_batches)
