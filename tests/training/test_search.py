@@ -2,8 +2,8 @@
 
 import pytest
 
-from snaketune.training.autotune.batch_plan import BatchPlan, best_of
-from snaketune.training.autotune.search import halvings, search
+from snaketune.training.autotune.batch_plan import BatchPlan
+from snaketune.training.autotune.search import best_of, halvings, search
 
 
 class Device:

@@ -28,8 +28,6 @@ CURVE = "curve.json"
 DEFAULT_MICRO_BATCH_ROWS, DEFAULT_ON_CPU = 8, 2
 # In percent. A configured plan that is slower than the best one by more is reported.
 REPORTED_SLOWDOWN = 10
-# Trials whose throughput differs by a smaller share count as equal.
-SPEED_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +56,6 @@ def _requested(operation: Execution) -> dict[str, Any]:
     return operation.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
 
 
-def rows_of_process(batch_rows: int, processes: int) -> int:
-    """A process' share of a step. SnaketuneError: `batch_rows` isn't a multiple of `processes`."""
-    if batch_rows % processes:
-        raise SnaketuneError(
-            f"training.batch_rows: {batch_rows} rows can't be shared by {processes} processes; expected a multiple of "
-            f"{processes}"
-        )
-    return batch_rows // processes
-
-
 def halved(rows: int, share: int) -> int:
     """The largest number of rows up to half of `rows` that divides `share`; 0 if there is none.
 
@@ -83,22 +71,13 @@ def default_rows(share: int, *, on_cpu: bool) -> int:
 
 
 def choose_plan(operation: Execution, batch_rows: int, processes: int, state: Path) -> BatchPlan:
-    """Choose the batch plan of this attempt, and store it in `state` for the next one. SnaketuneError: the rows of a step
-    can't be divided into such micro-batches."""
-    share, rows = rows_of_process(batch_rows, processes), operation.micro_batch_rows
-    previous, curve = _read(state / FILE), read_curve(operation)
+    """Choose the batch plan of this attempt, and store it in `state` for the next one."""
+    share, previous, curve = batch_rows // processes, _read(state / FILE), read_curve(operation)
     if previous and previous["requested"] == _requested(operation) and share % previous["micro_batch_rows"] == 0:
         chosen = BatchPlan.of(previous)
     else:
-        if rows == "auto":
-            chosen = _fastest_measured(operation, share, curve)
-        elif share % rows == 0:
-            chosen = BatchPlan.of(vars(operation))
-        else:
-            raise SnaketuneError(
-                f"training.micro_batch_rows: {batch_rows} rows of a step can't be divided into micro-batches of {rows} on "
-                f"{processes} processes; expected a divisor of {share}, or `auto`"
-            )
+        auto = operation.micro_batch_rows == "auto"
+        chosen = _measured(operation, share, curve) if auto else BatchPlan.of(vars(operation))
         save_plan(state, operation, chosen)
     slowdown = curve and slowdown_percent(chosen, curve)
     if slowdown and slowdown > REPORTED_SLOWDOWN:
@@ -110,29 +89,13 @@ def choose_plan(operation: Execution, batch_rows: int, processes: int, state: Pa
     return chosen
 
 
-def _fastest_measured(operation: Execution, share: int, curve: dict[str, Any] | None) -> BatchPlan:
-    checkpointing = operation.gradient_checkpointing
-    trials = [
-        trial
-        for trial in (curve["trials"] if curve else ())
-        if trial["fits"]
-        and share % trial["micro_batch_rows"] == 0
-        and checkpointing in ("auto", trial["gradient_checkpointing"])
-    ]
-    if trials:
-        return BatchPlan.of(best_of(trials))
-    if curve and "default" in curve and share % curve["default"]["micro_batch_rows"] == 0:
-        return BatchPlan.of(curve["default"])
+def _measured(operation: Execution, share: int, curve: dict[str, Any] | None) -> BatchPlan:
+    """The fastest plan that was measured, else the default of the calibration, else of the device."""
+    if known := curve and (curve["best"] or curve.get("default")):
+        return BatchPlan.of(known)
     rows = default_rows(share, on_cpu=not (operation.gpus and visible_gpus()))
     print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
-    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=checkpointing is True)
-
-
-def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
-    fastest = max(trial["tokens_per_second"] for trial in trials)
-    fast = [trial for trial in trials if trial["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
-    return min(fast, key=lambda trial: (trial["peak_bytes"], trial["micro_batch_rows"]))
+    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=operation.gradient_checkpointing is True)
 
 
 def save_plan(state: Path, operation: Execution, plan: BatchPlan) -> None:
@@ -143,7 +106,7 @@ def save_plan(state: Path, operation: Execution, plan: BatchPlan) -> None:
 def smaller_plan(plan: BatchPlan, operation: Execution, batch_rows: int, processes: int) -> BatchPlan | None:
     """The next plan that needs less memory: half the rows; at one row, gradient checkpointing if the config has `auto`; else
     None."""
-    if rows := halved(plan.micro_batch_rows, rows_of_process(batch_rows, processes)):
+    if rows := halved(plan.micro_batch_rows, batch_rows // processes):
         return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=plan.gradient_checkpointing)
     if operation.gradient_checkpointing == "auto" and not plan.gradient_checkpointing:
         return BatchPlan(micro_batch_rows=plan.micro_batch_rows, gradient_checkpointing=True)

@@ -28,10 +28,8 @@ from snaketune.training.autotune.batch_plan import (
     CURVE,
     OUT_OF_MEMORY,
     BatchPlan,
-    best_of,
     default_rows,
     record_out_of_memory,
-    rows_of_process,
 )
 from snaketune.training.autotune.machine_check import SHARE_OF_PEAK
 from snaketune.training.autotune.search import (
@@ -39,6 +37,7 @@ from snaketune.training.autotune.search import (
     SHARE,
     TRIALS,
     Trial,
+    best_of,
     halvings,
     is_too_short,
     read_trials,
@@ -104,7 +103,7 @@ class TrialRunner:
         self.spec, self.calibrated, self.run = spec, calibrated, calibrated.run
         rows, batch_rows = calibrated.rows, spec.run.training.batch_rows
         self.items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
-        self.share = rows_of_process(batch_rows, spec.processes)
+        self.share = batch_rows // spec.processes
         self.rows = [count for count in halvings(self.share) if count == 1 or count * spec.processes <= self.items]
         # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()

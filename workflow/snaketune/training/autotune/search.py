@@ -16,6 +16,8 @@ TRIALS = "trials.json"
 # One point of the curve: the fields of a BatchPlan, accumulation, fits, why; and if it fits, tokens_per_second, micro_batch_s,
 # step_s (seconds of an optimizer step), trial_s (of the whole trial), peak_bytes.
 Trial = dict[str, Any]
+# Trials whose throughput differs by a smaller share count as equal.
+SPEED_TOLERANCE = 0.02
 # Throughput must grow by this share to count as a gain; two trials in a row without a gain end the search.
 GAIN = 0.02
 # Of the longest training that waits for the measurement.
@@ -63,6 +65,13 @@ def search(
         if trials[-1]["fits"] or idle:
             break
     return trials
+
+
+def best_of(trials: list[Trial]) -> Trial:
+    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
+    fastest = max(trial["tokens_per_second"] for trial in trials)
+    fast = [trial for trial in trials if trial["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
+    return min(fast, key=lambda trial: (trial["peak_bytes"], trial["micro_batch_rows"]))
 
 
 def is_too_short(rows: float) -> bool:
