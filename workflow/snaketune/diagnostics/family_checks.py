@@ -89,9 +89,9 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         # What the training itself checks when it starts.
         compute = resolve_compute(training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
-        rows, count = PackedRows(pack, "train"), operation.processes
+        rows = PackedRows(pack, "train")
         summed = sft and run.run.loss == "nll" and not rows.weighted
-        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed, processes=count)
+        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed)
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
         return

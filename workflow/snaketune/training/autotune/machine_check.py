@@ -4,7 +4,6 @@ The functions return findings: certain ones stop the training, others are logged
 prints. Only `check_machine` may run a kernel: it measures the peak FLOP/s of a CPU if a training looks long.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,16 +72,13 @@ def check_machine(
     *,
     dropout: bool = True,
     summed: bool = True,
-    processes: int | None = None,
 ) -> MachineCheck:
     """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
     of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    For `dropout` and `summed` see `models.memory`; `processes` are by default those of this launch (WORLD_SIZE).
-    SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout` and `summed` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't have.
     """
-    processes = processes or int(os.environ.get("WORLD_SIZE", 1))
-    micro_batch, on_cpu = operation.micro_batch_rows, compute.device.type == "cpu"
+    processes, micro_batch, on_cpu = operation.processes, operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
     row_length = rows.row_length if packed else 0
     if packed and compute.kernel == SEPARATE:
@@ -108,7 +104,7 @@ def check_machine(
     )
     findings = [*_device_findings(spec, operation, compute, machine), *_adapter_findings(planned, config)]
     if estimated:
-        here = operation.processes_per_node if on_cpu and processes > 1 else 1
+        here = operation.processes_per_node if on_cpu else 1
         findings += memory_findings(estimated, machine, spec, processes, here)
     if planned and packed and on_cpu and not operation.allow_cpu:
         flops = planned.flops.per_token * rows.tokens * spec.training.epochs
