@@ -31,7 +31,7 @@ from snaketune.training.autotune.batch_plan import (
     default_rows,
     record_out_of_memory,
 )
-from snaketune.training.autotune.machine_check import SHARE_OF_PEAK
+from snaketune.training.autotune.machine_check import shortest_seconds
 from snaketune.training.autotune.search import (
     MICRO_BATCHES,
     SHARE,
@@ -122,8 +122,8 @@ class TrialRunner:
         rows, planned = self.calibrated.rows, self.check.planned
         if not planned or not isinstance(rows, PackedRows):
             return math.inf
-        rate = self.spec.processes * peak_of(self.run.compute).flops_per_second * SHARE_OF_PEAK
-        return planned.flops.per_token * rows.tokens * self.run.operation.calibrated_epochs / rate
+        flops = planned.flops.per_token * rows.tokens * self.run.operation.calibrated_epochs
+        return shortest_seconds(flops, self.spec.processes, peak_of(self.run.compute))
 
     def is_worthwhile(self, trials: list[Trial]) -> bool:
         """Whether another trial, with twice the rows of the last one, keeps the calibration below its share of the training.

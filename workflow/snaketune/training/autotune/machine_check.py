@@ -223,9 +223,14 @@ def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
     return f"use {', '.join(ways)}, or a card with more memory"
 
 
+def shortest_seconds(flops: float, processes: int, peak: Peak) -> float:
+    """Seconds that a training takes at best."""
+    return flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
+
+
 def duration_findings(flops: float, processes: int, peak: Peak) -> Iterator[Finding]:
     """Finding that a training would take longer than MAX_CPU_SECONDS on this CPU."""
-    seconds = flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
+    seconds = shortest_seconds(flops, processes, peak)
     if seconds > MAX_CPU_SECONDS:
         yield Finding(
             key="operation",
