@@ -16,8 +16,7 @@ from snaketune.models.devices import Compute
 from snaketune.models.flops import count_flops
 from snaketune.models.kernels import segments_for
 from snaketune.models.load_model import parameter_count
-from snaketune.models.memory import SHARED, estimate
-from snaketune.models.memory_trace import MicroBatch, trace_model
+from snaketune.models.memory import SHARED, MicroBatch, estimate, trace_model
 from snaketune.packing.segments import layout
 
 from .conftest import CPU, tiny_model
@@ -36,8 +35,8 @@ def test_every_family_gets_an_estimate(family, compute):
     assert traced.trained > 0
     # Vision tower and projector.
     assert (frozen > 0) == (family == "gemma3")
-    estimated = estimate(traced, compute, "adamw_torch", batch=BATCH)
-    recomputed = estimate(traced, compute, "adamw_torch", batch=BATCH, checkpointing=True)
+    estimated = estimate(traced, compute, "adamw_torch")
+    recomputed = estimate(traced, compute, "adamw_torch", checkpointing=True)
     assert estimated.minimum < recomputed.expected < estimated.expected
     assert estimated.minimum == 16 * traced.trained + 4 * frozen
 
@@ -94,7 +93,7 @@ def test_adapters_save_fewer_activations_and_frozen_weights_have_no_gradients():
     config = tiny_model("llama").config
     full, adapted = (trace_model(config, GPU, lora=lora, batch=BATCH) for lora in (None, LORA))
     assert adapted.activations.total < full.activations.total
-    estimated = estimate(adapted, GPU, "adamw_torch", batch=BATCH)
+    estimated = estimate(adapted, GPU, "adamw_torch")
     frozen = adapted.parameters - adapted.trained
     assert (estimated.weights, estimated.gradients) == (2 * frozen + 4 * adapted.trained, 4 * adapted.trained)
 
@@ -112,18 +111,18 @@ def test_4_bit_weights_are_linear_layers_and_everything_else_is_in_float32():
 
 def test_processes_shard_the_tensors_of_their_sharing():
     traced = trace_model(tiny_model("llama").config, GPU, batch=BATCH)
-    alone = estimate(traced, GPU, "adamw_torch", batch=BATCH)
+    alone = estimate(traced, GPU, "adamw_torch")
     for sharing, shared in SHARED.items():
-        estimated = estimate(traced, GPU, "adamw_torch", batch=BATCH, processes=4, sharing=sharing)
+        estimated = estimate(traced, GPU, "adamw_torch", processes=4, sharing=sharing)
         for name in ("weights", "gradients", "states"):
             assert getattr(estimated, name) == getattr(alone, name) // (4 if name in shared else 1)
-    ddp = estimate(traced, GPU, "adamw_torch", batch=BATCH, processes=4)
+    ddp = estimate(traced, GPU, "adamw_torch", processes=4)
     assert ddp.expected == alone.expected + alone.gradients
 
 
 def test_gradients_of_earlier_micro_batches_add_to_activations():
     traced = trace_model(tiny_model("llama").config, CPU, batch=BATCH)
-    one, several = (estimate(traced, CPU, "sgd", batch=BATCH, accumulation=n) for n in (1, 3))
+    one, several = (estimate(traced, CPU, "sgd", accumulation=n) for n in (1, 3))
     assert several.step == one.step + one.gradients
 
 
@@ -153,9 +152,9 @@ def test_a_forward_that_depends_on_values_gives_the_minimum_alone(monkeypatch):
     def needs_values(*_, **__):
         raise RuntimeError("a value is needed")
 
-    monkeypatch.setattr("snaketune.models.memory_trace._trace", needs_values)
+    monkeypatch.setattr("snaketune.models.memory._trace", needs_values)
     traced = trace_model(tiny_model("llama").config, CPU, batch=BATCH)
-    estimated = estimate(traced, CPU, "adamw_torch", batch=BATCH)
+    estimated = estimate(traced, CPU, "adamw_torch")
     assert (traced.activations, estimated.expected) == (None, None)
     assert estimated.minimum == 16 * traced.parameters
 

@@ -196,7 +196,7 @@ def test_nothing_that_counts_is_reached_by_what_does_not_alone():
         ("config.losses", "None if alpha == 1", "None if alpha == 2", set()),
         ("config.losses", "has no effect on {losses}", "does nothing for {losses}", set()),
         ("config.losses", '"dpo": "it is `sigmoid`"', '"dpo": "`sigmoid`"', set()),
-        ("training.launch.calibrate_launcher", "(rows)", "(2 * rows)", {"calibrate"}),
+        ("training.calibrate", "(rows * ", "(2 * rows * ", {"calibrate"}),
     ],
 )
 def test_what_is_computed_from_settings_counts_and_how_they_are_read_does_not(module, before, after, stale, tmp_path):

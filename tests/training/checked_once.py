@@ -7,9 +7,9 @@ import torch
 import xxhash
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.models import memory_trace, selftest
+from snaketune.models import memory, selftest
 from snaketune.models.devices import Compute
-from snaketune.models.memory_trace import TracedModel
+from snaketune.models.memory import TracedModel
 from snaketune.models.selftest import SelfTest
 from snaketune.packing.reader import PackedRows
 
@@ -19,10 +19,10 @@ PASSED: dict[str, SelfTest] = {}
 
 
 def trace_model(config: PretrainedConfig, compute: Compute, **settings: Any) -> TracedModel | None:
-    """Do what `memory_trace.trace_model` does, once per config and settings."""
+    """Do what `memory.trace_model` does, once per config and settings."""
     key = (type(config), config.to_json_string(), compute, *(repr(value) for value in settings.values()))
     if key not in TRACED:
-        TRACED[key] = memory_trace.trace_model(config, compute, **settings)
+        TRACED[key] = memory.trace_model(config, compute, **settings)
     return TRACED[key]
 
 

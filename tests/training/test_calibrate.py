@@ -4,8 +4,8 @@ import json
 import multiprocessing
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +18,10 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 from snaketune.training import calibrate
-from snaketune.training.autotune import calibration, time_limit, timed_steps
-from snaketune.training.autotune.batch_plan import CURVE
-from snaketune.training.launch import calibrate_launcher, oom_retry, processes, worker
+from snaketune.training.autotune import calibration, timed_steps
+from snaketune.training.autotune.batch_plan import CURVE, record_killed, record_out_of_memory
+from snaketune.training.autotune.search import TRIALS
+from snaketune.training.launch import oom_retry, processes, worker
 from snaketune.training.loop.packed_trainer import PackedTrainer
 from tests.packing import chain
 from tests.stages.demo_jobs import job_of
@@ -34,6 +35,7 @@ FORKED = multiprocessing.get_context("fork")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(timed_steps, "SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -87,8 +89,8 @@ def test_the_curve_is_complete(tmp_path, tokenizer, holds, monkeypatch):
     spec = sft_spec(tmp_path, None)
     curve = calibrated(tmp_path / "work", spec_of(spec, spec.base, batch_rows=12), rows, tokenizer)
     stored = [trial for trial in seen(curve) if not trial[1]]
-    assert stored == [(1, False, True), (2, False, True), (4, False, True), (12, False, False), (6, False, False)]
-    assert [trial[1:] for trial in seen(curve) if trial[1]] == [(True, True)] * 4
+    assert stored == [(1, False, True), (3, False, True), (6, False, False)]
+    assert [trial for trial in seen(curve) if trial[1]] == [(rows, True, True) for rows in (1, 3, 6, 12)]
     for one in curve["trials"]:
         assert one["accumulation"] * one["micro_batch_rows"] == 12
         assert one["fits"] == (one.get("tokens_per_second", 0) > 0 and 5e7 < one["peak_bytes"] < 5e10)
@@ -130,35 +132,47 @@ def test_it_takes_a_small_share_of_the_trainings_that_wait_for_it(tmp_path, toke
     assert "would take more than 3% of the training: micro-batches of 2 rows" in capsys.readouterr().out
     monkeypatch.setattr(calibration, "MEMORY_SHARE", 0.0)
     curve = calibrated(tmp_path / "full", spec, rows, tokenizer, calibrated_epochs=1.0)
-    assert curve["default"]["micro_batch_rows"] == 1
-    # Many epochs are worth a trial or more; one that takes too long is the last one.
-    monkeypatch.setattr(time_limit, "_elapsed", lambda: 0.0)
+    assert curve["default"] == {"micro_batch_rows": 1, "gradient_checkpointing": True}
+    # Many epochs are worth several trials.
+    monkeypatch.setattr(calibration, "_elapsed_s", lambda: 0.0)
     assert len(calibrated(tmp_path / "many", spec, rows, tokenizer, calibrated_epochs=1e6)["trials"]) > 1
-    monkeypatch.setattr(time_limit.TimeLimit, "allows_another", lambda *_: False)
-    assert seen(calibrated(tmp_path / "one", spec, rows, tokenizer, calibrated_epochs=1e6)) == [(1, False, True)]
+    # At the machine's peak, so many epochs take less time than this process has.
+    monkeypatch.setattr(calibration, "_elapsed_s", lambda: 1e9)
+    assert calibrated(tmp_path / "late", spec, rows, tokenizer, calibrated_epochs=1e6)["trials"] == []
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "micro_batch_s", "wanted"), [(0.0, 1.0, True), (17.0, 1.0, True), (19.0, 1.0, False), (0.0, 2.6, False)]
+    ("elapsed", "micro_batch_s", "wanted"), [(0.0, 1.0, True), (17.0, 1.0, True), (19.0, 1.0, False), (0.0, 2.9, False)]
 )
 def test_another_trial_runs_if_all_of_them_stay_a_small_share(elapsed, micro_batch_s, wanted, monkeypatch):
-    """Of 1,000 steps of a second, 30 s; a trial of twice the rows takes three steps of four such micro-batches."""
-    monkeypatch.setattr(time_limit, "_elapsed", lambda: elapsed)
-    limit = time_limit.TimeLimit(epochs=2.0, rows=500, batch_rows=1, processes=1)
-    fastest = {"fits": True, "accumulation": 1, "micro_batch_s": 1.0, "optimizer_s": 0.0}
-    last = fastest | {"micro_batch_s": micro_batch_s}
-    assert limit.allows_another([fastest, last]) == wanted
-    assert time_limit.TimeLimit(epochs=0.0, rows=500, batch_rows=1, processes=1).allows_another([last])
+    """Of 1,000 steps of a second, 30 s; the last trial took 6 s, and one of twice the rows has six micro-batches more."""
+    monkeypatch.setattr(calibration, "_elapsed_s", lambda: elapsed)
+    runner = object.__new__(calibration.TrialRunner)
+    runner.items = 500
+    runner.spec = SimpleNamespace(processes=1, run=SimpleNamespace(training=SimpleNamespace(batch_rows=1)))
+    fastest = {"fits": True, "step_s": 1.0, "trial_s": 6.0}
+    last = {"fits": True, "step_s": 2.0, "trial_s": 6 * micro_batch_s, "micro_batch_s": micro_batch_s}
+    runner.run = SimpleNamespace(operation=Execution(calibrated_epochs=2.0))
+    assert runner.is_worthwhile([fastest, last]) == wanted
+    # What runs out of memory is followed by smaller plans, and without epochs the user wants the curve.
+    assert runner.is_worthwhile([{"fits": False}])
+    runner.run = SimpleNamespace(operation=Execution(calibrated_epochs=0.0))
+    assert runner.is_worthwhile([last])
 
 
-def test_a_configured_plan_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
-    monkeypatch.setattr("snaketune.training.autotune.batch_plan.REPORTED_SLOWDOWN", -1)
+def test_what_a_host_has_no_memory_for_is_not_tried(tmp_path, tokenizer, monkeypatch):
+    def expected(runner, plan):
+        return 2 * host if plan.micro_batch_rows > 1 else host // 2
+
+    host = 10**10
+    monkeypatch.setattr(calibration, "host_memory_limit", lambda: host)
+    monkeypatch.setattr(calibration.TrialRunner, "_expected_memory", expected)
     run = sft_spec(tmp_path, None)
-    calibrated(
-        tmp_path / "work", spec_of(run, run.base, batch_rows=2), packed_rows(tmp_path / "rows", tokenizer), tokenizer,
-        micro_batch_rows=1,
-    )  # fmt: skip
-    assert "note: throughput with micro-batches of 1 row is" in capsys.readouterr().out
+    curve = calibrated(
+        tmp_path / "work", spec_of(run, run.base, False), packed_rows(tmp_path / "rows", tokenizer), tokenizer
+    )
+    assert seen(curve) == [(1, False, True), (2, False, False)]
+    assert curve["trials"][1]["why"] == "would need 20.0 GB, more than is free"
 
 
 def test_if_nothing_fits_the_error_names_remedies(tmp_path, tokenizer, holds, monkeypatch):
@@ -171,30 +185,6 @@ def test_if_nothing_fits_the_error_names_remedies(tmp_path, tokenizer, holds, mo
         SnaketuneError, match=r"not even micro-batches of 1 row, .* fit in memory: CUDA out of memory.*lower"
     ):
         calibrated(tmp_path / "work", spec_of(run, run.base), rows, tokenizer)
-
-
-def test_a_killed_calibration_repeats_no_trial(tmp_path, tokenizer, monkeypatch):
-    run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
-    spec = spec_of(run, run.base, batch_rows=4)
-
-    class Killed(BaseException):
-        pass
-
-    measured = []
-
-    def counting(trainer):
-        measured.append(trainer.args.per_device_train_batch_size)
-        if measured == [1, 2]:
-            raise Killed
-        return time_steps(trainer)
-
-    time_steps = timed_steps.time_steps
-    monkeypatch.setattr(calibration, "time_steps", counting)
-    with pytest.raises(Killed):
-        calibrated(tmp_path / "work", spec, rows, tokenizer)
-    calibrated(tmp_path / "work", spec, rows, tokenizer)
-    assert measured[:3] == [1, 2, 2]
-    assert measured.count(1) == 1
 
 
 def forked(monkeypatch) -> None:
@@ -247,54 +237,60 @@ def test_a_training_out_of_memory_resumes_with_a_smaller_plan_and_learns_the_sam
         assert one["learning_rate"] == other["learning_rate"]
 
 
-def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypatch):
-    """Each launch simulates several processes, one of which recorded that it ran out of memory and died."""
-    from snaketune.training.autotune.batch_plan import BatchPlan, record_out_of_memory
-    from snaketune.training.autotune.search import Trials
+def test_a_relaunched_calibration_continues_after_the_trial_that_ended_the_last_one(tmp_path, tokenizer, monkeypatch):
+    """The kernel kills the process in its second trial."""
+    run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
+    spec = spec_of(run, run.base, batch_rows=4)
+    time_steps, measured, work = timed_steps.time_steps, [], WorkFolder(tmp_path / "work")
 
-    work, remaining = WorkFolder(tmp_path), [8, 4]
-    work.start()
+    class Killed(BaseException):
+        pass
 
-    def dies(job, work):
-        if not remaining:
-            return "done"
-        plan = BatchPlan(micro_batch_rows=remaining.pop(), gradient_checkpointing=False)
-        Trials(work.state).add(plan, {"fits": False})
-        record_out_of_memory(work.state, None, MemoryError())
-        raise SnaketuneError("exit status 1")
+    def counting(trainer):
+        measured.append((trainer.args.per_device_train_batch_size, trainer.args.gradient_checkpointing))
+        if len(measured) == 2:
+            raise Killed
+        return time_steps(trainer)
 
-    monkeypatch.setattr(processes, "launch", dies)
-    assert calibrate_launcher.launch(job_of("calibrate", tmp_path), work) == "done"
-
-    def learns_nothing(job, work):
-        record_out_of_memory(work.state, None, MemoryError())
-        raise SnaketuneError("exit status 1")
-
-    monkeypatch.setattr(processes, "launch", learns_nothing)
-    with pytest.raises(SnaketuneError, match="exit status 1"):
-        calibrate_launcher.launch(job_of("calibrate", tmp_path), work)
-
-
-@pytest.mark.parametrize(("killed", "stored"), [(True, {"fits": False, "why": "killed for memory"}), (False, None)])
-def test_a_trial_that_the_kernel_killed_for_memory_is_not_tried_again(tmp_path, monkeypatch, killed, stored):
-    from snaketune.training.autotune.batch_plan import BatchPlan, record_killed
-    from snaketune.training.autotune.search import Trials
-
-    work, plan = WorkFolder(tmp_path), {"micro_batch_rows": 8, "gradient_checkpointing": False}
-    work.start()
-
-    def dies(job, work):
-        if Trials(work.state).get(BatchPlan.of(plan)):
-            return "done"
-        Trials(work.state).begin(plan | {"fits": False})
-        if killed:
+    def launched(job, work):
+        try:
+            return calibrate.build(spec, work, operation=job.operation, pack=rows, tokenizer=tokenizer, base=[])
+        except Killed:
             record_killed(work.state, "oom_kill rose")
-        raise SnaketuneError("killed by signal 9")
+            raise SnaketuneError("killed by signal 9") from None
+
+    monkeypatch.setattr(calibration, "time_steps", counting)
+    monkeypatch.setattr("snaketune.training.autotune.search.GAIN", -1.0)
+    monkeypatch.setattr(processes, "launch", launched)
+    work.start()
+    calibrate.launch(job_of("calibrate", tmp_path), work)
+    curve = json.loads((work.payload / CURVE).read_text())
+    assert measured == [(1, False), (2, False), (1, True), (2, True), (4, True)]
+    assert seen(curve)[:2] == [(1, False, True), (2, False, False)]
+    assert curve["trials"][1]["why"] == "out of memory"
+
+
+@pytest.mark.parametrize(("in_trial", "of_memory"), [(True, False), (False, True)])
+def test_a_calibration_that_ends_otherwise_is_not_relaunched(tmp_path, monkeypatch, in_trial, of_memory):
+    """Killed by someone else, or out of memory before its first trial. What it measured is measured again."""
+    work, launches = WorkFolder(tmp_path), []
+    work.start()
+    (work.state / TRIALS).write_text('[{"micro_batch_rows": 1, "gradient_checkpointing": false, "fits": true}]')
+
+    def dies(job, work):
+        launches.append((work.state / TRIALS).exists())
+        if in_trial:
+            (work.state / TRIALS).write_text(
+                '[{"micro_batch_rows": 8, "gradient_checkpointing": false, "fits": false}]'
+            )
+        if of_memory:
+            record_out_of_memory(work.state, None, MemoryError())
+        raise SnaketuneError("ended early")
 
     monkeypatch.setattr(processes, "launch", dies)
-    with nullcontext() if killed else pytest.raises(SnaketuneError, match="killed by signal 9"):
-        assert calibrate_launcher.launch(job_of("calibrate", tmp_path), work) == "done"
-    assert Trials(work.state).get(BatchPlan.of(plan)) == (stored and plan | stored)
+    with pytest.raises(SnaketuneError, match="ended early"):
+        calibrate.launch(job_of("calibrate", tmp_path), work)
+    assert launches == [False]
 
 
 @pytest.mark.parametrize(("epochs", "launched"), [(1.0, False), (1e6, True), (0.0, True)])
@@ -305,8 +301,7 @@ def test_a_training_too_short_for_a_trial_on_a_cpu_starts_no_process(
     work, pack = WorkFolder(tmp_path / "work"), packed_rows(tmp_path / "rows", tokenizer)
     work.start()
     operation = Execution(calibrated_epochs=epochs)
-    job = job_of("calibrate", tmp_path, operation=operation, artifacts={"pack": [pack]})
-    done = calibrate_launcher.launch(job, work)
+    done = calibrate.launch(job_of("calibrate", tmp_path, operation=operation, artifacts={"pack": [pack]}), work)
     assert (done == "launched") == launched
     if not launched:
         assert json.loads((work.payload / CURVE).read_text()) == {"device": "cpu", "trials": [], "best": None}
@@ -344,6 +339,6 @@ def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch
     monkeypatch.setattr("snaketune.training.autotune.search.GAIN", -1.0)
     rows = packed_rows(tmp_path / "rows", tokenizer)
     calibrated(tmp_path / "work", spec_of(run, run.base, batch_rows=4), rows, tokenizer)
-    tokens = {rows: timing.tokens for rows, timing in timings}
+    tokens = {rows: timing["tokens"] for rows, timing in timings}
     assert tokens[2] == pytest.approx(2 * tokens[1], rel=0.2)
     assert tokens[4] == pytest.approx(4 * tokens[1], rel=0.2)

@@ -133,7 +133,6 @@ def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch
     adapted = sft(Lora(), optimizer="adamw_torch")
     looked = check_machine(adapted, operation, GPU, SEVEN, rows)
     assert (looked.findings, str(looked.machine)) == ((), "cuda:0 (A10, 22GB)")
-    monkeypatch.setenv("WORLD_SIZE", "8")
     shared = check_machine(sft(), executed(sft().training, gpus=8, launch="fsdp"), GPU, SEVEN, rows)
     assert not any(finding.certain for finding in shared.findings)
 

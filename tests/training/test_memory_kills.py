@@ -105,8 +105,13 @@ def kill_job(state, counts: dict[str, int], monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("counts", "ending", "rows", "said"),
     [
-        (KILLED, "FAILED", 2, "was killed for memory (oom_kill of /sys/fs/cgroup/job rose from 3 to 4) with"),
-        (NOT_KILLED, "OUT_OF_MEMORY", 2, "was killed for memory (SLURM job 17 is OUT_OF_MEMORY) with"),
+        (
+            KILLED,
+            "FAILED",
+            2,
+            "with micro-batches of 4 rows (oom_kill of /sys/fs/cgroup/job rose from 3 to 4). The next",
+        ),
+        (NOT_KILLED, "OUT_OF_MEMORY", 2, "with micro-batches of 4 rows (SLURM job 17 is OUT_OF_MEMORY). The next"),
         # A kill -9, or a node that crashed and counts anew.
         (NOT_KILLED, "RUNNING", 4, "killed (if for memory, lower training.micro_batch_rows); this one has"),
         (OTHER, "NODE_FAIL", 4, "killed (if for memory"),

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from snaketune.config.optimizers import OptimizerName, ScheduleName
 from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
-from snaketune.models.memory import _state_bytes
-from snaketune.models.memory_trace import trace_model
+from snaketune.models.memory import _state_bytes, trace_model
 from snaketune.training.checkpoint import optimizer_states
 from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.loop.trainer_arguments import step_arguments

@@ -2,8 +2,8 @@
 
 import pytest
 
-from snaketune.training.autotune.batch_plan import BatchPlan, best_of, divisors
-from snaketune.training.autotune.search import Trials, search
+from snaketune.training.autotune.batch_plan import BatchPlan
+from snaketune.training.autotune.search import best_of, halvings, search
 
 
 class Device:
@@ -14,7 +14,7 @@ class Device:
         self.memory, self.half = memory, half
         self.tried: list[tuple[int, bool]] = []
 
-    def measure(self, plan: BatchPlan, before: list) -> dict:
+    def measure(self, plan: BatchPlan) -> dict:
         rows, recomputed = plan.micro_batch_rows, plan.gradient_checkpointing
         self.tried.append((rows, recomputed))
         trial = {"micro_batch_rows": rows, "gradient_checkpointing": recomputed}
@@ -25,8 +25,8 @@ class Device:
         return trial | {"fits": True, "tokens_per_second": speed, "peak_bytes": needed}
 
     def best(self, batch_rows: int, checkpointing="auto") -> tuple[int, bool]:
-        trials = list(search(divisors(batch_rows, 1), checkpointing, self.measure))
-        best = best_of([one for one in trials if one["fits"]])
+        trials = search(halvings(batch_rows), checkpointing, self.measure)
+        best = best_of([trial for trial in trials if trial["fits"]])
         return best["micro_batch_rows"], best["gradient_checkpointing"]
 
 
@@ -36,7 +36,6 @@ class Device:
         (1000, 64, (64, False)),
         (1000, 7, (7, False)),
         (26, 64, (16, False)),
-        # Between 8, which fits, and 16, which doesn't.
         (22.5, 48, (12, False)),
         (10.5, 64, (4, True)),
         (11.5, 64, (8, True)),
@@ -55,8 +54,8 @@ def test_the_search_ends_where_more_rows_gain_nothing():
 
 def test_one_slow_trial_does_not_end_the_search():
     class Hiccup(Device):
-        def measure(self, plan, before):
-            trial = super().measure(plan, before)
+        def measure(self, plan):
+            trial = super().measure(plan)
             return trial | ({"tokens_per_second": 1.0} if plan.micro_batch_rows == 4 else {})
 
     assert Hiccup(1000).best(64) == (64, False)
@@ -85,9 +84,8 @@ def test_if_nothing_fits_the_smallest_plans_are_tried():
     assert device.tried == [(1, False), (1, True)]
 
 
-def test_trials_are_stored(tmp_path):
-    store, one = Trials(tmp_path), {"micro_batch_rows": 1, "fits": True}
-    plan = BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)
-    store.add(plan, one)
-    assert (Trials(tmp_path).get(plan), len(Trials(tmp_path))) == (one, 1)
-    assert Trials(tmp_path).get(BatchPlan(micro_batch_rows=1, gradient_checkpointing=True)) is None
+def test_no_trial_runs_that_is_not_worth_its_time():
+    device = Device(1000)
+    trials = search([1, 2, 4, 8], "auto", device.measure, lambda trials: len(trials) < 2)
+    assert [trial["micro_batch_rows"] for trial in trials] == [1, 2]
+    assert search([1, 2], "auto", device.measure, lambda trials: False) == []

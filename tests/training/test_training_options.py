@@ -15,7 +15,7 @@ from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
-from snaketune.models.memory_trace import trace_model
+from snaketune.models.memory import trace_model
 from snaketune.models.trainable import train_only
 from snaketune.packing.reader import PackedRows
 from snaketune.training.loop import packed_trainer, pipeline, sft_trainer, trainer
@@ -238,7 +238,7 @@ def test_only_parameters_that_match_are_trained(rows, tmp_path):
     trained = sum(after[name].numel() for name in changed)
     assert outcome.about["trainable_parameters"] == trained < outcome.about["parameters"]
     traced = trace_model(tiny_model("llama").config, CPU, trainable=LAST_LAYER)
-    assert sum(math.prod(weight.shape) for weight in traced.weights if weight.trained) == trained
+    assert sum(weight.numel for weight in traced.weights if weight.trained) == trained
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.adapters import add_lora
 from snaketune.models.flops import count_flops
 from snaketune.models.load_model import load_pretrained, read_config
-from snaketune.models.memory_trace import MicroBatch, trace_model
+from snaketune.models.memory import MicroBatch, trace_model
 from snaketune.models.text_part import other_parameters
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.checkpoint import other_parts, save_model

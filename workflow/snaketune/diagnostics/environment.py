@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.models.memory_trace import TracedModel
+from snaketune.models.memory import TracedModel
 from snaketune.packing.reader import is_slow_to_map
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightRun

@@ -15,7 +15,7 @@ from snaketune.diagnostics.new_tokens import check_new_tokens
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
-from snaketune.models.memory_trace import trace_model
+from snaketune.models.memory import trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT
@@ -89,9 +89,9 @@ def _check_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack
         # What the training itself checks when it starts.
         compute = resolve_compute(training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
-        rows, count = PackedRows(pack, "train"), operation.processes
+        rows = PackedRows(pack, "train")
         summed = sft and run.run.loss == "nll" and not rows.weighted
-        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed, processes=count)
+        found = check_machine(run.run, operation, compute, config, rows, dropout=sft, summed=summed)
     except SnaketuneError as error:
         yield Finding(key=run.key, problem=str(error), do="correct it first: the training would stop at it")
         return

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from snaketune.config.base_models import Pretrained
 from snaketune.models.devices import Compute
 from snaketune.models.load_model import own_tokenizer
-from snaketune.models.memory_trace import TracedModel, trace_model
+from snaketune.models.memory import TracedModel, trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import Finding
 from snaketune.stages.specs import PreflightRun

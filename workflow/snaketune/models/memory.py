@@ -1,4 +1,4 @@
-"""Estimate of the peak memory of each training process in bytes, made before the training starts.
+"""Estimate of the peak memory of each training process in bytes, from the config of a model alone, in a second or two.
 
     peak = already used + weights + optimizer states + the maximum over
              output head       accumulated gradients + saved activations + the head's working memory
@@ -11,7 +11,8 @@ gradients     4 bytes per trained parameter; accumulated: all of them where a st
               buckets take the same again
 states        `config.optimizers.OPTIMIZERS`, 4 bytes or 1 byte each; bitsandbytes keeps embeddings and tensors of fewer than
               4096 elements in 32 bits; Adafactor stores rows + columns per matrix (Shazeer and Stern, 2018)
-activations   traced (`models.memory_trace`). With gradient checkpointing: the inputs of the layers, and one layer
+activations   traced: a micro-batch runs through the decoder in `FakeTensorMode`, with adapters as in training, while autograd's
+              saved tensors are counted. With gradient checkpointing: the inputs of the layers, and one layer
 head          `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
 FSDP and ZeRO 3 shard weights, gradients and states and gather two layers at a time; ZeRO 2 shards gradients and states.
@@ -19,29 +20,45 @@ Measured accuracy: `docs/LOG.md`; compiled layers save fewer activations than es
 with AdamW and two micro-batches of 16 x 1024 tokens per step:
 
 >>> from transformers import AutoConfig
->>> from snaketune.models.memory_trace import trace_model
 >>> config = AutoConfig.for_model("llama", vocab_size=32000, hidden_size=384, intermediate_size=1024, num_hidden_layers=6,
 ...                               num_attention_heads=6, tie_word_embeddings=True)
 >>> h100 = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
->>> batch = MicroBatch(rows=16, row_length=1024, longest=1024)
->>> model = trace_model(config, h100, batch=batch)
->>> estimated = estimate(model, h100, "adamw_torch_fused", batch=batch, accumulation=2)
+>>> model = trace_model(config, h100, batch=MicroBatch(rows=16, row_length=1024, longest=1024))
+>>> estimated = estimate(model, h100, "adamw_torch_fused", accumulation=2)
 >>> round(model.parameters / 1e6, 1), round(model.activations.total / 1e9, 2), round(estimated.expected / 1e9, 2)
 (22.9, 2.17, 3.24)
 >>> print(estimated)
 weights 0.09 GB, gradients 0.09 GB, optimizer states 0.18 GB
 """
 
-from dataclasses import dataclass
-from typing import Literal
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.config.lora import Quantization
+from snaketune.config.lora import Lora, Quantization
 from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.models.attention import attend, use_segment_attention
+from snaketune.models.compiling import layers_of
+from snaketune.models.cpu_attention import attend_by_blocks
 from snaketune.models.devices import Compute
+from snaketune.models.flops import FlopCount, count_flops
 from snaketune.models.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_ROWS, SAVED_LOGITS
-from snaketune.models.memory_trace import Head, MicroBatch, TracedModel, Weight
+from snaketune.models.kernels import SEPARATE
+from snaketune.models.load_model import parameter_count
+from snaketune.models.mixers import set_segments
+from snaketune.models.packing_support import forward_inputs, unloaded_model
+from snaketune.models.text_part import model_class
+from snaketune.models.trainable import train_only
+from snaketune.packing.segments import layout
+
+# It logs tracebacks of errors that `_activations` catches.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 Sharing = Literal["ddp", "fsdp", "zero2", "zero3"]
 # The tensors that are sharded among the processes; the rest are replicated.
@@ -60,6 +77,240 @@ EIGHT_BITS = 1 + 4 / 256
 MIN_8_BIT_NUMEL = 4096
 # Process memory per byte of tensors, by device: malloc keeps freed memory in fragments that the next tensor may not fit into.
 ALLOCATOR_OVERHEAD = {"cpu": 1.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Shape of a micro-batch: rows, tokens per row, and tokens of the longest document."""
+
+    rows: int
+    row_length: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter on the meta device; `linear`: whether it is the matrix of a linear layer other than the head, which 4-bit
+    quantization covers."""
+
+    parameter: torch.Tensor
+    linear: bool = False
+    embedding: bool = False
+
+    @property
+    def numel(self) -> int:
+        return self.parameter.numel()
+
+    @property
+    def trained(self) -> bool:
+        return self.parameter.requires_grad
+
+
+class SavedActivations(NamedTuple):
+    """Bytes that a micro-batch's forward pass saves for its backward pass, without the head: without gradient
+    checkpointing, autocast's copies of weights included; with it (the inputs of the layers, and what is saved outside
+    them); the largest of the layers' shares of `total`; and one token's hidden state."""
+
+    total: int
+    checkpointed: int
+    layer: int
+    hidden: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedModel:
+    """Properties of a model that are known before its weights are read: all parameters, adapters included, tied ones once;
+    the head, None where transformers doesn't know it; parameters of the largest layer; the batch, and its activations, None
+    where the forward pass depends on values and can't be traced, or no batch was given.
+
+    And the last parts of names of modules: those that `all-linear` doesn't reach (`models.adapter_targets`), and embedding
+    and head, where nothing of them is trained."""
+
+    weights: tuple[Weight, ...]
+    head: torch.nn.Module | None
+    flops: FlopCount
+    largest_layer: int
+    batch: MicroBatch | None
+    activations: SavedActivations | None
+    without_adapters: tuple[str, ...] = ()
+    frozen_embedding: str = ""
+    frozen_head: str = ""
+
+    @property
+    def parameters(self) -> int:
+        return sum(weight.numel for weight in self.weights)
+
+    @property
+    def trained(self) -> int:
+        return sum(weight.numel for weight in self.weights if weight.trained)
+
+
+def trace_model(
+    config: PretrainedConfig,
+    compute: Compute,
+    *,
+    lora: Lora | None = None,
+    trainable: str | None = None,
+    batch: MicroBatch | None = None,
+    dropout: bool = True,
+) -> TracedModel | None:
+    """Trace the model that a training would load, and its activations with `batch`, the model's own dropout on or off.
+
+    Returns None where transformers can't build the model: its code is remote, or its config is inconsistent.
+    SnaketuneError: the adapters, or the pattern of the parameters to train, don't fit the model.
+    """
+    if not model_class(config):
+        return None
+    with warnings.catch_warnings():
+        # Repeated when the real model is built.
+        warnings.simplefilter("ignore")
+        try:
+            model = _meta_model(config, compute.weights_dtype(frozen=lora is not None))
+        except Exception:
+            return None
+        if trainable:
+            train_only(model, trainable)
+        names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        # One of two tied modules trains both.
+        named_head = embedding if getattr(head, "weight", None) is getattr(embedding, "weight", head) else head
+        adapted = _adapted(model, lora)
+        return TracedModel(
+            weights=tuple(_weights(adapted, head)),
+            head=head if getattr(head, "weight", None) is not None and head.weight.dim() == 2 else None,
+            flops=count_flops(adapted),
+            without_adapters=_without_adapters(adapted, lora),
+            frozen_embedding="" if _is_trained(model.get_input_embeddings()) else names[embedding],
+            frozen_head="" if head is None or _is_trained(model.get_output_embeddings()) else names[named_head],
+            largest_layer=max((parameter_count(layer) for layer in layers_of(model)), default=0),
+            batch=batch,
+            activations=batch and _activations(config, compute, lora, trainable, batch, dropout),
+        )
+
+
+def _meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        return unloaded_model(config, dtype)
+
+
+def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
+    if not lora:
+        return model
+    # Imported here, since it imports peft.
+    from snaketune.models.adapters import add_lora
+
+    # Tensors without values have no main directions.
+    return add_lora(model, lora.model_copy(update={"init_lora_weights": True}))
+
+
+def _without_adapters(model: torch.nn.Module, lora: Lora | None) -> tuple[str, ...]:
+    if not lora or lora.target_modules != "all-linear":
+        return ()
+    from snaketune.models.adapter_targets import without_adapters
+
+    return tuple(without_adapters(model))
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _weights(model: torch.nn.Module, head: torch.nn.Module | None) -> Iterator[Weight]:
+    seen = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter not in seen:
+                seen.add(parameter)
+                linear = isinstance(module, torch.nn.Linear) and parameter.dim() == 2 and module is not head
+                yield Weight(parameter, linear, isinstance(module, torch.nn.Embedding))
+
+
+def _activations(
+    config: PretrainedConfig,
+    compute: Compute,
+    lora: Lora | None,
+    trainable: str | None,
+    batch: MicroBatch,
+    dropout: bool,
+) -> SavedActivations | None:
+    """Trace the whole model, else its text part; in the compute data type, else in bfloat16 with the sizes doubled."""
+    half = replace(compute, dtype=torch.bfloat16)
+    for part in (config, config.get_text_config()):
+        for attempt, frozen in ((compute, lora is not None), (half, True)):
+            try:
+                model = _meta_model(part, attempt.weights_dtype(frozen=frozen))
+                if trainable:
+                    train_only(model, trainable)
+                if lora:
+                    _adapted(model, lora)
+                    model.enable_input_require_grads()
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    saved = _trace(model, attempt, batch, dropout)
+            except Exception:
+                # Code that depends on values, and operations for one data type only, raise errors of any type.
+                continue
+            factor = 2 if compute.dtype == torch.float32 != attempt.dtype else 1
+            return SavedActivations(*(factor * size for size in saved))
+    return None
+
+
+def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout: bool) -> SavedActivations:
+    documents = [*[batch.longest] * (batch.row_length // batch.longest), batch.row_length % batch.longest]
+    lengths = [[length for length in documents if length]] * batch.rows
+    rows = layout(lengths, [[0] * len(row) for row in lengths], row_lengths=[batch.row_length] * batch.rows)
+    if compute.kernel == SEPARATE:
+        ids_BL = torch.zeros(-(-rows.tokens // batch.longest), batch.longest, dtype=torch.int64)
+        inputs = {"input_ids": ids_BL, "use_cache": False}
+    else:
+        use_segment_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
+        inputs = forward_inputs(rows)
+        set_segments(model, inputs["segments"])
+    # On the CPU, whatever the device; autocast doesn't apply to meta tensors.
+    model.to_empty(device="cpu").train(dropout)
+    weights = {parameter.untyped_storage() for parameter in model.parameters()}
+    # In the order of the forward pass, each once.
+    saved: dict[torch.UntypedStorage, int] = {}
+    layers: list[list[int]] = []
+    layer_inputs = 0
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage not in weights:
+            saved[storage] = storage.nbytes()
+        return tensor
+
+    def enter(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        nonlocal layer_inputs
+        layer_inputs += (arguments[0] if arguments else named["hidden_states"]).untyped_storage().nbytes()
+        layers.append([len(saved)])
+
+    def leave(*_: Any) -> None:
+        layers[-1].append(len(saved))
+
+    decoder = model.get_decoder()
+    for layer in layers_of(decoder):
+        layer.register_forward_pre_hook(enter, with_kwargs=True)
+        layer.register_forward_hook(leave)
+    cast = torch.autocast("cpu", dtype=compute.dtype, enabled=compute.dtype != torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), cast:
+        hidden = decoder(**inputs)[0]
+    sizes = list(saved.values())
+    of_layers, total = [sum(sizes[slice(*layer)]) for layer in layers], sum(sizes)
+    return SavedActivations(
+        total=total,
+        checkpointed=total - sum(of_layers) + layer_inputs,
+        layer=max(of_layers, default=0),
+        hidden=hidden.shape[-1] * hidden.element_size(),
+    )
+
+
+def _flash_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Replace `attention.attend` on a GPU. Flash kernels save what blocks on a CPU save: their inputs (contiguous by token, in
+    the values' data type), their output, and a sum per query and head."""
+    inputs = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value))
+    return attend_by_blocks(*inputs, (), None), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +352,6 @@ def estimate(
     optimizer: str,
     *,
     quantization: Quantization | None = None,
-    batch: MicroBatch | None = None,
     checkpointing: bool = False,
     summed: bool = True,
     accumulation: int = 1,
@@ -113,7 +363,6 @@ def estimate(
     """Estimate the memory of one training process, in bytes.
 
     Args:
-        batch: the micro-batch that the model was traced with.
         summed: whether the loss is a sum over tokens, as in SFT, or one value per token, as in DPO.
         accumulation: micro-batches per step on one process.
         averaged: whether a copy of the trained weights averages them.
@@ -126,7 +375,8 @@ def estimate(
     weights = round(sum(_weight_bytes(weight, compute, quantization) for weight in model.weights))
     weights += FLOAT32 * model.trained if averaged else 0
     step, saved = None, model.activations
-    if saved and model.head and batch:
+    if saved and model.head and model.batch:
+        tokens = model.batch.rows * model.batch.row_length
         accumulated = gradients if accumulation > 1 else 0
         forward, gathered = saved.checkpointed if checkpointing else saved.total, 0
         if shards["weights"] > 1:
@@ -135,7 +385,7 @@ def estimate(
                 # Autocast's casts are saved for the backward pass with replicated weights, and not with gathered ones.
                 forward -= compute.dtype.itemsize * sum(weight.numel for weight in trained if weight.linear)
         buckets = gradients if processes > 1 and sharing == "ddp" else 0
-        in_head, after_head = _head_bytes(model.head, compute, batch.rows * batch.row_length, saved.hidden, summed)
+        in_head, after_head = _head_bytes(model.head, compute, tokens, saved.hidden, summed)
         step = gathered + buckets
         step += max(
             accumulated + forward + in_head,
@@ -158,42 +408,45 @@ def _weight_bytes(weight: Weight, compute: Compute, quantization: Quantization |
         return FLOAT32 * weight.numel
     if quantization:
         return (FOUR_BITS[quantization.double] if weight.linear else FLOAT32) * weight.numel
-    return (FLOAT32 if weight.in_float32 else compute.dtype.itemsize) * weight.numel
+    # Frozen parts in a full training are loaded in float32.
+    return (FLOAT32 if weight.parameter.dtype == torch.float32 else compute.dtype.itemsize) * weight.numel
 
 
 def _state_bytes(weight: Weight, optimizer: str) -> float:
     """Return the bytes of the optimizer states of a trained weight.
 
-    >>> matrix = Weight(shape=(64, 128), trained=True)
-    >>> [_state_bytes(matrix, name) for name in ("adamw_torch", "adamw_8bit", "adafactor", "sgd")]
+    >>> matrix = torch.empty(64, 128, device="meta")
+    >>> [_state_bytes(Weight(matrix), name) for name in ("adamw_torch", "adamw_8bit", "adafactor", "sgd")]
     [65536, 16640.0, 768, 0]
-    >>> _state_bytes(Weight(shape=(64, 128), trained=True, linear=True), "muon")
+    >>> _state_bytes(Weight(matrix, linear=True), "muon")
     32768
     """
     kind, numel = OPTIMIZERS[optimizer], weight.numel
-    if kind.factored and len(weight.shape) > 1:
-        *_, rows, columns = weight.shape
+    if kind.factored and weight.parameter.dim() > 1:
+        *_, rows, columns = weight.parameter.shape
         numel = numel // (rows * columns) * (rows + columns)
     in_8_bits = kind.bits == 8 and numel >= MIN_8_BIT_NUMEL and not weight.embedding
     states = kind.states if kind.matrix_states is None or not weight.linear else kind.matrix_states
     return states * (EIGHT_BITS if in_8_bits else FLOAT32) * numel
 
 
-def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, summed: bool) -> tuple[int, int]:
+def _head_bytes(
+    head: torch.nn.Module, compute: Compute, tokens: int, hidden_bytes: int, summed: bool
+) -> tuple[int, int]:
     """Return the head's bytes at its peak, and those that remain until the decoder's backward pass, if every token is
     supervised."""
     size, float32 = compute.dtype.itemsize, compute.dtype == torch.float32
-    hidden = tokens * hidden_bytes
-    if not head.plain_linear:
+    (vocabulary, width), numel, hidden = head.weight.shape, head.weight.numel(), tokens * hidden_bytes
+    if type(head) is not torch.nn.Linear or head.bias is not None:
         # Logits and their float32 copies, log-softmax, and the gradients of all these.
-        saved = min(tokens, max(SAVED_LOGITS // head.vocabulary, MIN_CHUNK_ROWS)) * head.vocabulary
+        saved = min(tokens, max(SAVED_LOGITS // vocabulary, MIN_CHUNK_ROWS)) * vocabulary
         return hidden + saved * (3 * FLOAT32 if float32 else 2 * size + 3 * FLOAT32), 2 * hidden
-    gradient = FLOAT32 * head.vocabulary * head.hidden if head.trained else 0
-    cast = 0 if float32 else size * (head.vocabulary * head.hidden * (2 if head.trained else 1) + tokens * head.hidden)
-    chunk_logits = CHUNK_LOGITS.get(compute.device.type, CHUNK_LOGITS["other"])
-    chunk = min(tokens, max(chunk_logits // head.vocabulary, MIN_CHUNK_ROWS)) * head.vocabulary
-    logits = chunk * (FLOAT32 if float32 else FLOAT32 + 2 * size)
+    trained = head.weight.requires_grad
+    gradient = FLOAT32 * numel if trained else 0
+    cast = 0 if float32 else size * (numel * (2 if trained else 1) + tokens * width)
+    chunk = min(tokens, max(CHUNK_LOGITS.get(compute.device.type, CHUNK_LOGITS["other"]) // vocabulary, MIN_CHUNK_ROWS))
+    logits = chunk * vocabulary * (FLOAT32 if float32 else FLOAT32 + 2 * size)
     if not summed:
         # Exponentials that are saved for the backward pass.
-        logits += min(tokens * head.vocabulary, max(SAVED_LOGITS, chunk)) * size
+        logits += min(tokens * vocabulary, max(SAVED_LOGITS, chunk * vocabulary)) * size
     return 2 * hidden + gradient + cast + logits, 2 * hidden + gradient

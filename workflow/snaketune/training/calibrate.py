@@ -4,15 +4,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
+from snaketune.errors import SnaketuneError
 from snaketune.stages.cache import libraries
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import DEVICES, ModelCost, Stage, exactly_one
+from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec
 
 if TYPE_CHECKING:
+    from snaketune.stages.loaded_job import LoadedJob
     from snaketune.tracking.curves import TrackedRun
 
 STAGE = Stage(
@@ -25,8 +28,8 @@ STAGE = Stage(
     },
     files=("base",),
     libraries=libraries.of_calibration,
-    operation=(*DEVICES, "load_in_memory", "micro_batch_rows", "activation_offloading", "calibrated_epochs"),
-    launcher="snaketune.training.launch.calibrate_launcher",
+    operation=(*DEVICES, "load_in_memory", "activation_offloading", "calibrated_epochs"),
+    launcher=__name__,
     cost=ModelCost(flops=0),
     measures=True,
 )
@@ -50,3 +53,30 @@ def build(
     from snaketune.training.autotune.calibration import measure_curve
 
     return measure_curve(spec, work, operation=operation, pack=pack, tokenizer=tokenizer)
+
+
+def launch(job: "LoadedJob", work: WorkFolder) -> Outcome:
+    """Launch `build` in processes, and again after one of several ran out of memory and the others ended with it, or after the
+    kernel killed one for memory: each launch continues after the trial that ended the previous one. Errors as in
+    `processes.launch`. On a CPU, a training too short for a trial gets the default without any process."""
+    from snaketune.training.autotune.batch_plan import CURVE, OUT_OF_MEMORY
+    from snaketune.training.autotune.search import SHARE, TRIALS, is_too_short, read_trials
+    from snaketune.training.launch import processes
+
+    operation = job.operation
+    if operation.calibrated_epochs and not (operation.gpus and visible_gpus()):
+        manifest = job.artifacts["pack"][0].manifest
+        rows = manifest["counts"]["train"].get("tokens", 0) / manifest.get("row_length", 1)
+        if is_too_short(rows * operation.calibrated_epochs / operation.processes):
+            print(f"not measured: a trial would take more than {SHARE:.0%} of the training", flush=True)
+            write_json(work.payload / CURVE, {"device": "cpu", "trials": [], "best": None})
+            return Outcome(counts={"trials": 0, "fitting": 0})
+    (work.state / TRIALS).unlink(missing_ok=True)
+    while True:
+        before = len(read_trials(work.state))
+        (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
+        try:
+            return processes.launch(job, work)
+        except SnaketuneError:
+            if not (work.state / OUT_OF_MEMORY).is_file() or len(read_trials(work.state)) == before:
+                raise

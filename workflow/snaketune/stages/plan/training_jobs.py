@@ -152,7 +152,6 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
         operation=spec_from(
             Execution,
             run.operation,
-            micro_batch_rows=run.training.micro_batch_rows,
             calibrated_epochs=_waiting_epochs(context).get(pack.name, 0.0),
         ),
         after=(preflight_job(context, first_run(config, sft)),),

@@ -3,7 +3,7 @@ checkpointing.
 
 It changes only the last bits of sums and which inputs dropout zeroes, so it isn't part of a fingerprint. It is chosen before
 the processes start: the plan of an earlier attempt of the same job, else the config's values, else the fastest that `calibrate`
-measured. If memory runs out anyway, the next smaller plan is stored, and the next attempt uses it.
+measured. If memory runs out anyway, half the rows are stored, and the next attempt uses them.
 
     state/batch_plan.json       the requested values and the plan in use
     state/out_of_memory.json    when and why memory ran out, written by the process; by the launcher if the kernel killed that
@@ -28,8 +28,6 @@ CURVE = "curve.json"
 DEFAULT_MICRO_BATCH_ROWS, DEFAULT_ON_CPU = 8, 2
 # In percent. A configured plan that is slower than the best one by more is reported.
 REPORTED_SLOWDOWN = 10
-# Trials whose throughput differs by a smaller share count as equal.
-SPEED_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,87 +47,55 @@ class BatchPlan:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "BatchPlan":
-        """The plan of a trial, or of a stored one; `auto` recomputes nothing."""
+        """The plan of a trial, of a stored one, or of the values of an operation; `auto` recomputes nothing."""
         recomputes = values["gradient_checkpointing"] is True
         return cls(micro_batch_rows=values["micro_batch_rows"], gradient_checkpointing=recomputes)
-
-    @classmethod
-    def from_operation(cls, operation: Execution) -> "BatchPlan":
-        """The plan that `apply_to` put into an operation, or that a config sets."""
-        return cls.of(_requested(operation))
 
 
 def _requested(operation: Execution) -> dict[str, Any]:
     return operation.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
 
 
-def divisors(batch_rows: int, processes: int) -> list[int]:
-    """Possible rows per micro-batch, ascending: those that divide a process' share of a step.
+def halved(rows: int, share: int) -> int:
+    """The largest number of rows up to half of `rows` that divides `share`; 0 if there is none.
 
-    >>> divisors(24, 2)
-    [1, 2, 3, 4, 6, 12]
-
-    Raises:
-        SnaketuneError: `batch_rows` isn't a multiple of `processes`.
+    >>> halved(12, 12), halved(6, 12), halved(3, 12), halved(1, 12)
+    (6, 3, 1, 0)
     """
-    own, rest = divmod(batch_rows, processes)
-    if rest:
-        raise SnaketuneError(
-            f"training.batch_rows: {batch_rows} rows can't be shared by {processes} processes; expected a multiple of "
-            f"{processes}"
-        )
-    return [rows for rows in range(1, own + 1) if own % rows == 0]
+    return next((half for half in range(rows // 2, 0, -1) if share % half == 0), 0)
+
+
+def default_rows(share: int, *, on_cpu: bool) -> int:
+    """Rows per micro-batch where nothing was measured."""
+    return halved(2 * (DEFAULT_ON_CPU if on_cpu else DEFAULT_MICRO_BATCH_ROWS), share)
 
 
 def choose_plan(operation: Execution, batch_rows: int, processes: int, state: Path) -> BatchPlan:
-    """Choose the batch plan of this attempt, and store it in `state` for the next one. SnaketuneError: the rows of a step
-    can't be divided into such micro-batches."""
-    possible, rows = divisors(batch_rows, processes), operation.micro_batch_rows
-    previous, curve = _read(state / FILE), read_curve(operation)
-    if previous and previous["requested"] == _requested(operation) and previous["micro_batch_rows"] in possible:
+    """Choose the batch plan of this attempt, and store it in `state` for the next one."""
+    share, previous, curve = batch_rows // processes, _read(state / FILE), read_curve(operation)
+    if previous and previous["requested"] == _requested(operation) and share % previous["micro_batch_rows"] == 0:
         chosen = BatchPlan.of(previous)
     else:
-        if rows == "auto":
-            chosen = _fastest_measured(operation, possible, curve)
-        elif rows in possible:
-            chosen = BatchPlan.from_operation(operation)
-        else:
-            raise SnaketuneError(
-                f"training.micro_batch_rows: {batch_rows} rows of a step can't be divided into micro-batches of {rows} on "
-                f"{processes} processes; expected {', '.join(map(str, possible))} or `auto`"
-            )
+        auto = operation.micro_batch_rows == "auto"
+        chosen = _measured(operation, share, curve) if auto else BatchPlan.of(vars(operation))
         save_plan(state, operation, chosen)
-    if curve and (note := slowdown_note(chosen, curve)):
-        print(note, flush=True)
+    slowdown = curve and slowdown_percent(chosen, curve)
+    if slowdown and slowdown > REPORTED_SLOWDOWN:
+        print(
+            f"note: throughput with {chosen} is {slowdown:.0f}% lower than with {BatchPlan.of(curve['best'])} on "
+            f"{curve['device']}; `training.micro_batch_rows: auto` chooses the latter",
+            flush=True,
+        )
     return chosen
 
 
-def _fastest_measured(operation: Execution, possible: list[int], curve: dict[str, Any] | None) -> BatchPlan:
-    requested = operation.gradient_checkpointing
-    trials = [
-        one
-        for one in (curve["trials"] if curve else ())
-        if one["fits"] and one["micro_batch_rows"] in possible and requested in ("auto", one["gradient_checkpointing"])
-    ]
-    if trials:
-        return BatchPlan.of(best_of(trials))
-    if curve and "default" in curve and curve["default"]["micro_batch_rows"] in possible:
-        return BatchPlan.of(curve["default"])
-    rows = default_rows(possible, on_cpu=not (operation.gpus and visible_gpus()))
+def _measured(operation: Execution, share: int, curve: dict[str, Any] | None) -> BatchPlan:
+    """The fastest plan that was measured, else the default of the calibration, else of the device."""
+    if known := curve and (curve["best"] or curve.get("default")):
+        return BatchPlan.of(known)
+    rows = default_rows(share, on_cpu=not (operation.gpus and visible_gpus()))
     print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
-    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=requested is True)
-
-
-def default_rows(possible: list[int], *, on_cpu: bool) -> int:
-    """Rows per micro-batch where nothing was measured."""
-    return max(rows for rows in possible if rows <= (DEFAULT_ON_CPU if on_cpu else DEFAULT_MICRO_BATCH_ROWS))
-
-
-def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
-    fastest = max(one["tokens_per_second"] for one in trials)
-    fast = [one for one in trials if one["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
-    return min(fast, key=lambda one: (one["peak_bytes"], one["micro_batch_rows"]))
+    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=operation.gradient_checkpointing is True)
 
 
 def save_plan(state: Path, operation: Execution, plan: BatchPlan) -> None:
@@ -138,14 +104,10 @@ def save_plan(state: Path, operation: Execution, plan: BatchPlan) -> None:
 
 
 def smaller_plan(plan: BatchPlan, operation: Execution, batch_rows: int, processes: int) -> BatchPlan | None:
-    """The next plan that needs less memory: fewer rows; at one row, gradient checkpointing if the config has `auto`; else None.
-
-    >>> smaller_plan(BatchPlan(micro_batch_rows=4, gradient_checkpointing=False), Execution(), 12, 1)
-    BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
-    """
-    fewer = [rows for rows in divisors(batch_rows, processes) if rows < plan.micro_batch_rows]
-    if fewer:
-        return BatchPlan(micro_batch_rows=fewer[-1], gradient_checkpointing=plan.gradient_checkpointing)
+    """The next plan that needs less memory: half the rows; at one row, gradient checkpointing if the config has `auto`; else
+    None."""
+    if rows := halved(plan.micro_batch_rows, batch_rows // processes):
+        return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=plan.gradient_checkpointing)
     if operation.gradient_checkpointing == "auto" and not plan.gradient_checkpointing:
         return BatchPlan(micro_batch_rows=plan.micro_batch_rows, gradient_checkpointing=True)
     return None
@@ -202,8 +164,8 @@ def out_of_memory_error(
         )
     save_plan(state, operation, smaller)
     return SnaketuneError(
-        f"{what}. The next attempt resumes from the last checkpoint with {smaller} and the same {batch_rows} rows per "
-        "step: run again (with `--retries 3`, Snakemake retries automatically)"
+        f"{what}. The next attempt (run again, or use `--retries 3`) resumes from the last checkpoint with {smaller} and the "
+        f"same {batch_rows} rows per step"
     )
 
 
@@ -214,9 +176,7 @@ def read_curve(operation: Execution) -> dict[str, Any] | None:
         return None
     try:
         curve = json.loads(result_at(manifest).file(CURVE).read_text(encoding="utf-8"))
-        if missing := sorted({"device", "trials", "best"} - curve.keys()):
-            raise ValueError(f"{CURVE} lacks {', '.join(missing)}")
-    except (SnaketuneError, OSError, ValueError, AttributeError) as error:
+    except (SnaketuneError, OSError, ValueError) as error:
         # The curve affects speed only, so a training runs without it.
         print(f"note: the calibration can't be read ({error}) and is ignored", flush=True)
         return None
@@ -233,21 +193,10 @@ def read_curve(operation: Execution) -> dict[str, Any] | None:
 
 def slowdown_percent(plan: BatchPlan, curve: dict[str, Any]) -> float | None:
     """Percentage by which the throughput of a plan is lower than that of the best one; None if it wasn't measured."""
-    trial = next((one for one in curve["trials"] if one["fits"] and BatchPlan.of(one) == plan), None)
+    trial = next((trial for trial in curve["trials"] if trial["fits"] and BatchPlan.of(trial) == plan), None)
     if trial is None or curve["best"] is None:
         return None
     return round(100 * (1 - trial["tokens_per_second"] / curve["best"]["tokens_per_second"]), 1)
-
-
-def slowdown_note(plan: BatchPlan, curve: dict[str, Any]) -> str:
-    """A log line if the plan is slower than the best one by more than REPORTED_SLOWDOWN; else empty."""
-    slowdown = slowdown_percent(plan, curve)
-    if slowdown is None or slowdown <= REPORTED_SLOWDOWN:
-        return ""
-    return (
-        f"note: throughput with {plan} is {slowdown:.0f}% lower than with {BatchPlan.of(curve['best'])} on {curve['device']}; "
-        "`training.micro_batch_rows: auto` chooses the latter"
-    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

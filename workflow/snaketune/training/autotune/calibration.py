@@ -1,14 +1,15 @@
 """Measure the throughput of batch plans on this device: the work of the `calibrate` stage, in launched processes.
 
-Trials are short trainings on real rows. They begin with one row per micro-batch and increase it until memory runs out or
-throughput stops growing; if memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
-stay the same, so the choice doesn't change what is learned. Measured times vary, so `curve.json` isn't reproducible; it isn't
-part of any training's fingerprint.
+Trials are short trainings on real rows, in the order of `search`. The rows of an optimizer step stay the same, so the choice
+doesn't change what is learned. Measured times vary, so `curve.json` isn't reproducible; it isn't part of any training's
+fingerprint.
 """
 
+import math
+import time
 from dataclasses import asdict, replace
-from typing import Any
 
+import psutil
 import torch
 from accelerate.utils import gather_object
 
@@ -27,16 +28,22 @@ from snaketune.training.autotune.batch_plan import (
     CURVE,
     OUT_OF_MEMORY,
     BatchPlan,
-    best_of,
     default_rows,
-    divisors,
     record_out_of_memory,
-    slowdown_note,
 )
-from snaketune.training.autotune.machine_check import SHARE_OF_PEAK, MachineCheck
-from snaketune.training.autotune.search import Trial, Trials, search
-from snaketune.training.autotune.time_limit import SHARE, TimeLimit
-from snaketune.training.autotune.timed_steps import Timing, time_steps
+from snaketune.training.autotune.machine_check import shortest_seconds
+from snaketune.training.autotune.search import (
+    MICRO_BATCHES,
+    SHARE,
+    TRIALS,
+    Trial,
+    best_of,
+    halvings,
+    is_too_short,
+    read_trials,
+    search,
+)
+from snaketune.training.autotune.timed_steps import SECONDS, time_steps
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.loop.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
 from snaketune.training.loop.sft_trainer import SftTrainer
@@ -56,135 +63,155 @@ def measure_curve(
     """Write `curve.json` to `work.payload`; SnaketuneError if no batch plan fits in memory, or the training can't run on
     this machine."""
     tokenizer.files()
-    run = TrainingRun.of(spec.run, operation, work)
-    training = _prepare(spec, pack, tokenizer, run)
-    rows, run = training.rows, training.run
-    # The smallest plan that may be chosen.
-    smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    runner = TrialRunner(spec, training)
-    check = refuse_unfit_machine(runner.training(smallest))
-    items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
-    batch_rows = run.spec.training.batch_rows
-    possible = [n for n in divisors(batch_rows, spec.processes) if n == 1 or n * spec.processes <= items]
-    limit = TimeLimit(epochs=operation.calibrated_epochs, rows=items, batch_rows=batch_rows, processes=spec.processes)
-    trials: list[Trial] = []
-    allowed = limit.allows_first(_shortest_s(check, rows, run, operation.calibrated_epochs, spec.processes))
-    for trial in search(possible, spec.gradient_checkpointing, runner.measure) if allowed else ():
-        trials.append(trial)
-        print(_line(trial), flush=True)
-        if not limit.allows_another(trials):
-            break
-    fitting = [one for one in trials if one["fits"]]
+    runner = TrialRunner(spec, _prepare(spec, pack, tokenizer, TrainingRun.of(spec.run, operation, work)))
+    trials = search(runner.rows, spec.gradient_checkpointing, runner.measure, runner.is_worthwhile)
+    fitting = [trial for trial in trials if trial["fits"]]
     if trials and not fitting:
         raise SnaketuneError(
             f"not even {BatchPlan.of(trials[-1])} fit in memory: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
         )
-    device = run.compute.device
+    device = runner.run.compute.device
     on_gpu = device.type == "cuda"
     curve = {
         "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
         "memory_bytes": torch.cuda.get_device_properties(device).total_memory if on_gpu else runner.host_memory,
-        "batch_rows": batch_rows,
+        "batch_rows": spec.run.training.batch_rows,
         "processes": spec.processes,
         "trials": trials,
         "best": best_of(fitting) if fitting else None,
     }
-    if not fitting:
-        curve["default"] = asdict(_default_plan(possible, runner))
+    if fitting:
+        best = curve["best"]
+        print(f"best: {BatchPlan.of(best)}, {best['tokens_per_second']:,.0f} tokens/s on {curve['device']}", flush=True)
+    else:
+        plan = runner.estimated_plan()
+        curve["default"] = asdict(plan)
+        print(
+            f"not measured, since a trial would take more than {SHARE:.0%} of the training: {plan}, by memory",
+            flush=True,
+        )
     if is_main_process():
         write_json(work.payload / CURVE, curve)
-    _log_best(curve, spec, operation)
-    return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
+    return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=runner.run.compute.about())
 
 
 class TrialRunner:
-    """Runs trials, each with a newly loaded model, and stores their results in the work folder."""
+    """Runs trials, each with a newly loaded model. Checks first that the training can run on this machine: SnaketuneError."""
 
     def __init__(self, spec: CalibrateSpec, calibrated: PreparedTraining):
         self.spec, self.calibrated, self.run = spec, calibrated, calibrated.run
-        self.store = Trials(self.run.work.state)
+        rows, batch_rows = calibrated.rows, spec.run.training.batch_rows
+        self.items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
+        self.share = batch_rows // spec.processes
+        self.rows = [count for count in halvings(self.share) if count == 1 or count * spec.processes <= self.items]
         # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()
         self.host_memory = None if self.run.compute.device.type == "cuda" else host_memory_limit()
+        # Of earlier launches: all processes have those that the first one reads.
+        self.trials: list[Trial] = gather_object([read_trials(self.run.work.state)])[0]
+        smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
+        self.check = refuse_unfit_machine(self.training(smallest))
 
     def training(self, plan: BatchPlan) -> PreparedTraining:
         """Return the training with a batch plan."""
         return replace(self.calibrated, run=replace(self.run, operation=plan.apply_to(self.run.operation)))
 
-    def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
-        """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
-        trial = self.store.get(plan)
-        # A collective operation: all processes read before the first one writes.
-        trial = trial if all(gather_object([trial is not None])) else self._try(plan, before)
-        if is_main_process():
-            self.store.add(plan, trial)
-        return trial
+    def _shortest_s(self) -> float:
+        """Return the seconds that the training takes at best; infinity if unknown."""
+        rows, planned = self.calibrated.rows, self.check.planned
+        if not planned or not isinstance(rows, PackedRows):
+            return math.inf
+        flops = planned.flops.per_token * rows.tokens * self.run.operation.calibrated_epochs
+        return shortest_seconds(flops, self.spec.processes, peak_of(self.run.compute))
 
-    def _try(self, plan: BatchPlan, before: list[Trial]) -> Trial:
-        accumulation = self.run.spec.training.batch_rows // (plan.micro_batch_rows * self.spec.processes)
+    def is_worthwhile(self, trials: list[Trial]) -> bool:
+        """Whether another trial, with twice the rows of the last one, keeps the calibration below its share of the training.
+        Without `calibrated_epochs` there is no limit: the user wants the curve."""
+        fitting, epochs = [trial for trial in trials if trial["fits"]], self.run.operation.calibrated_epochs
+        if not epochs or (trials and not fitting):
+            return True
+        if fitting:
+            steps = math.ceil(self.items * epochs / self.spec.run.training.batch_rows)
+            training_s = steps * min(trial["step_s"] for trial in fitting)
+            trial_s = fitting[-1]["trial_s"] + MICRO_BATCHES * fitting[-1]["micro_batch_s"]
+        elif is_too_short(self.items * epochs / self.spec.processes):
+            return False
+        else:
+            training_s, trial_s = self._shortest_s(), SECONDS
+        # All processes must decide alike.
+        return all(gather_object([_elapsed_s() + trial_s <= SHARE * training_s]))
+
+    def measure(self, plan: BatchPlan) -> Trial:
+        """Return the trial of a plan, run now unless an earlier launch did."""
+        for trial in self.trials:
+            if BatchPlan.of(trial) == plan:
+                return trial
+        self.trials.append(self._try(plan))
+        self._store(self.trials)
+        print(_line(self.trials[-1]), flush=True)
+        return self.trials[-1]
+
+    def _store(self, trials: list[Trial]) -> None:
+        if is_main_process():
+            write_json(self.run.work.state / TRIALS, trials)
+
+    def _try(self, plan: BatchPlan) -> Trial:
+        started, accumulation = time.monotonic(), self.share // plan.micro_batch_rows
         trial = asdict(plan) | {"accumulation": accumulation, "fits": False}
-        # Hosts may differ in memory, but all processes must decide alike.
-        if why := next(filter(None, gather_object([self._host_memory_shortage(plan, before)])), ""):
-            return trial | {"why": why}
+        # A host that runs out of memory swaps or kills the process instead of raising an error.
+        if self.host_memory and max(gather_object([self._expected_memory(plan) - host_memory_limit()])) > 0:
+            return trial | {"why": f"would need {self._expected_memory(plan) / GB:.1f} GB, more than is free"}
         reset_peak_memory(self.run.compute.device)
         torch.set_num_threads(self.threads)
-        if is_main_process():
-            self.store.begin(trial)
+        self._store([*self.trials, trial | {"why": "out of memory"}])
         try:
             with ready_trainer(self.training(plan)) as trainer:
-                timing = Timing.across_processes(gather_object([time_steps(trainer)]))
+                timings = gather_object([time_steps(trainer)])
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            trial["why"] = first_line(error)
             if self.spec.processes > 1:
                 # The other processes wait in the middle of a step, so all are restarted and continue after this trial.
-                self.store.add(plan, trial)
                 record_out_of_memory(self.run.work.state, None, error)
                 raise
             (self.run.work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
-            return trial
-        facts = asdict(timing)
-        tokens_per_second = round(facts.pop("tokens") * accumulation / timing.step_s(accumulation), 1)
-        return trial | {"fits": True, "why": "", "tokens_per_second": tokens_per_second} | facts
+            return trial | {"why": first_line(error)}
+        # Processes wait for the slowest one.
+        slowest = {
+            name: max(timing[name] for timing in timings) for name in ("micro_batch_s", "optimizer_s", "peak_bytes")
+        }
+        step_s = accumulation * slowest["micro_batch_s"] + slowest.pop("optimizer_s")
+        tokens = accumulation * sum(timing["tokens"] for timing in timings)
+        speed = {
+            "tokens_per_second": round(tokens / step_s, 1),
+            "step_s": step_s,
+            "trial_s": time.monotonic() - started,
+        }
+        return trial | {"fits": True, "why": ""} | speed | slowest
 
-    def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
-        """The reason not to try a plan on a CPU or MPS, by its peak as extrapolated from the last two trials; empty to try
-        it. A host that runs out of memory swaps or kills the process instead of raising an error."""
-        fitted = [one for one in before if one["fits"]]
-        if self.run.compute.device.type == "cuda" or len(fitted) < 2:
-            return ""
-        limit = host_memory_limit()
-        (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])
-        needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (plan.micro_batch_rows - rows_1)
-        return f"would need {needed / GB:.1f} GB, and the limit is {limit / GB:.1f} GB" if needed > limit else ""
+    def _expected_memory(self, plan: BatchPlan) -> int:
+        """Return the estimated peak in bytes; 0 if unknown."""
+        memory = examine_machine(self.training(plan)).estimate
+        return (memory and memory.expected) or 0
+
+    def estimated_plan(self) -> BatchPlan:
+        """Return the plan where nothing was measured: the usual number of rows, or as many as are expected to fit in memory;
+        with gradient checkpointing if allowed and no row fits without."""
+        usual = default_rows(self.share, on_cpu=self.run.compute.device.type == "cpu")
+        checkpointing = self.spec.gradient_checkpointing
+        plans = [
+            BatchPlan(micro_batch_rows=rows, gradient_checkpointing=recomputes)
+            for recomputes in ((False, True) if checkpointing == "auto" else (checkpointing,))
+            for rows in reversed(halvings(usual))
+        ]
+        fits = (plan for plan in plans if self._expected_memory(plan) <= MEMORY_SHARE * self.check.machine.free)
+        return next(fits, plans[-1])
 
 
-def _shortest_s(check: MachineCheck, rows: Any, run: TrainingRun, epochs: float, processes: int) -> float | None:
-    """Return the seconds that a training takes at best; None if unknown."""
-    if check.planned is None or not isinstance(rows, PackedRows) or not epochs:
-        return None
-    rate = processes * peak_of(run.compute).flops_per_second * SHARE_OF_PEAK
-    return check.planned.flops.per_token * rows.tokens * epochs / rate
-
-
-def _default_plan(possible: list[int], runner: "TrialRunner") -> BatchPlan:
-    """Return the plan where nothing was measured: the usual number of rows, or as many as are expected to fit in memory if
-    each needs as much as the first one; with gradient checkpointing if allowed and no row fits without."""
-    usual = default_rows(possible, on_cpu=runner.run.compute.device.type == "cpu")
-    checkpointing = runner.spec.gradient_checkpointing
-    for recomputes in (False, True) if checkpointing == "auto" else (checkpointing,):
-        plan = BatchPlan(micro_batch_rows=1, gradient_checkpointing=recomputes)
-        check = examine_machine(runner.training(plan))
-        memory = check.estimate
-        if memory is None or memory.step is None:
-            return replace(plan, micro_batch_rows=usual)
-        activations = round(memory.overhead * max(1, memory.step - memory.gradients))
-        room = MEMORY_SHARE * check.machine.free - (memory.expected - activations)
-        if fitting := [rows for rows in possible if rows <= min(usual, room // activations)]:
-            return replace(plan, micro_batch_rows=fitting[-1])
-    return plan
+def _elapsed_s() -> float:
+    """Return the seconds since this process started."""
+    return time.time() - psutil.Process().create_time()
 
 
 def _prepare(spec: CalibrateSpec, pack: Artifact, tokenizer: Artifact, run: TrainingRun) -> PreparedTraining:
@@ -204,21 +231,3 @@ def _line(trial: Trial) -> str:
     if not trial["fits"]:
         return f"{what}: {trial['why']}"
     return f"{what} x {trial['accumulation']}: {trial['tokens_per_second']:,.0f} tokens/s, {trial['peak_bytes'] / GB:.2f} GB"
-
-
-def _log_best(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
-    best, device = curve["best"], curve["device"]
-    if best is None:
-        print(
-            f"not measured, since a trial would take more than {SHARE:.0%} of the training: {BatchPlan.of(curve['default'])}, "
-            "by memory; `snakemake calibrations` measures trainings whose micro_batch_rows is a number",
-            flush=True,
-        )
-        return
-    print(f"best: {BatchPlan.of(best)}, {best['tokens_per_second']:,.0f} tokens/s on {device}", flush=True)
-    if operation.micro_batch_rows != "auto":
-        # The config sets the rows, so `choose_plan` doesn't use the curve.
-        recomputed = spec.gradient_checkpointing is True
-        chosen = BatchPlan(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
-        if note := slowdown_note(chosen, curve):
-            print(note, flush=True)

@@ -4,7 +4,6 @@ The functions return findings: certain ones stop the training, others are logged
 prints. Only `check_machine` may run a kernel: it measures the peak FLOP/s of a CPU if a training looks long.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,7 @@ from snaketune.models.device_speed import Peak, peak_of
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import SEPARATE
 from snaketune.models.machine import Machine, bitsandbytes_error, inspect_machine, resident_memory
-from snaketune.models.memory import Estimate, Sharing, estimate
-from snaketune.models.memory_trace import MicroBatch, TracedModel, trace_model
+from snaketune.models.memory import Estimate, MicroBatch, Sharing, TracedModel, estimate, trace_model
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.findings import Finding
 from snaketune.stages.host.gpus import ALLOW, gpu_findings, visible_gpus
@@ -74,16 +72,13 @@ def check_machine(
     *,
     dropout: bool = True,
     summed: bool = True,
-    processes: int | None = None,
 ) -> MachineCheck:
     """Check the memory, libraries, devices and expected duration of a training on `rows`; if they aren't packed, the tokens
     of a batch and the duration are unknown; without a config, memory too. `auto` in `operation` is resolved to numbers.
 
-    For `dropout` and `summed` see `models.memory_trace.trace_model` and `models.memory.estimate`; `processes` are by
-    default those of this launch (WORLD_SIZE). SnaketuneError: `lora` names modules that the model doesn't have.
+    For `dropout` and `summed` see `models.memory`. SnaketuneError: `lora` names modules that the model doesn't have.
     """
-    processes = processes or int(os.environ.get("WORLD_SIZE", 1))
-    micro_batch, on_cpu = operation.micro_batch_rows, compute.device.type == "cpu"
+    processes, micro_batch, on_cpu = operation.processes, operation.micro_batch_rows, compute.device.type == "cpu"
     packed = isinstance(rows, PackedRows)
     row_length = rows.row_length if packed else 0
     if packed and compute.kernel == SEPARATE:
@@ -98,7 +93,6 @@ def check_machine(
         compute,
         spec.training.optimizer,
         quantization=spec.quantization,
-        batch=batch,
         # Of offloaded activations, about as much is on the device at a time as of recomputed ones.
         checkpointing=operation.gradient_checkpointing is True or (operation.activation_offloading and not on_cpu),
         summed=summed,
@@ -110,7 +104,7 @@ def check_machine(
     )
     findings = [*_device_findings(spec, operation, compute, machine), *_adapter_findings(planned, config)]
     if estimated:
-        here = operation.processes_per_node if on_cpu and processes > 1 else 1
+        here = operation.processes_per_node if on_cpu else 1
         findings += memory_findings(estimated, machine, spec, processes, here)
     if planned and packed and on_cpu and not operation.allow_cpu:
         flops = planned.flops.per_token * rows.tokens * spec.training.epochs
@@ -229,9 +223,14 @@ def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
     return f"use {', '.join(ways)}, or a card with more memory"
 
 
+def shortest_seconds(flops: float, processes: int, peak: Peak) -> float:
+    """Seconds that a training takes at best."""
+    return flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
+
+
 def duration_findings(flops: float, processes: int, peak: Peak) -> Iterator[Finding]:
     """Finding that a training would take longer than MAX_CPU_SECONDS on this CPU."""
-    seconds = flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
+    seconds = shortest_seconds(flops, processes, peak)
     if seconds > MAX_CPU_SECONDS:
         yield Finding(
             key="operation",

@@ -1,90 +1,84 @@
-"""Search over batch plans: which ones are tried, in which order; and the stored results of trials."""
+"""Search for the fastest batch plan: which plans are tried, in which order, and for how long; trials that survive their
+process. Importing this doesn't import torch.
+
+    state/trials.json   the trials so far, and the one that runs, as one that doesn't fit: a process that the kernel kills for
+                        memory, or that ends with another one, can't store it
+"""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from snaketune.artifacts.manifest import write_json
-from snaketune.training.autotune.batch_plan import BatchPlan
+from snaketune.training.autotune.batch_plan import BatchPlan, halved
 
+TRIALS = "trials.json"
 # One point of the curve: the fields of a BatchPlan, accumulation, fits, why; and if it fits, tokens_per_second, micro_batch_s,
-# optimizer_s, peak_bytes, reserved_bytes.
+# step_s (seconds of an optimizer step), trial_s (of the whole trial), peak_bytes.
 Trial = dict[str, Any]
-# Runs a trial, given the trials so far with the same `gradient_checkpointing`.
-Measure = Callable[[BatchPlan, list[Trial]], Trial]
+# Trials whose throughput differs by a smaller share count as equal.
+SPEED_TOLERANCE = 0.02
 # Throughput must grow by this share to count as a gain; two trials in a row without a gain end the search.
 GAIN = 0.02
+# Of the longest training that waits for the measurement.
+SHARE = 0.03
+# Optimizer steps that a trial measures at least, after one that isn't counted.
+MIN_STEPS = 2
+# In the steps of a trial, two each.
+MICRO_BATCHES = 2 * (MIN_STEPS + 1)
 
 
-def search(possible: list[int], checkpointing: Literal["auto"] | bool, measure: Measure) -> Iterator[Trial]:
-    """Run trials and yield each one, for these rows per micro-batch, ascending; `auto` tries both without and with
-    checkpointing if memory limits the throughput."""
+def halvings(share: int) -> list[int]:
+    """The rows per micro-batch that are tried, ascending: a process' share of a step, and its halves that divide it.
+
+    >>> halvings(24), halvings(7)
+    ([1, 3, 6, 12, 24], [1, 7])
+    """
+    rows = [share]
+    while half := halved(rows[-1], share):
+        rows.append(half)
+    return rows[::-1]
+
+
+def search(
+    ascending_rows: list[int],
+    checkpointing: Literal["auto"] | bool,
+    measure: Callable[[BatchPlan], Trial],
+    is_worthwhile: Callable[[list[Trial]], bool] = lambda trials: True,
+) -> list[Trial]:
+    """Try these rows per micro-batch until memory runs out or throughput stops growing; if memory was the limit and
+    `checkpointing` is `auto`, once more with gradient checkpointing. Args: is_worthwhile: asked before each trial."""
     trials: list[Trial] = []
-    if checkpointing is not True:
-        yield from _increase_rows(possible, False, measure, trials)
-    if checkpointing is True or (checkpointing == "auto" and _is_memory_bound(trials)):
-        yield from _increase_rows(possible, True, measure, [])
+    for recomputes in (False, True) if checkpointing == "auto" else (checkpointing,):
+        fastest, idle = 0.0, 0
+        for rows in ascending_rows:
+            if not is_worthwhile(trials):
+                return trials
+            trials.append(measure(BatchPlan(micro_batch_rows=rows, gradient_checkpointing=recomputes)))
+            if not trials[-1]["fits"]:
+                break
+            speed = trials[-1]["tokens_per_second"]
+            idle = 0 if speed > (1 + GAIN) * fastest else idle + 1
+            fastest = max(fastest, speed)
+            if idle == 2:
+                break
+        if trials[-1]["fits"] or idle:
+            break
+    return trials
 
 
-def _increase_rows(possible: list[int], recomputes: bool, measure: Measure, trials: list[Trial]) -> Iterator[Trial]:
-    """Double the rows per trial, added to `trials`; after one that didn't fit, search between it and the last one that did."""
-    rows, too_many, idle = possible[0], None, 0
-    while rows is not None:
-        plan = BatchPlan(micro_batch_rows=rows, gradient_checkpointing=recomputes)
-        trial = measure(plan, list(trials))
-        trials.append(trial)
-        yield trial
-        fits = [one for one in trials if one["fits"]]
-        if not trial["fits"]:
-            too_many = rows
-        elif len(fits) > 1:
-            before = max(one["tokens_per_second"] for one in fits[:-1])
-            idle = 0 if trial["tokens_per_second"] > (1 + GAIN) * before else idle + 1
-        if not fits or idle == 2:
-            return
-        last = fits[-1]["micro_batch_rows"]
-        larger = [one for one in possible if last < one and (too_many is None or one < too_many)]
-        wanted = last + 1 if too_many else 2 * last
-        rows = next((one for one in larger if one >= wanted), larger[-1] if larger else None)
+def best_of(trials: list[Trial]) -> Trial:
+    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
+    fastest = max(trial["tokens_per_second"] for trial in trials)
+    fast = [trial for trial in trials if trial["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
+    return min(fast, key=lambda trial: (trial["peak_bytes"], trial["micro_batch_rows"]))
 
 
-def _is_memory_bound(trials: list[Trial]) -> bool:
-    """Whether larger micro-batches might be faster if they fitted in memory."""
-    speeds = [one["tokens_per_second"] for one in trials if one["fits"]]
-    return len(speeds) < len(trials) and (len(speeds) < 2 or speeds[-1] > (1 + GAIN) * max(speeds[:-1]))
+def is_too_short(rows: float) -> bool:
+    """Whether trying one row per micro-batch takes more than its share of a training on so many rows in a process."""
+    return SHARE * rows < MICRO_BATCHES
 
 
-class Trials:
-    """Stored trials by plan, one file each, so that a restarted calibration doesn't repeat them; and the one that runs, which
-    can't be stored by a process that is killed."""
-
-    def __init__(self, state: Path):
-        self.folder = state / "trials"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.running = self.folder / "running"
-
-    def __len__(self) -> int:
-        return len(list(self.folder.glob("*.json")))
-
-    def get(self, plan: BatchPlan) -> Trial | None:
-        file = self._file(plan)
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-    def add(self, plan: BatchPlan, trial: Trial) -> None:
-        write_json(self._file(plan), trial)
-        self.running.unlink(missing_ok=True)
-
-    def begin(self, trial: Trial) -> None:
-        """Store the trial that runs from now on, as it is without a measurement."""
-        write_json(self.running, trial)
-
-    def add_killed(self) -> None:
-        """Add the trial that ran when the kernel killed it for memory, if one did."""
-        if self.running.is_file():
-            trial = json.loads(self.running.read_text(encoding="utf-8"))
-            self.add(BatchPlan.of(trial), trial | {"why": "killed for memory"})
-
-    def _file(self, plan: BatchPlan) -> Path:
-        kind = "recomputed" if plan.gradient_checkpointing else "not-recomputed"
-        return self.folder / f"{plan.micro_batch_rows}-{kind}.json"
+def read_trials(state: Path) -> list[Trial]:
+    file = state / TRIALS
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []

@@ -7,49 +7,28 @@ With two micro-batches, gradients and activations are in memory at the same time
 """
 
 import time
-from dataclasses import dataclass
 from statistics import median_high
 
 import torch
 from transformers import TrainerCallback
 
 from snaketune.models.machine import peak_memory
-from snaketune.training.autotune.time_limit import MAX_STEPS, MIN_STEPS, SECONDS
-from snaketune.training.loop.throughput import ThroughputMeter
+from snaketune.training.autotune.search import MIN_STEPS
 from snaketune.training.loop.trainer import BaseTrainer
 
+# A single process measures for SECONDS, at least MIN_STEPS steps. Several processes measure MIN_STEPS steps each: their clocks
+# differ, but all must do equally many.
+SECONDS, MAX_STEPS = 2.0, 20
 # Micro-batches with at least this share of the fullest one's tokens count as full.
 FULL_SHARE = 0.75
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Results of a trial: mean non-padding tokens of the full micro-batches, summed over processes; median seconds of a
-    micro-batch and of the optimizer step; peak memory (on a GPU what torch allocated, elsewhere the resident memory of
-    the process), and what torch's caching allocator reserved on a GPU, fragmentation included."""
-
-    tokens: float
-    micro_batch_s: float
-    optimizer_s: float
-    peak_bytes: int
-    reserved_bytes: int = 0
-
-    def step_s(self, accumulation: int) -> float:
-        """Seconds of an optimizer step with `accumulation` micro-batches."""
-        return accumulation * self.micro_batch_s + self.optimizer_s
-
-    @classmethod
-    def across_processes(cls, timings: list["Timing"]) -> "Timing":
-        """Combine the timings of all processes, which wait for the slowest one."""
-        slowest = {name: max(getattr(one, name) for one in timings) for name in vars(timings[0])}
-        return cls(**slowest | {"tokens": sum(one.tokens for one in timings)})
 
 
 class Stopwatch(TrainerCallback):
     """Times the steps after the first one, and ends the training after enough of them."""
 
-    def __init__(self, meter: ThroughputMeter, alone: bool):
-        self.meter, self.device, self.alone = meter, meter.device, alone
+    def __init__(self, trainer: BaseTrainer):
+        self.meter, self.device = trainer.meter, trainer.run.compute.device
+        self.alone = trainer.args.world_size == 1
         # Seconds and tokens of each micro-batch.
         self.micro_batches: list[tuple[float, int]] = []
         self.optimizers: list[float] = []
@@ -59,9 +38,8 @@ class Stopwatch(TrainerCallback):
     def _lap(self) -> float:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-        now = time.monotonic()
-        lap, self.last = now - self.last, now
-        return lap
+        before, self.last = self.last, time.monotonic()
+        return self.last - before
 
     def on_step_begin(self, args, state, control, **_):
         self._lap()
@@ -69,9 +47,8 @@ class Stopwatch(TrainerCallback):
             self.started = self.last
 
     def on_substep_end(self, args, state, control, **_):
-        lap, before = self._lap(), self.counted
-        self.counted = self.meter.sums["tokens"]
-        self.micro_batches.append((lap, self.counted - before))
+        before, self.counted = self.counted, self.meter.sums["tokens"]
+        self.micro_batches.append((self._lap(), self.counted - before))
 
     on_pre_optimizer_step = on_substep_end
 
@@ -84,23 +61,24 @@ class Stopwatch(TrainerCallback):
         control.should_training_stop = enough or done > (MAX_STEPS if self.alone else MIN_STEPS)
 
 
-def time_steps(trainer: BaseTrainer) -> Timing:
-    """Train for some steps and time them. The trainer and its model can't be used afterwards."""
-    args, device = trainer.args, trainer.run.compute.device
-    watch = Stopwatch(trainer.meter, alone=args.world_size == 1)
+def time_steps(trainer: BaseTrainer) -> dict[str, float]:
+    """Train for some steps and time them; the trainer and its model can't be used afterwards.
+
+    Returns: mean non-padding tokens of the full micro-batches of this process; median seconds of a micro-batch and of the
+    optimizer step; peak memory (on a GPU what torch allocated, elsewhere the resident memory of the process).
+    """
+    args, watch = trainer.args, Stopwatch(trainer)
     args.max_steps, args.save_strategy, args.logging_strategy = MAX_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
     trainer.add_callback(watch)
-    trainer.compile()
     trainer.train()
     # The last micro-batch of an epoch may be smaller, and therefore faster.
     most = max(tokens for _, tokens in watch.micro_batches)
-    seconds, tokens = zip(*[one for one in watch.micro_batches if one[1] > FULL_SHARE * most])
-    return Timing(
-        tokens=sum(tokens) / len(tokens),
-        micro_batch_s=median_high(seconds),
-        optimizer_s=median_high(watch.optimizers),
-        peak_bytes=peak_memory(device),
-        reserved_bytes=torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
-    )
+    seconds, tokens = zip(*[lap for lap in watch.micro_batches if lap[1] > FULL_SHARE * most])
+    return {
+        "tokens": sum(tokens) / len(tokens),
+        "micro_batch_s": median_high(seconds),
+        "optimizer_s": median_high(watch.optimizers),
+        "peak_bytes": peak_memory(watch.device),
+    }

@@ -124,7 +124,7 @@ def train(training: PreparedTraining) -> Outcome:
         trainer.use_held_out(training.held_out, training.any_config, training.initial.tokenizer)
         print(f"rows: {training.rows}", trainer.meter, sep="\n", flush=True)
         # Read before training, since the calibration file may change meanwhile.
-        plan, curve = BatchPlan.from_operation(run.operation), read_curve(run.operation)
+        plan, curve = BatchPlan.of(vars(run.operation)), read_curve(run.operation)
         started = time.monotonic()
         history = fit(trainer, lambda: describe_training(trainer, check))
         took = time.monotonic() - started
