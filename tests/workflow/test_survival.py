@@ -18,7 +18,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.training.launch import worker
 from tests.forked import python
-from tests.training.event_files import points_of
+from tests.training.event_files import SPEED, points_of
 
 from .command_line import environment
 from .conftest import ROOT
@@ -120,7 +120,7 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
     """The curves of a result, but for those that say how fast it went."""
     fingerprint = json.loads(project.read(target))["fingerprint"]
     points = points_of((project.folder / target).parent / "tensorboard" / fingerprint[:8])
-    return [point for point in points if not point[1].startswith("speed/")]
+    return [point for point in points if point[1].removeprefix("train/") not in SPEED]
 
 
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):
