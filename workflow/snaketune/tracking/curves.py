@@ -6,7 +6,6 @@ twice, at the same step and with the same values.
 """
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from snaketune.config.tracking import IN_ADDRESS, Tracking
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.locks import locked
 
-FINGERPRINT = "snaketune.fingerprint"
 # What describes the machine, its user and the code: host, paths, command, packages, git.
 UNSENT = ("disable_code", "disable_git", "x_disable_machine_info", "x_disable_meta", "x_disable_stats")
 
@@ -30,6 +28,7 @@ class TrackedRun:
     """A training run as trackers see it.
 
     Attributes:
+        name: stage and name, such as `sft/demo`.
         out: the folder where its result is published; `results` is that of all results.
         fingerprint: of its result: the same in all attempts, and unique to this training.
         parameters: its spec, by dotted keys; the same on every machine.
@@ -37,6 +36,7 @@ class TrackedRun:
 
     settings: Tracking
     stage: str
+    name: str
     out: Path
     results: Path
     fingerprint: str
@@ -45,16 +45,12 @@ class TrackedRun:
     @classmethod
     def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> Self:
         """Args: spec: as plain JSON; work: its work folder, which is below the folder of all results."""
-        place = {"out": out, "results": work.folder.parents[2], "fingerprint": work.folder.name}
-        return cls(settings=settings, stage=stage, parameters=dict(_flat(spec)), **place)
-
-    @property
-    def name(self) -> str:
-        """Stage and name, such as `sft/demo`."""
-        return f"{self.stage}/{self.out.name}"
+        identity = {"stage": stage, "name": f"{stage}/{out.name}", "fingerprint": work.folder.name}
+        place = {"out": out, "results": work.folder.parents[2]}
+        return cls(settings=settings, parameters=dict(_flat(spec)), **identity, **place)
 
 
-class Curves(TrainerCallback):
+class Curves(TrainerCallback, AbstractContextManager):
     """Passes log lines to the callbacks of the configured trackers, whose runs are open while the context lasts.
 
     Args:
@@ -78,9 +74,6 @@ class Curves(TrainerCallback):
             with self._reported(name):
                 callback.on_log(args, state, control, logs=numbers)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: Any) -> None:
         for name, (run, _) in list(self.trackers.items()):
             with self._reported(name):
@@ -93,12 +86,9 @@ class Curves(TrainerCallback):
         # Some libraries call sys.exit on settings that they reject.
         except (Exception, SystemExit) as error:
             self.trackers.pop(name, None)
-            message = IN_ADDRESS.sub("//", re.sub(r"\s+", " ", str(error)))[:300]
-            print(
-                f"tracking.{name} failed and is not used any more; the training continues without it "
-                f"({type(error).__name__}: {message})",
-                flush=True,
-            )
+            message = f"{type(error).__name__}: {IN_ADDRESS.sub('//', ' '.join(str(error).split()))[:300]}"
+            continues = "failed and is not used any more; the training continues without it"
+            print(f"tracking.{name} {continues} ({message})", flush=True)
 
 
 # Each tracker's library is imported only if it is configured: that takes up to a second.
@@ -125,22 +115,15 @@ def _wandb(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, Trai
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     import wandb
 
-    online = tracked.settings.wandb.online
-    run = wandb.init(
-        project=tracked.settings.project,
-        entity=tracked.settings.wandb.entity,
-        name=tracked.name,
-        group=tracked.stage,
-        id=tracked.fingerprint,
-        config=tracked.parameters,
-        dir=tracked.results,
-        # None leaves the mode to WANDB_MODE, which thus can't turn an offline run online.
-        mode=None if online else "offline",
-        resume="allow" if online else None,
-        settings=dict.fromkeys(UNSENT, True) | {"silent": True, "console": "off", "x_save_requirements": False},
-    )
-    run.define_metric("*", step_metric="train/global_step")
-    return run, _Wandb()
+    configured = tracked.settings.wandb
+    run = {"id": tracked.fingerprint, "name": tracked.name, "group": tracked.stage, "config": tracked.parameters}
+    place = {"project": tracked.settings.project, "entity": configured.entity, "dir": tracked.results}
+    # Without a mode, WANDB_MODE chooses one, which thus can't turn an offline run online.
+    way = {"resume": "allow"} if configured.online else {"mode": "offline"}
+    settings = dict.fromkeys(UNSENT, True) | {"silent": True, "console": "off", "x_save_requirements": False}
+    opened = wandb.init(**run, **place, **way, settings=settings)
+    opened.define_metric("*", step_metric="train/global_step")
+    return opened, _Wandb()
 
 
 class _Trackio(TrackioCallback):
@@ -156,25 +139,17 @@ def _trackio(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, Tr
     os.environ.setdefault("TRACKIO_DIR", str((tracked.results / "trackio").absolute()))
     import trackio
 
-    run = trackio.init(
-        tracked.settings.project,
-        # trackio knows an earlier attempt by its name only.
-        name=f"{tracked.name} {tracked.fingerprint[:8]}",
-        group=tracked.stage,
-        config=tracked.parameters,
-        resume="allow",
-        auto_log_gpu=False,
-        auto_log_cpu=False,
-    )
-    closed = ExitStack()
-    closed.callback(run.finish)
-    return closed, _Trackio()
+    # trackio knows an earlier attempt by its name only.
+    name = f"{tracked.name} {tracked.fingerprint[:8]}"
+    run = {"name": name, "group": tracked.stage, "config": tracked.parameters, "resume": "allow"}
+    opened = ExitStack()
+    opened.callback(trackio.init(tracked.settings.project, **run, auto_log_gpu=False, auto_log_cpu=False).finish)
+    return opened, _Trackio()
 
 
 def _mlflow(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, TrainerCallback]:
-    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
-    # The callback's: it would add transformers' arguments, with paths of this machine.
-    os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"
+    # The last is the callback's: it would add transformers' arguments, with paths of this machine.
+    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_MAX_LOG_PARAMS": "0"}
     # Seconds instead of MLflow's default of minutes, during which the training would wait.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -184,15 +159,12 @@ def _mlflow(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, Tra
     # Locked, so that trainings that start together create only one experiment.
     with locked(tracked.results / ".mlflow.lock", "another training to make MLflow's experiment"):
         mlflow.set_experiment(tracked.settings.project)
-    found = f"tags.`{FINGERPRINT}` = '{tracked.fingerprint}'"
-    earlier = mlflow.search_runs(filter_string=found, max_results=1, output_format="list")
-    run = mlflow.start_run(
-        earlier[0].info.run_id if earlier else None,
-        run_name=tracked.name,
-        tags={FINGERPRINT: tracked.fingerprint, "snaketune.stage": tracked.stage},
-    )
+    same = f"tags.`snaketune.fingerprint` = '{tracked.fingerprint}'"
+    earlier = [run.info.run_id for run in mlflow.search_runs(filter_string=same, output_format="list")]
+    tags = {"snaketune.fingerprint": tracked.fingerprint, "snaketune.stage": tracked.stage}
+    opened = mlflow.start_run(earlier[0] if earlier else None, run_name=tracked.name, tags=tags)
     mlflow.log_params(tracked.parameters)
-    return run, MLflowCallback()
+    return opened, MLflowCallback()
 
 
 TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
