@@ -1,5 +1,7 @@
-"""The architecture page is up to date; no package imports from below; a rule, its file and its module have one name."""
+"""The architecture page is up to date; no package imports from below; a rule, its file and its module have one name; nothing is
+patched."""
 
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -33,3 +35,12 @@ def test_a_package_imports_only_from_those_above_it(package):
 def test_a_rule_its_file_and_its_module_have_one_name(stage):
     assert STAGES[stage].module.rpartition(".")[2] == stage
     assert f"rule {stage}:" in (ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8")
+
+
+def test_no_module_imports_what_is_for_tests():
+    found = {
+        path.relative_to(drawn.PACKAGE).as_posix()
+        for path in drawn.PACKAGE.rglob("*.py")
+        if re.search(r"^\s*(import|from) unittest\b", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert not found

@@ -103,7 +103,6 @@ CALLED = {
     "stages.cache.status": {"differing"},
     "stages.cache.payload_files": {"place", "set_modes", "sync", "sync_folder"},
     "stages.cache.work_folders": {"remove"},
-    "tracking.curves": {"track_curves"},
 }
 
 

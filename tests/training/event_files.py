@@ -7,10 +7,11 @@ from tensorboard.backend.event_processing.event_accumulator import (
     EventAccumulator,
 )
 
+# The metrics of a log line that measure speed, which differ between two trainings that are the same.
+SPEED = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed", "memory_gb")
 
-def points_of(folder: Path, purge: bool = False) -> list[tuple[int, str, float]]:
-    """Return (step, curve, value) as TensorBoard would plot them. Args: purge: whether it drops points before a restart."""
-    events = EventAccumulator(
-        str(folder), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE, purge_orphaned_data=purge
-    ).Reload()
-    return [(e.step, curve, e.value) for curve in events.Tags()["scalars"] for e in events.Scalars(curve)]
+
+def points_of(folder: Path) -> list[tuple[int, str, float]]:
+    """(step, curve, value) as TensorBoard plots them."""
+    events = EventAccumulator(str(folder), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE).Reload()
+    return [(event.step, curve, event.value) for curve in events.Tags()["scalars"] for event in events.Scalars(curve)]

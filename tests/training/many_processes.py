@@ -250,6 +250,7 @@ def plans() -> list[Plan]:
     return [
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
+        *alike("unmerged", "fsdp", training=SHORT, lora=Lora(rank=2, merge=False)),
         *alike("frozen", "ddp", "fsdp", training=SHORT | LAST_LAYER),
         *alike("muon", "ddp", training=SHORT | {"optimizer": "muon"}),
         *alike(

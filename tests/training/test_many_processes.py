@@ -36,6 +36,8 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
         for way in ("ddp", "fsdp"):
             same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
     same(tmp_path / "sorted-alone", tmp_path / "sorted-single")
+    unmerged = {(tmp_path / f"unmerged-{way}/payload.partial/config.json").read_text() for way in ("single", "fsdp")}
+    assert len(unmerged) == 1
     assert not differing(tmp_path / "sorted-again", tmp_path / "sorted-ddp")
     same(tmp_path / "four-bit-fsdp", tmp_path / "four-bit-single")
     same_in_bfloat16(tmp_path / "bfloat16-fsdp", tmp_path / "bfloat16-single")

@@ -3,6 +3,7 @@
 As a program: imports the libraries once and forks a process for each attempt; only that process imports the trackers.
 """
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.integrations import TensorBoardCallback
 
 from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import PackedRows
@@ -53,8 +55,8 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
 
 
 def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
-    """Kill this process at a step: after its log line (`log 7`), while TensorBoard writes the line (`torn 7`), when the
-    checkpoint is written but not marked complete (`save 8`), or once it is complete (`saved 8`)."""
+    """Kill this process at a step: after its log line (`log 7`), when the checkpoint is written but not marked complete
+    (`save 8`), or once it is complete (`saved 8`)."""
     what, step = where.split()
 
     def kill(at: int) -> None:
@@ -69,17 +71,6 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
             kill(state.global_step)
 
         patch.setattr(Curves, "on_log", logged)
-    elif what == "torn":
-        from snaketune.tracking import to_tensorboard
-
-        write = to_tensorboard.Run.write
-
-        def torn(self, points):
-            if points[0][0] == int(step):
-                self.file = Torn(self.file)
-            write(self, points)
-
-        patch.setattr(to_tensorboard.Run, "write", torn)
     else:
         on_save = checkpoints.CheckpointMixin.on_save
 
@@ -94,28 +85,22 @@ def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
 
 def fill_disk_at(step: int, patch: pytest.MonkeyPatch) -> None:
     """Make TensorBoard's disk full from this step on."""
-    from snaketune.tracking import to_tensorboard
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
-    write = to_tensorboard.Run.write
+    on_log, write = TensorBoardCallback.on_log, RecordWriter.write
+    full = []
 
-    def full(self, points):
-        if points[0][0] == step:
-            self.file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
-        write(self, points)
+    def fail(self, data):
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, data)
 
-    patch.setattr(to_tensorboard.Run, "write", full)
+    def logged(self, args, state, control, **more):
+        full.extend([True] * (state.global_step == step))
+        on_log(self, args, state, control, **more)
 
-
-class Torn:
-    """A file whose process is killed after half a record."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def write(self, record):
-        self.file.write(record[: len(record) // 2])
-        self.file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
+    patch.setattr(RecordWriter, "write", fail)
+    patch.setattr(TensorBoardCallback, "on_log", logged)
 
 
 def attempt(root: Path, how: dict[str, Any]) -> None:
@@ -147,33 +132,42 @@ def is_local(address: Any) -> bool:
 
 
 def held(root: Path, fingerprints: list[str]) -> None:
-    """Write the points of trackio, MLflow and Weights & Biases, by tracker and fingerprint: [step, curve, value]."""
+    """Write the points of trackio, MLflow and Weights & Biases, by tracker and fingerprint: [step, curve, value]; and MLflow's
+    runs and trackio's config of each fingerprint."""
     os.environ |= {"TRACKIO_DIR": str(root / "results/trackio"), "MLFLOW_ALLOW_FILE_STORE": "true"}
     import wandb  # noqa: F401
     from mlflow.tracking import MlflowClient
+    from trackio import Api
     from trackio.sqlite_storage import SQLiteStorage
 
     client = MlflowClient(tracking_uri=(root / "results/mlruns").as_uri())
-    (experiment,) = [one for one in client.search_experiments() if one.name == "snaketune"]
-    points: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list)}
+    (experiment,) = [found for found in client.search_experiments() if found.name == "snaketune"]
+    points: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list), "trackio runs": {}}
     for run in client.search_runs([experiment.experiment_id]):
         fingerprint = run.data.tags["snaketune.fingerprint"]
         points["mlflow"][fingerprint] = [
-            [point.step, curve, point.value]
+            [point.step, f"train/{curve}", point.value]
             for curve in run.data.metrics
             for point in client.get_metric_history(run.info.run_id, curve)
         ]
-        points["runs"][fingerprint].append([run.info.run_name, run.info.status, run.data.params])
+        facts = [run.info.run_name, run.data.tags["snaketune.stage"], run.info.status, run.data.params]
+        points["runs"][fingerprint].append(facts)
+    of_trackio = {run.name: run for run in Api().runs("snaketune")}
     for fingerprint in fingerprints:
-        lines = SQLiteStorage.get_logs("snaketune", "sft/demo", run_id=fingerprint)
+        run = of_trackio.pop(f"sft/demo {fingerprint[:8]}")
+        points["trackio runs"][fingerprint] = run.config
         points["trackio"][fingerprint] = [
-            [line["step"], curve, value]
-            for line in lines
+            [line["train/global_step"], curve, value]
+            for line in SQLiteStorage.get_logs("snaketune", run.name, run_id=run.id)
             for curve, value in line.items()
-            if curve not in ("step", "timestamp")
+            if curve.startswith("train/") and curve != "train/global_step"
         ]
-        (folder,) = (root / "results/wandb").glob(f"offline-run-*-{fingerprint}")
-        points["wandb"][fingerprint] = list(wandb_points(folder / f"run-{fingerprint}.wandb"))
+        points["wandb"][fingerprint] = [
+            point
+            for folder in sorted((root / "results/wandb").glob(f"offline-run-*-{fingerprint}"))
+            for point in wandb_points(folder / f"run-{fingerprint}.wandb")
+        ]
+    assert not of_trackio
     (root / "held.json").write_text(json.dumps(points))
 
 
@@ -196,8 +190,8 @@ def wandb_points(path: Path):
             if record.HasField("history"):
                 values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
                 for curve, value in values.items():
-                    if not curve.startswith("_"):
-                        yield [values["_step"], curve, value]
+                    if curve.startswith("train/") and curve != "train/global_step":
+                        yield [values["train/global_step"], curve, value]
 
 
 def in_a_process(work: Callable[..., None], *arguments: Any) -> int:

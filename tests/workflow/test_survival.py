@@ -23,7 +23,7 @@ from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.loaded_job import read_job
 from snaketune.training.launch import worker
 from tests.forked import python
-from tests.training.event_files import points_of
+from tests.training.event_files import SPEED, points_of
 
 from .command_line import environment
 from .conftest import ROOT
@@ -125,7 +125,7 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
     """The curves of a result, but for those that say how fast it went."""
     fingerprint = json.loads(project.read(target))["fingerprint"]
     points = points_of((project.folder / target).parent / "tensorboard" / fingerprint[:8])
-    return [point for point in points if not point[1].startswith("speed/")]
+    return [point for point in points if point[1].removeprefix("train/") not in SPEED]
 
 
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from snaketune.config.evaluations import TaskSettings
 from snaketune.config.suggestions import unknown
@@ -113,22 +112,20 @@ def run_tasks(
     from lm_eval.models.huggingface import HFLM
 
     wrapped = HFLM(pretrained=model, tokenizer=prepared.tokenizer, batch_size=batch_size, backend="causal")
-    # Bootstrap standard errors are computed in this process instead of one process per core. The environment's description, for
-    # which torch starts pip and others, isn't included in the results.
-    no_description = patch("torch.utils.collect_env.get_pretty_env_info", str)
-    with patch.dict(os.environ, {"DISABLE_MULTIPROC": "1"}), no_description:
-        results = simple_evaluate(
-            model=wrapped,
-            tasks=prepared.tasks,
-            num_fewshot=questions.few_shot,
-            limit=questions.limit,
-            task_manager=prepared.manager,
-            apply_chat_template=prepared.chat_template,
-            fewshot_as_multiturn=prepared.chat_template and questions.few_shot_as_multiturn,
-            system_instruction=questions.system_instruction,
-            bootstrap_iters=BOOTSTRAP,
-            log_samples=False,
-        )
+    # Bootstrap standard errors are computed in this process, which evaluates nothing else, instead of one process per core.
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    results = simple_evaluate(
+        model=wrapped,
+        tasks=prepared.tasks,
+        num_fewshot=questions.few_shot,
+        limit=questions.limit,
+        task_manager=prepared.manager,
+        apply_chat_template=prepared.chat_template,
+        fewshot_as_multiturn=prepared.chat_template and questions.few_shot_as_multiturn,
+        system_instruction=questions.system_instruction,
+        bootstrap_iters=BOOTSTRAP,
+        log_samples=False,
+    )
     measured = sorted(results["results"].items())
     scores = {task: _numbers(values) for task, values in measured}
     # Groups need no scores: their tasks have them.
@@ -253,5 +250,9 @@ def _own_datasets_cache(scratch: Path) -> Iterator[None]:
     with TemporaryDirectory(dir=scratch, prefix="datasets-") as own:
         for hub in Path(config.HF_DATASETS_CACHE).glob("*___*"):
             (Path(own) / hub.name).symlink_to(hub.resolve())
-        with patch.object(config, "HF_DATASETS_CACHE", Path(own)):
+        # `datasets` reads its environment once, at import, and tasks are loaded without a `cache_dir`.
+        shared, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, Path(own)
+        try:
             yield
+        finally:
+            config.HF_DATASETS_CACHE = shared

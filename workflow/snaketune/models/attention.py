@@ -1,6 +1,5 @@
 """The attention function over segments that transformers' models call; `models.kernels` implements it."""
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -85,20 +84,24 @@ def attend(
     options = AttentionOptions(scaling=scaling, dropout=dropout, window=window, softcap=softcap, **sinks)
     if reason := refusal(segments.kernel, query_1HTD.shape[-1], options):
         raise Unpackable(f"{layer}: {reason}")
-    return KERNELS[segments.kernel](query_1HTD, key_1KTD, value_1KTD, segments, options), None
+    compute = segments.compute or KERNELS[segments.kernel]
+    return compute(query_1HTD, key_1KTD, value_1KTD, segments, options), None
 
 
-def use_segment_attention(model: PreTrainedModel, function: Callable[..., Any] = attend) -> None:
-    """Make `model` attend over the `segments` argument of its forward by `function`; Unpackable if the model rejects it.
+def use_segment_attention(model: PreTrainedModel, *, compiled: bool = True) -> None:
+    """Make `model` attend over the `segments` argument of its forward; Unpackable if the model rejects it.
 
     A model whose attention can't be replaced keeps it: some separate documents by their positions. Layers with a state run by
     document.
+
+    Args:
+        compiled: whether torch.compile may trace the kernel, where it compiles the layers.
     """
     run_mixers_by_document(model)
-    # All models of a process share the table of names, so each function has its own, without "flash", for which transformers
-    # fetches kernels. No mask function is registered: with one, transformers synchronizes with the device to detect documents.
-    name = NAME if function is attend else f"{NAME}_{id(function):x}"
-    AttentionInterface.register(name, function)
+    # Names without "flash", for which transformers fetches kernels. No mask function is registered: with one, transformers
+    # synchronizes with the device to detect documents.
+    name = NAME if compiled else f"{NAME}_uncompiled"
+    AttentionInterface.register(name, attend if compiled else torch.compiler.disable(attend))
     if not model._can_set_attn_implementation():
         return
     if not _has_segment_attention(model):

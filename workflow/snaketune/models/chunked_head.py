@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +43,24 @@ class Supervised:
 
 class _DecoderOutputs(Exception):
     """The decoder's outputs, raised to stop the forward before the head."""
+
+
+class _Computed(torch.nn.Module):
+    """A decoder whose forward returns outputs that are there already."""
+
+    def __init__(self, decoder: torch.nn.Module, outputs: Any):
+        super().__init__()
+        self.decoder, self.outputs = decoder, outputs
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the decoder's attributes too, which the forward around it may read (embeddings)."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.decoder, name)
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.outputs
 
 
 class _DecoderNotCalled(Exception):
@@ -156,8 +173,13 @@ def _run_head(
     else:
         replaced = copy.copy(outputs)
         replaced.last_hidden_state = hidden_CH[None]
-    with patch.object(_decoder(model), "forward", lambda *_, **__: replaced):
+    decoder = _decoder(model)
+    name = next(name for name, module in model.named_modules() if module is decoder)
+    model.set_submodule(name, _Computed(decoder, replaced))
+    try:
         return forward(**inputs).logits[0]
+    finally:
+        model.set_submodule(name, decoder)
 
 
 def _is_plain_linear(model: PreTrainedModel, outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]) -> bool:

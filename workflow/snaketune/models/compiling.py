@@ -16,7 +16,7 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from snaketune.errors import SnaketuneError, first_line
-from snaketune.models.attention import attend, use_segment_attention
+from snaketune.models.attention import use_segment_attention
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED, SEPARATE
@@ -99,7 +99,7 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
     # Dropout draws the same random numbers as without compilation, so that losses can be compared.
     torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
-        use_segment_attention(model, torch.compiler.disable(attend))
+        use_segment_attention(model, compiled=False)
     elif compute.kernel != SEPARATE:
         inner_model(model).register_forward_pre_hook(_mark_dynamic, with_kwargs=True)
     # On a CPU, eager passes work in its caches and save exponentials for the backward pass; fused ones would recompute logits.

@@ -3,10 +3,9 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -110,12 +109,22 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
     DPO compares log-probabilities of the policy with the reference's; dropout would make them differ before anything is
     learned (TRL's DPOTrainer has `disable_dropout`). Modules that are added inside (adapters) retain their dropout.
     """
-    with ExitStack() as changes:
-        for owner in [one for module in model.modules() for one in (module, getattr(module, "config", None))]:
-            for name, value in [] if owner is None else list(vars(owner).items()):
-                if _is_probability(owner, name, value):
-                    changes.enter_context(patch.object(owner, name, 0.0))
+    owners = [
+        owner for module in model.modules() for owner in (module, getattr(module, "config", None)) if owner is not None
+    ]
+    probabilities = [
+        (owner, name, value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if _is_probability(owner, name, value)
+    ]
+    for owner, name, _ in probabilities:
+        setattr(owner, name, 0.0)
+    try:
         yield
+    finally:
+        for owner, name, value in probabilities:
+            setattr(owner, name, value)
 
 
 def _is_probability(owner: Any, name: str, value: Any) -> bool:

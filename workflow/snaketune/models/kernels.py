@@ -50,6 +50,7 @@ class Segments:
         mask_TT: for `dense`, see `packing.segments.mask`.
         keys_U: for `sdpa` and the varlen kernels; None without prefixes. See `packing.segments.varlen_keys`.
         cu_q, cu_k: for the varlen kernels, see `packing.segments.varlen_keys`.
+        compute: in place of the kernel's function, in forwards that only observe what layers ask of it.
     """
 
     kernel: str
@@ -61,6 +62,7 @@ class Segments:
     keys_U: torch.Tensor | None = None
     cu_q: torch.Tensor | None = None
     cu_k: torch.Tensor | None = None
+    compute: Callable[..., torch.Tensor] | None = None
     _padded: PaddedDocuments | None = field(default=None, init=False, repr=False)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":

@@ -43,7 +43,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.models.attention import attend, use_segment_attention
+from snaketune.models.attention import use_segment_attention
 from snaketune.models.compiling import layers_of
 from snaketune.models.cpu_attention import attend_by_blocks
 from snaketune.models.devices import Compute
@@ -262,8 +262,10 @@ def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout:
         ids_BL = torch.zeros(-(-rows.tokens // batch.longest), batch.longest, dtype=torch.int64)
         inputs = {"input_ids": ids_BL, "use_cache": False}
     else:
-        use_segment_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
+        use_segment_attention(model)
         inputs = forward_inputs(rows)
+        if compute.kernel != "sdpa":
+            inputs["segments"] = replace(inputs["segments"], compute=_flash_attention)
         set_segments(model, inputs["segments"])
     # On the CPU, whatever the device; autocast doesn't apply to meta tensors.
     model.to_empty(device="cpu").train(dropout)
@@ -304,13 +306,11 @@ def _trace(model: PreTrainedModel, compute: Compute, batch: MicroBatch, dropout:
     )
 
 
-def _flash_attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> tuple[torch.Tensor, None]:
-    """Replace `attention.attend` on a GPU. Flash kernels save what blocks on a CPU save: their inputs (contiguous by token, in
+def _flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    """Replace the kernel of a GPU. Flash kernels save what blocks on a CPU save: their inputs (contiguous by token, in
     the values' data type), their output, and a sum per query and head."""
     inputs = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (query, key, value))
-    return attend_by_blocks(*inputs, (), None), None
+    return attend_by_blocks(*inputs, (), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Models that pass are still subject to the self-test (`models.selftest`), which r
 """
 
 import copy
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.errors import SnaketuneError, first_line
-from snaketune.models.attention import Unpackable, attend, usable_kernels, use_segment_attention
+from snaketune.models.attention import Unpackable, usable_kernels, use_segment_attention
 from snaketune.models.devices import Compute
 from snaketune.models.forward import packed_inputs
-from snaketune.models.kernels import SEPARATE, AttentionOptions, refusal, segments_for
+from snaketune.models.kernels import KERNELS, SEPARATE, AttentionOptions, refusal, segments_for
 from snaketune.models.mixers import set_segments
 from snaketune.models.padded_documents import batch_dependent_rope
 from snaketune.models.text_part import auto_class, freeze_other_parts, model_class
@@ -120,12 +121,11 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
         return _DRY_RUNS[key]
     dry_run = _DRY_RUNS[key] = DryRun()
 
-    def record(module, query, *tensors, sliding_window=None, softcap=None, dropout=0.0, s_aux=None, **others):
-        if sliding_window:
-            dry_run.windows.add(sliding_window)
-        options = AttentionOptions(dropout=dropout, softcap=softcap, has_sinks=s_aux is not None)
-        dry_run.needs.add((query.shape[-1], options))
-        return attend(module, query, *tensors, dropout=dropout, **others)
+    def record(query, key, value, segments, options):
+        if options.window:
+            dry_run.windows.add(options.window)
+        dry_run.needs.add((query.shape[-1], replace(options, scaling=None, window=None, sinks_H=None)))
+        return KERNELS[segments.kernel](query, key, value, segments, AttentionOptions(scaling=options.scaling))
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
@@ -133,8 +133,10 @@ def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
         except Exception:
             return dry_run
         try:
-            use_segment_attention(model, record)
+            use_segment_attention(model)
             inputs = forward_inputs(layout([[3, 2]], [[0, 0]], row_lengths=[6]))
+            # Longer than any window.
+            inputs["segments"] = replace(inputs["segments"], longest=sys.maxsize, compute=record)
             set_segments(model, inputs["segments"])
             model(**inputs)
         except (Unpackable, TypeError, AttributeError) as error:

@@ -1,36 +1,26 @@
-"""Training curves: every point is written once to every tracker, however often the training was killed and resumed.
+"""Training curves: transformers' callbacks for trackers, each of which receives a run that this module opens.
 
-Resume is exact, so a point that is computed again equals the one already written. Each tracker reports the newest step of each
-curve that it has stored. At the start it receives the later points of the checkpoint (the Trainer's log history), and then
-every newer log line:
-
-    written before the kill      1 2 3 4 5 6 7 . .
-    checkpoint at step 4         1 2 3 4               → nothing to fill in; 5, 6, 7 are computed again and not written
-    a tracker that lost 3 to 7   1 2                   → 3 and 4 are filled in; 5, 6, 7 are written when computed
-
-A tracker is the class `Run` of its module `to_<name>`: one training, a new run or that of an earlier attempt. `newest` is the
-newest step by curve, -1 for an unknown one; `write` takes ascending steps, each with its values by curve; `close` ends the
-attempt and receives whether the training is finished, too.
+A tracker that fails or is offline is reported and dropped; the training continues. TensorBoard hides the points after the
+checkpoint that a training resumes from, which are computed again. The others have no call for that: they show these points
+twice, at the same step and with the same values.
 """
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 from transformers import TrainerCallback
+from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
 from snaketune.config.tracking import IN_ADDRESS, Tracking
 from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.host.locks import locked
 
-# The metrics of a log line that measure speed; all others are training metrics.
-SPEED = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed", "memory_gb")
-NO_METRICS = ("step", "warming_up")
-# Prefix of the metrics of a line that measures held-out rows.
-HELD_OUT = "held_out_"
+# What describes the machine, its user and the code: host, paths, command, packages, git.
+UNSENT = ("disable_code", "disable_git", "x_disable_machine_info", "x_disable_meta", "x_disable_stats")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +28,7 @@ class TrackedRun:
     """A training run as trackers see it.
 
     Attributes:
+        name: stage and name, such as `sft/demo`.
         out: the folder where its result is published; `results` is that of all results.
         fingerprint: of its result: the same in all attempts, and unique to this training.
         parameters: its spec, by dotted keys; the same on every machine.
@@ -45,6 +36,7 @@ class TrackedRun:
 
     settings: Tracking
     stage: str
+    name: str
     out: Path
     results: Path
     fingerprint: str
@@ -53,101 +45,129 @@ class TrackedRun:
     @classmethod
     def of(cls, stage: str, spec: dict[str, Any], settings: Tracking, work: WorkFolder, out: Path) -> Self:
         """Args: spec: as plain JSON; work: its work folder, which is below the folder of all results."""
-        place = {"out": out, "results": work.folder.parents[2], "fingerprint": work.folder.name}
-        return cls(settings=settings, stage=stage, parameters=dict(_flat(spec)), **place)
-
-    @property
-    def name(self) -> str:
-        """Stage and name, such as `sft/demo`."""
-        return f"{self.stage}/{self.out.name}"
+        identity = {"stage": stage, "name": f"{stage}/{out.name}", "fingerprint": work.folder.name}
+        place = {"out": out, "results": work.folder.parents[2]}
+        return cls(settings=settings, parameters=dict(_flat(spec)), **identity, **place)
 
 
-class Curves(TrainerCallback):
-    """Passes log lines of the main process to the trackers. One that fails is reported and dropped; the training continues."""
+class Curves(TrainerCallback, AbstractContextManager):
+    """Passes log lines to the callbacks of the configured trackers, whose runs are open while the context lasts.
 
-    def __init__(self, tracked: TrackedRun):
-        self.tracked = tracked
-        self.trackers: dict[str, Any] = {}
+    Args:
+        tracked: None for no trackers, as in processes other than the main one.
+        step: the training resumes after it; 0 at the start.
+    """
 
-    def on_train_begin(self, args, state, control, **_):
-        """Open the trackers, and fill in the points that they lack."""
-        if not state.is_world_process_zero:
+    def __init__(self, tracked: TrackedRun | None, step: int):
+        self.trackers: dict[str, tuple[AbstractContextManager, TrainerCallback]] = {}
+        for name, open_run in TRACKERS.items() if tracked else ():
+            if getattr(tracked.settings, name) not in (None, False):
+                with self._reported(name):
+                    self.trackers[name] = open_run(tracked, step)
+
+    def on_log(self, args, state, control, logs, **_):
+        """Pass on numbers, not answers to held-out prompts and flags; nor the Trainer's last line, of this attempt alone."""
+        if "train_runtime" in logs:
             return
-        for name in Tracking.model_fields:
-            if name != "project" and getattr(self.tracked.settings, name) not in (None, False):
-                self._try(name, self._open, name)
-        self._write(state.log_history)
+        numbers = {name: value for name, value in logs.items() if type(value) in (int, float)}
+        for name, (_, callback) in list(self.trackers.items()):
+            with self._reported(name):
+                callback.on_log(args, state, control, logs=numbers)
 
-    def _open(self, name: str) -> None:
-        # Imported only if configured: each of these libraries takes up to a second.
-        self.trackers[name] = import_module(f"snaketune.tracking.to_{name}").Run(self.tracked)
+    def __exit__(self, *error: Any) -> None:
+        for name, (run, _) in list(self.trackers.items()):
+            with self._reported(name):
+                run.__exit__(*error)
 
-    def on_log(self, args, state, control, **_):
-        """Write the newest line."""
-        self._write(state.log_history[-1:])
-
-    def close(self, finished: bool) -> None:
-        for name, tracker in list(self.trackers.items()):
-            self._try(name, tracker.close, finished)
-
-    def _write(self, lines: list[dict[str, Any]]) -> None:
-        points = [(line["step"], metrics(line)) for line in lines if "loss" in line or f"{HELD_OUT}loss" in line]
-        for name, tracker in list(self.trackers.items()):
-            new = [
-                (step, {curve: value for curve, value in values.items() if step > tracker.newest[curve]})
-                for step, values in points
-            ]
-            if lacking := [(step, values) for step, values in new if values]:
-                self._try(name, tracker.write, lacking)
-                for step, values in lacking:
-                    tracker.newest |= dict.fromkeys(values, step)
-
-    def _try(self, name: str, action: Callable[..., None], argument: Any) -> None:
-        """Call `action`; if it fails, print the error and drop the tracker."""
+    @contextmanager
+    def _reported(self, name: str) -> Iterator[None]:
         try:
-            action(argument)
+            yield
         # Some libraries call sys.exit on settings that they reject.
         except (Exception, SystemExit) as error:
             self.trackers.pop(name, None)
-            message = IN_ADDRESS.sub("//", re.sub(r"\s+", " ", str(error)))[:300]
-            print(
-                f"tracking.{name} failed and is not used any more; the training continues without it "
-                f"({type(error).__name__}: {message})",
-                flush=True,
-            )
+            message = f"{type(error).__name__}: {IN_ADDRESS.sub('//', ' '.join(str(error).split()))[:300]}"
+            continues = "failed and is not used any more; the training continues without it"
+            print(f"tracking.{name} {continues} ({message})", flush=True)
 
 
-@contextmanager
-def track_curves(trainer: Any, tracked: TrackedRun | None) -> Iterator[None]:
-    """Send the curves of `trainer` to the trackers while the context is open; no-op if `tracked` is None."""
-    if tracked is None:
-        yield
-        return
-    curves, finished = Curves(tracked), False
-    trainer.add_callback(curves)
-    try:
-        yield
-        finished = True
-    finally:
-        curves.close(finished)
+# Each tracker's library is imported only if it is configured: that takes up to a second.
 
 
-def metrics(line: dict[str, Any]) -> dict[str, float]:
-    """The points of a log line, by curve.
+def _tensorboard(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, TrainerCallback]:
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from torch.utils.tensorboard import SummaryWriter
 
-    >>> metrics({"loss": 3.2, "step": 20, "mfu": 0.52, "warming_up": True})
-    {'train/loss': 3.2, 'speed/mfu': 0.52}
-    >>> metrics({"held_out_loss": 3.4, "epoch": 1.0, "step": 20})
-    {'held_out/loss': 3.4}
-    """
-    measured = f"{HELD_OUT}loss" in line
-    return {
-        f"{'held_out' if measured else 'speed' if name in SPEED else 'train'}/{name.removeprefix(HELD_OUT)}": float(
-            value
-        )
-        for name, value in line.items()
-        if name not in NO_METRICS and isinstance(value, int | float) and (name != "epoch" or not measured)
-    }
+    # Of step 0 there may be a measurement.
+    purged = step + 1 if step else 0
+    writer = SummaryWriter(str(tracked.out / "tensorboard" / tracked.fingerprint[:8]), purge_step=purged)
+    writer.file_writer.add_summary(hparams_pb(tracked.parameters, trial_id=tracked.fingerprint))
+    return writer, TensorBoardCallback(writer)
+
+
+class _Wandb(WandbCallback):
+    def setup(self, *_, **__) -> None:
+        """Do nothing: the run is open, and transformers would add its arguments, with paths of this machine."""
+
+
+def _wandb(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, TrainerCallback]:
+    # wandb would report its own errors. It reads this at import.
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    import wandb
+
+    configured = tracked.settings.wandb
+    run = {"id": tracked.fingerprint, "name": tracked.name, "group": tracked.stage, "config": tracked.parameters}
+    place = {"project": tracked.settings.project, "entity": configured.entity, "dir": tracked.results}
+    # Without a mode, WANDB_MODE chooses one, which thus can't turn an offline run online.
+    way = {"resume": "allow"} if configured.online else {"mode": "offline"}
+    settings = dict.fromkeys(UNSENT, True) | {"silent": True, "console": "off", "x_save_requirements": False}
+    opened = wandb.init(**run, **place, **way, settings=settings)
+    opened.define_metric("*", step_metric="train/global_step")
+    return opened, _Wandb()
+
+
+class _Trackio(TrackioCallback):
+    def setup(self, *_, **__) -> None:
+        """See `_Wandb`."""
+
+
+def _trackio(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, TrainerCallback]:
+    # With these it would send curves, which only the config may ask for.
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        os.environ.pop(name, None)
+    # trackio reads it at import.
+    os.environ.setdefault("TRACKIO_DIR", str((tracked.results / "trackio").absolute()))
+    import trackio
+
+    # trackio knows an earlier attempt by its name only.
+    name = f"{tracked.name} {tracked.fingerprint[:8]}"
+    run = {"name": name, "group": tracked.stage, "config": tracked.parameters, "resume": "allow"}
+    opened = ExitStack()
+    opened.callback(trackio.init(tracked.settings.project, **run, auto_log_gpu=False, auto_log_cpu=False).finish)
+    return opened, _Trackio()
+
+
+def _mlflow(tracked: TrackedRun, step: int) -> tuple[AbstractContextManager, TrainerCallback]:
+    # The last is the callback's: it would add transformers' arguments, with paths of this machine.
+    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_MAX_LOG_PARAMS": "0"}
+    # Seconds instead of MLflow's default of minutes, during which the training would wait.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    import mlflow
+
+    mlflow.set_tracking_uri(tracked.settings.mlflow.tracking_uri or (tracked.results / "mlruns").absolute().as_uri())
+    # Locked, so that trainings that start together create only one experiment.
+    with locked(tracked.results / ".mlflow.lock", "another training to make MLflow's experiment"):
+        mlflow.set_experiment(tracked.settings.project)
+    same = f"tags.`snaketune.fingerprint` = '{tracked.fingerprint}'"
+    earlier = [run.info.run_id for run in mlflow.search_runs(filter_string=same, output_format="list")]
+    tags = {"snaketune.fingerprint": tracked.fingerprint, "snaketune.stage": tracked.stage}
+    opened = mlflow.start_run(earlier[0] if earlier else None, run_name=tracked.name, tags=tags)
+    mlflow.log_params(tracked.parameters)
+    return opened, MLflowCallback()
+
+
+TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, bool | int | float | str]]:

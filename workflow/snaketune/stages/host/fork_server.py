@@ -35,7 +35,7 @@ LIBRARIES = (
     *("torch", "torch.utils.checkpoint", "torch.nn.attention.varlen", "torch._dynamo", "transformers", "accelerate"),
     *("transformers.models.llama.modeling_llama", "transformers.utils.chat_template_utils", "safetensors.torch"),
     *("tokenizers", "sentencepiece", "pyarrow.compute", "pyarrow.parquet", "orjson", "regex", "xxhash", "pydantic"),
-    *("yaml", "psutil", "jinja2", "tensorboard.compat.proto.event_pb2", *INITIALIZING),
+    *("yaml", "psutil", "jinja2", "torch.utils.tensorboard", *INITIALIZING),
 )
 # With this, torch counts GPUs without initializing one.
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"

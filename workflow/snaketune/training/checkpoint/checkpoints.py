@@ -58,10 +58,10 @@ def remove_incomplete(folder: Path) -> None:
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
     complete = (path for path in folder.glob("checkpoint-*") if (path / COMPLETE).is_file())
-    return max(complete, key=_step_of, default=None)
+    return max(complete, key=step_of, default=None)
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
@@ -107,7 +107,7 @@ class CheckpointMixin:
         mark_complete(folder / f"checkpoint-{state.global_step}", check_held)
         check_held()
         for other in folder.glob("checkpoint-*"):
-            if _step_of(other) < state.global_step:
+            if step_of(other) < state.global_step:
                 shutil.rmtree(other)
 
     def finite_tensors(self, keep: bool = False) -> dict[str, torch.Tensor]:

@@ -97,7 +97,8 @@ def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> N
     config = copy.deepcopy(model.config)
     # Adapters that were trained on 4-bit weights are applied to the unquantized base.
     config.__dict__.pop("quantization_config", None)
-    config.architectures = [type(model).__name__]
+    # As `save_pretrained` does: torch has put the prefix before the class of a sharded model.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
     config.dtype = config.get_text_config().dtype = dtype
     config.save_pretrained(folder)
     if model.can_generate():

@@ -22,12 +22,12 @@ from snaketune.models.forward import inner_model
 from snaketune.models.kernels import SEPARATE, Unpackable
 from snaketune.models.packing_support import check_config
 from snaketune.packing.reader import PackedRows
-from snaketune.tracking.curves import HELD_OUT
 from snaketune.training.checkpoint.checkpoints import WEIGHTS, diverged, load_weights, mark_complete
 from snaketune.training.checkpoint.tensor_files import write
 from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.held_out.schedule import Schedule, plan_measurements
 from snaketune.training.held_out.selection import (
+    HELD_OUT,
     best_folder,
     best_point,
     best_step,

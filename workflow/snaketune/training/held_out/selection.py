@@ -13,17 +13,18 @@ from typing import Any
 from transformers.trainer_callback import TrainerState
 
 from snaketune.config.held_out import Metric, Selection
-from snaketune.tracking.curves import HELD_OUT
 from snaketune.training.checkpoint.checkpoints import COMPLETE
 
 BEST = "best"
+# Prefix of the metrics of a log line that measures held-out rows: transformers', by which trackers group them.
+HELD_OUT = "eval_"
 Point = dict[str, Any]
 
 
 def points(history: list[dict[str, Any]]) -> list[Point]:
     """Return the measurements among the entries of a log, without the prefix of their keys.
 
-    >>> points([{"loss": 2.0, "step": 5}, {"held_out_loss": 2.5, "held_out_margin": 0.1, "step": 5}])
+    >>> points([{"loss": 2.0, "step": 5}, {"eval_loss": 2.5, "eval_margin": 0.1, "step": 5}])
     [{'loss': 2.5, 'margin': 0.1, 'step': 5}]
     """
     # Each has a loss.

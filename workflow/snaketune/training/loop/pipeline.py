@@ -20,10 +20,10 @@ from snaketune.models.trainable import train_only
 from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
-from snaketune.tracking.curves import track_curves
+from snaketune.tracking.curves import Curves
 from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
-from snaketune.training.checkpoint.checkpoints import diverged, last_checkpoint, remove_incomplete
+from snaketune.training.checkpoint.checkpoints import diverged, last_checkpoint, remove_incomplete, step_of
 from snaketune.training.checkpoint.save_model import save_trained
 from snaketune.training.held_out.selection import BEST, has_its_best
 from snaketune.training.launch.worker import is_main_process
@@ -236,7 +236,8 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
         print(line, flush=True)
     preemption = trainer.preemption = PreemptionCallback(_trainable_count(trainer.model), work.state)
     trainer.add_callback(preemption)
-    with track_curves(trainer, trainer.run.tracked):
+    with Curves(trainer.run.tracked if is_main else None, step_of(last) if last else 0) as curves:
+        trainer.add_callback(curves)
         mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
         # The steps after the last log line may have diverged.
         if not math.isfinite(mean_loss):

@@ -104,7 +104,8 @@ def gather(
     only_trained: bool,
     finish: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Unshard a model on the CPU, one tensor at a time, in place; called by all processes. It can't be trained afterwards.
+    """Unshard a model on the CPU, one tensor at a time, in place; called by all processes. Afterwards it can be saved, but not
+    trained, nor moved or cast by `to`, at which FSDP would restore its shards.
 
     `full_tensor_of` returns the unsharded value of a weight, when all processes call it; `finish` converts a weight, given
     its name and this value, to the tensor that is stored. Only a process with `keep` receives weights, the others keep
@@ -124,10 +125,6 @@ def gather(
                     gathered[parameter] = torch.nn.Parameter(finished, requires_grad=parameter.requires_grad)
             if keep:
                 module._parameters[name] = gathered[parameter]
-    for module in model.modules() if keep else ():
-        if isinstance(module, FSDPModule):
-            # As an FSDPModule it would restore its shards.
-            module.__class__ = type(module).__bases__[1]
 
 
 class ShardedModelMixin:
