@@ -12,16 +12,14 @@ import pytest
 from invented_data import bad
 
 from snaketune.evaluation.score_intervals import wilson
+from snaketune.report.charts.data_charts import read_distribution
 from snaketune.report.compare.measures import measures
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.dropped_examples import dropped_examples
-from snaketune.report.data.histograms import read_distribution
-from snaketune.report.data.job_table import job_rows
+from snaketune.report.data.job_table import cards, job_rows
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.samples import choose
-from snaketune.report.data.tokenized import tokenized_rows
-from snaketune.report.judge.headline import cards, model_lineage
+from snaketune.report.data.samples import choose, dropped_examples, tokenized_rows
+from snaketune.report.judge.headline import model_lineage
 from snaketune.report.judge.training_rules import training_findings, trainings
 from snaketune.report.text import short
 from snaketune.tables import read_table

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.config.load import load
-from snaketune.report.compare.side_by_side import side_by_side_files
-from snaketune.report.pages import judging_files
+from snaketune.report.pages import judging_files, side_by_side_files
 from snaketune.stages.graph import JobGraph
 
 MODELS = ("base:a", "sft:a", "dpo:a")

@@ -1,10 +1,11 @@
 """The files of the report for a config: file name → (category, caption)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
-from snaketune.report.compare.side_by_side import side_by_side_files
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job
+
+FILES = ("side_by_side", "blind", "key")
 
 # Stages that must have results, and for each file of the report its category in Snakemake's report and its caption.
 PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
@@ -65,3 +66,16 @@ def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tupl
     """
     pages = {name: about for needed, some in PAGES if needed <= {*stages} for name, about in some.items()}
     return pages | (COMPARISON if compared else {})
+
+
+def side_by_side_files(corpora: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """The files of each evaluation and corpus, as `evaluation/corpus` → paths below the report's pages.
+
+    Args:
+        corpora: By evaluation, its corpora of conversations.
+
+    >>> side_by_side_files({"main": ["chat"]})["main/chat"][0]
+    'side_by_side/main/chat/side_by_side.csv'
+    """
+    keys = [f"{evaluation}/{corpus}" for evaluation, corpora in corpora.items() for corpus in corpora]
+    return {key: [f"side_by_side/{key}/{name}.csv" for name in FILES] for key in keys}

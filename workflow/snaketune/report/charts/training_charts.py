@@ -21,10 +21,8 @@ from snaketune.report.charts.style import (
     trace,
     whole_numbers,
 )
-from snaketune.report.compare.differing_keys import loss_text
-from snaketune.report.compare.variants import stopped_early
-from snaketune.report.data.held_out_points import held_out_points
-from snaketune.report.data.results import ResultSet
+from snaketune.report.compare.variants import loss_text, stopped_early
+from snaketune.report.data.results import ResultSet, measurements
 from snaketune.report.text import clean, decimal, percent, short, whole, words
 
 Styles = dict[str, Style]
@@ -262,3 +260,8 @@ def _rows_axis(ax: Axes) -> None:
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.grid(False, axis="x")
+
+
+def held_out_points(run: Result, key: str) -> list[tuple[int, float]]:
+    """The step and value of each measurement of a metric."""
+    return [(point["step"], point[key]) for point in measurements(run) if is_number(point.get(key))]

@@ -11,9 +11,8 @@ from typing import Any
 
 from snaketune.packing.truncation import warning
 from snaketune.publishing.results import Result
-from snaketune.report.data.corpus_flow import count_error
+from snaketune.report.data.corpus_flow import SPLITS, Tokenized, count_error, merge_parts
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.tokenized import SPLITS, Tokenized, merge_parts
 
 UNITS = {"preference": "pairs", "unpaired": "completions"}
 
@@ -223,9 +222,6 @@ def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
         epochs = tokens / per_epoch
     else:
         epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
-    if tokens is None and per_epoch is not None and epochs is not None:
-        # Older results have no token count.
-        tokens = per_epoch * epochs
     return TrainingFlow(
         label=result.label,
         pack=pack and pack.name,
