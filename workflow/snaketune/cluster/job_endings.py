@@ -1,4 +1,5 @@
-"""The ending of a job's last attempt, so that the next one requests more of the resource that ran out, and of no other.
+"""The end of a SLURM job: its time limit and requeue, and how the last attempt of a job ended, so that the next one requests
+more of the resource that ran out, and of no other.
 
 A job writes its SLURM number below results/.work/.slurm/ when it starts, and removes it when it is done. When the next attempt
 is planned, the job's ending is queried from SLURM: a process that ran out of memory or time can't report that itself.
@@ -6,13 +7,15 @@ is planned, the job's ending is queried from SLURM: a process that ran out of me
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from snaketune.cluster.site import ResourceRequest, minutes
+from snaketune.cluster.site import ResourceRequest, minutes, site_file
 from snaketune.cluster.slurm import fields, megabytes, run_slurm
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import RESULTS
@@ -117,3 +120,32 @@ def raise_after(request: ResourceRequest, ending: JobEnding | None) -> ResourceR
 
 def _note(folder: Path) -> Path:
     return NOTES / (folder.relative_to(RESULTS) if folder.is_relative_to(RESULTS) else folder.name)
+
+
+def job_end_time() -> float | None:
+    """Return when SLURM ends this job, in seconds since the epoch; None outside of SLURM, or if it doesn't report it."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if not number:
+        return None
+    # squeue first: the time limit may have been extended since the job started.
+    reported = (run_slurm("squeue", "--noheader", "--job", number, "--format=%e") or "").strip()
+    with suppress(ValueError):
+        return datetime.fromisoformat(reported).timestamp()
+    # Set by newer versions; the executor removes most of SLURM's variables from a job's step.
+    reported = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(reported) if reported.isdecimal() else None
+
+
+def seconds_until(end: float | None) -> float:
+    """Return the seconds until `end`; infinity if it is None."""
+    return float("inf") if end is None else end - time.time()
+
+
+def requeue_job() -> bool:
+    """Requeue this job: SLURM ends it and starts it again, after about two minutes.
+
+    Return False if SLURM refuses, or if Snakemake itself runs in this job: it would find its own lock when it starts again.
+    """
+    if site_file() is None:
+        return False
+    return run_slurm("scontrol", "requeue", os.environ["SLURM_JOB_ID"]) is not None

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from snaketune.cluster.refusals import why_to_wait
 from snaketune.cluster.resources import ResourceRequests
-from snaketune.cluster.sbatch import SECONDS_BETWEEN_TRIES
+from snaketune.cluster.sbatch import SECONDS_BETWEEN_TRIES, why_to_wait
 from snaketune.cluster.site import minutes, site_file
 from snaketune.cluster.slurm import run_slurm, valid_names
 from snaketune.errors import SnaketuneError
