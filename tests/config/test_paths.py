@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from snaketune.config.base import normalized_path
 from snaketune.config.load import load
-from snaketune.config.paths import normalized_path
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
 

@@ -12,7 +12,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-from snaketune.config.paths import check_plain
+from snaketune.config.base import check_plain
 from snaketune.errors import SnaketuneError
 
 

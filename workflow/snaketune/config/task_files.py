@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from snaketune.config.paths import check_plain, is_local_path
+from snaketune.config.base import check_plain, is_local_path
 from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
 from snaketune.config.corpus_sources import Regex
-from snaketune.config.held_out import Selection, SnapshotShare, snapshot_name
+from snaketune.config.held_out import Race, Selection, SnapshotShare, snapshot_name
 from snaketune.config.lora import Lora, LoraOrContinued, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
@@ -20,7 +20,6 @@ from snaketune.config.optimizers import (
     checked_options,
 )
 from snaketune.config.packing import Packing
-from snaketune.config.races import Race
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
