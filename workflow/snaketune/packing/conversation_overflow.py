@@ -1,14 +1,14 @@
 """Conversations fitted to the row length: whole, or, if longer than a row, as the overflow policy says; or wrapped.
 
-Each becomes one segment of a row, or several where it is split or a tree (`tokenization.turn_trees`), of which the first has no
-prefix. Only trees and those longer than a row cost a loop in Python.
+Each becomes one segment of a row, or several where it is split or a tree (`tokenization.encode_rows`), of which the first has
+no prefix. Only trees and those longer than a row cost a loop in Python.
 """
 
 import numpy as np
 import pyarrow as pa
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.packing_units import PackedUnits
+from snaketune.packing.best_fit import PackedUnits
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec

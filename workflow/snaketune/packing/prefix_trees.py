@@ -19,7 +19,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from snaketune.packing.packing_units import Units
+from snaketune.packing.best_fit import Units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, common_tokens
 from snaketune.packing.planned_segments import PlannedSegments
 from snaketune.tokenization.encoded_rows import offsets_of

@@ -21,9 +21,15 @@ import pyarrow.compute as pc
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.corpus.rows import ORDER_COLUMN
 from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing, plan_in_order
+from snaketune.packing.best_fit import (
+    PackedUnits,
+    Units,
+    lower_bound_rows,
+    pack_units,
+    plan_best_fit_decreasing,
+    plan_in_order,
+)
 from snaketune.packing.conversation_overflow import fit_conversations, wrap
-from snaketune.packing.packing_units import PackedUnits, Units, pack_units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.prefix_trees import build_trees

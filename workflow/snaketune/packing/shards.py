@@ -7,7 +7,7 @@
     prefix_lengths   list<int32>                 for each segment, the tokens of its prefix (0 = none)
 
 That is format 3.0, for conversations. In format 3.1 tokens that sequences share are stored once, and segments form trees
-(`segments` has a picture). Conversations whose template rewrites earlier turns (`tokenization.turn_trees`) have one more
+(`segments` has a picture). Conversations whose template rewrites earlier turns (`tokenization.encode_rows`) have one more
 column, preferences two:
 
     prefix_segments  list<int32>                 for each segment, the segment of the row whose sequence its prefix is of

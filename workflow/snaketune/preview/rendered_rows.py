@@ -20,13 +20,12 @@ from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.corpus.rows import SCHEMAS, TEXT, Message, Row, with_weights
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.creation.check import check
+from snaketune.tokenization.creation.check import check, training_template
 from snaketune.tokenization.creation.train import TURN_END
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED, Refused
 from snaketune.tokenization.token_rows import rows_of
-from snaketune.tokenization.training_templates import training_template
 from snaketune.tokenization.turn_columns import Turns, turns_of
 
 ROWS_PER_BATCH = 64

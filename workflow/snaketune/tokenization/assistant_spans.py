@@ -2,7 +2,7 @@
 
 Most models' own templates have no {% generation %} markers. In a template that treats reasoning, a turn is what follows its
 prompt, as the model generates it (`generated_spans`). Else, or where a turn doesn't follow its prompt, the markers of TRL's
-training template are used if there is one (`training_templates`) and it writes the same text.
+training template are used if there is one (`creation.check`) and it writes the same text.
 
 For any other template, the conversation is rendered a second time with brackets
 (a character that occurs in no text) around the content of each assistant turn; without the brackets, the text must be the same.

@@ -8,7 +8,6 @@ COMPARED_EVERY-th group. If a sample differs, the whole part is encoded again ro
 Measured on one core, including writing and comparing: 35 MB/s of text over 212 MB; row by row 2.7.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -46,7 +45,6 @@ COUNTED = ("rows", "refused", "tokens", "supervised_tokens", "control_text", "no
 QUARANTINE = "quarantine.jsonl"
 # In samples too long to be shown whole: the tokens shown on both sides of the ends of supervised spans.
 AROUND = 32
-CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # A row as (text, is supervised).
 Sample = list[tuple[str, bool]]
 
@@ -82,8 +80,6 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
         ) from None
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
-        # A terminal might interpret control characters.
-        shown = CONTROL_CHARACTER.sub(lambda match: match[0].encode("unicode_escape").decode(), shown)
         print(f"sample, with supervised text in brackets: {shown}", flush=True)
     return Outcome(
         counts=counts,

@@ -71,7 +71,7 @@ class EncodedBatch:
         offsets: int64[n + 1], of the conversations.
         supervised: bool[t], the tokens where loss is taken; float32[t], their weights, if turns have others than 0 and 1.
         ends_turn: bool[t], the control tokens that end a turn.
-        branches: for each conversation, the branches of its tree, int32[b, 3], see `turn_trees`; None if none has any.
+        branches: for each conversation, the branches of its tree, int32[b, 3], see `encode_rows`; None if none has any.
     """
 
     ids: np.ndarray

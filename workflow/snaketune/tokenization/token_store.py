@@ -28,7 +28,7 @@ SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
 # supervised_runs: the tokens where loss is taken, as start, end, start, end, ...; never the first, which nothing predicts.
 # turn_ends: the ends of a conversation's turns, in tokens, ascending; empty for pairs.
-# branches: of a conversation that is a tree, start, prefix, parent of each branch (see `turn_trees`); else empty.
+# branches: of a conversation that is a tree, start, prefix, parent of each branch (see `encode_rows`); else empty.
 # prompt, chosen: tokens of the prompt and of the chosen (or labelled) completion; 0 for conversations.
 # common: leading tokens of both completions of a pair that are equal in id and supervision; else 0.
 # prompt_hash: equal for equal prompts; 0 for conversations.

@@ -24,7 +24,7 @@ class Turns:
             turns have other weights in the loss than 0 and 1, these weights, float32.
         everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
         tools: strings[n], null if a conversation has none.
-        rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `turn_trees`):
+        rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `encode_rows`):
             `exact`, each is a branch of a tree; `last`, they aren't supervised; `all`, each is written as it is generated, in
             one sequence; None, conversations are as the template writes them (pairs, documents).
     """
