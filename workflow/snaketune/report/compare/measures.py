@@ -1,4 +1,4 @@
-"""The measures of the score tables, evaluation.csv and evaluation.json, from the scores of all models."""
+"""The measures of the score tables and of evaluation.csv, from the scores of all models."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
