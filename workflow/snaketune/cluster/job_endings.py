@@ -48,7 +48,7 @@ def note_job_number(folder: Path) -> Iterator[None]:
 
 
 def last_numbers(folder: Path) -> list[str]:
-    """Return the stored numbers of the attempts since the last success, oldest first. The jobs of a group have the same."""
+    """The stored numbers of the attempts since the last success, oldest first. The jobs of a group have the same."""
     try:
         return [line for line in _note(folder).read_text(encoding="utf-8").split() if line.isdecimal()]
     except OSError:
@@ -56,7 +56,7 @@ def last_numbers(folder: Path) -> list[str]:
 
 
 def ending_of(number: str) -> JobEnding | None:
-    """Return how a SLURM job ended; None if SLURM doesn't know it."""
+    """How a SLURM job ended; None if SLURM doesn't know it."""
     if record := run_slurm("scontrol", "--oneliner", "show", "job", number):
         # A task of an array may have the number of the whole array, for which SLURM lists all tasks.
         job = next((one for one in map(fields, record.splitlines()) if one.get("JobId") == number), {})
@@ -103,7 +103,7 @@ def _ran_out_of_memory(log: Path) -> bool:
 
 
 def raise_after(request: ResourceRequest, ending: JobEnding | None) -> ResourceRequest:
-    """Return the request of the next attempt: twice the memory or time if the last one ran out of it.
+    """The request of the next attempt: twice the memory or time if the last one ran out of it.
 
     >>> request = ResourceRequest(threads=1, mem_mb=1500, runtime=10)
     >>> raise_after(request, JobEnding(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
@@ -123,7 +123,7 @@ def _note(folder: Path) -> Path:
 
 
 def job_end_time() -> float | None:
-    """Return when SLURM ends this job, in seconds since the epoch; None outside of SLURM, or if it doesn't report it."""
+    """When SLURM ends this job, in seconds since the epoch; None outside of SLURM, or if it doesn't report it."""
     number = os.environ.get("SLURM_JOB_ID")
     if not number:
         return None
@@ -137,7 +137,6 @@ def job_end_time() -> float | None:
 
 
 def seconds_until(end: float | None) -> float:
-    """Return the seconds until `end`; infinity if it is None."""
     return float("inf") if end is None else end - time.time()
 
 

@@ -90,7 +90,7 @@ class Site(Model):
 
 
 def site_file() -> Path | None:
-    """Return the file that describes the cluster that jobs are sent to; None if there is none."""
+    """The file that describes the cluster that jobs are sent to; None if there is none."""
     path = os.environ.get(VARIABLE)
     return Path(path) if path else None
 
@@ -131,7 +131,7 @@ class ResourceRequest:
 
 
 def fit_to_partitions(request: ResourceRequest, site: Site, key: str) -> ResourceRequest:
-    """Return the request, cut to the limits of the partition that allows the most of it.
+    """The request, cut to the limits of the partition that allows the most of it.
 
     Estimates (time, memory, threads) are cut: a training that takes longer resumes in a next job. What the config sets (GPUs,
     nodes) isn't.
@@ -207,7 +207,7 @@ def write_description(out: Path) -> str:
 
 
 def describe_cluster() -> tuple[dict[str, Any], list[str]]:
-    """Return the content of the file, and the partitions that take no jobs of this user, each with the reason."""
+    """The content of the file, and the partitions that take no jobs of this user, each with the reason."""
     listed = run_slurm("scontrol", "--oneliner", "show", "partition")
     nodes = run_slurm("sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G")
     config = run_slurm("scontrol", "show", "config")
@@ -251,7 +251,7 @@ def describe_cluster() -> tuple[dict[str, Any], list[str]]:
 
 
 def _limits(partition: dict[str, str], nodes: list[list[str]]) -> tuple[dict[str, Any], int]:
-    """Return the limits of a partition, as the executor plugin names them, and the most GPUs that one of its nodes has."""
+    """The limits of a partition, as the executor plugin names them, and the most GPUs that one of its nodes has."""
     cpus = max((int(row[1].rstrip("+")) for row in nodes), default=0)
     memory = max((megabytes(row[2].rstrip("+")) for row in nodes), default=0)
     gpus = [match for row in nodes for match in GPUS.finditer(row[3])]
@@ -270,7 +270,7 @@ def _limits(partition: dict[str, str], nodes: list[list[str]]) -> tuple[dict[str
 
 
 def _least(*sizes: int) -> int:
-    """Return the smallest of the sizes that are known; 0 if none is."""
+    """The smallest of the sizes that are known; 0 if none is."""
     return min((size for size in sizes if size > 0), default=0)
 
 

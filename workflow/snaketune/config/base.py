@@ -51,7 +51,7 @@ class Model(BaseModel):
 
 
 def check_plain(key: str, path: str) -> str:
-    """Return the path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters. Args: key:
+    """The path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters. Args: key:
     the config key or folder that it comes from, for the message."""
     if not PLAIN_PATH.fullmatch(path):
         raise SnaketuneError(

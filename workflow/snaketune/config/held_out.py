@@ -26,7 +26,7 @@ SnapshotShare = Annotated[float, Field(ge=0.001, le=0.999, strict=True)]
 
 
 def snapshot_name(run: str, share: float) -> str:
-    """Return the name of a run's snapshot.
+    """The name of a run's snapshot.
 
     >>> snapshot_name("demo", 0.25)
     'demo@0.25'

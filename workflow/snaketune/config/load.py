@@ -149,7 +149,7 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
 
 
 def _with_snapshots(section: str, runs: dict[str, Any], variants: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return runs with their snapshots, which are runs that end earlier.
+    """Runs with their snapshots, which are runs that end earlier.
 
     They precede their runs, which resume from them; those of a grid are sorted by share, since a race compares them.
     """

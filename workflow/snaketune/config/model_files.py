@@ -34,7 +34,7 @@ OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def model_files(path: str | None) -> tuple[str, ...]:
-    """Return the files that count of a model in a local folder, sorted; none for a Hub id, whose revision identifies its
+    """The files that count of a model in a local folder, sorted; none for a Hub id, whose revision identifies its
     content. SnaketuneError for a link that leads out of the folder."""
     if not path or not Path(path).is_dir():
         return ()

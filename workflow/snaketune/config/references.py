@@ -74,7 +74,7 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
 
 
 def sft_of(config: Workflow, kind: str, name: str) -> str:
-    """Return the SFT run that a model is, starts from or, if it is merged, of which its first model is."""
+    """The SFT run that a model is, starts from or, if it is merged, of which its first model is."""
     if kind == "merge":
         kind, name = next(iter(config.merge[name].models)).split(":")
     return config.dpo[name].from_ if kind == "dpo" else name

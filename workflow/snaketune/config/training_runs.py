@@ -217,12 +217,12 @@ class Dpo(PreferenceLoss):
 
 
 def snapshots_of(run: Sft | Dpo) -> tuple[float, ...]:
-    """Return the shares at which a run's snapshots end, ascending; the rungs of its race are among them."""
+    """The shares at which a run's snapshots end, ascending; the rungs of its race are among them."""
     return tuple(sorted({*run.training.snapshots, *(run.race.rungs if run.race else ())}))
 
 
 def _check_together(run):
-    """Return the run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
+    """The run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
     training, processes = run.training, run.operation.processes
     micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows
     snapshots = snapshots_of(run)

@@ -66,13 +66,13 @@ class Units:
         return self._sums(self.segments.supervised)
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
-        """Return int32[U], the sums over the segments of each unit."""
+        """int32[U], the sums over the segments of each unit."""
         if len(self.offsets) == len(values) + 1:
             return values
         return np.add.reduceat(values, self.offsets[:-1]).astype(np.int32)
 
     def take(self, order: np.ndarray) -> "Units":
-        """Return the units numbered in `order`, in this order."""
+        """The units numbered in `order`, in this order."""
         if len(self.offsets) == len(self.segments) + 1 and self.pairs is None:
             return replace(self, segments=self.segments.take(order), offsets=np.arange(len(order) + 1))
         at, offsets = gather(self.offsets[order], np.diff(self.offsets)[order])
@@ -104,7 +104,7 @@ class PackedUnits(Units):
         return len(self.roots if self.pairs is None else self.pairs)
 
     def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
-        """Return int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
+        """int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
         rows = np.repeat(self.offsets[:-1], np.diff(self.pair_offsets))
         _, first = np.unique(self.pairs[:, 1:] + rows[:, None], return_index=True)
         return np.bincount(first // 2, of_segments, minlength=len(self.pairs)).astype(np.int32)
@@ -168,7 +168,7 @@ def plan_in_order(
 
 
 def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
-    """Return a lower bound on the rows of any packing: all tokens must fit, and two sequences over half a row can't share one.
+    """A lower bound on the rows of any packing: all tokens must fit, and two sequences over half a row can't share one.
 
     >>> lower_bound_rows(np.array([6, 6, 6]), capacity=10)
     3
@@ -177,7 +177,7 @@ def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
 
 
 def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity: int) -> np.ndarray:
-    """Return int32[N], the sequences from long to short, among equal lengths roughly by supervised tokens (descending).
+    """int32[N], the sequences from long to short, among equal lengths roughly by supervised tokens (descending).
 
     One stable sort of 16-bit keys, which is a radix sort; the bits that the length doesn't need hold the supervised share.
     """
@@ -229,7 +229,7 @@ class _Rows:
         return PackingPlan(order=order, offsets=offsets, capacities=capacity[by_capacity])
 
     def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
-        """Return the least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""
+        """The least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""
         fitting = self.open >> length
         if not fitting:
             capacity = next(capacity for capacity in self.capacities if capacity >= length)

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from snaketune.tokenization.chat import ChatTokenizer, Encoded
-from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
+from snaketune.tokenization.encoded_rows import EncodedBatch, common_start, concatenated
 from snaketune.tokenization.template import Message, Refused
 from snaketune.tokenization.tool_calls import texts_in
 from snaketune.tokenization.turn_columns import Turns
@@ -95,7 +95,7 @@ def _encode(chat: ChatTokenizer, rows: Sequence[tuple[list[Message], np.ndarray,
 
 
 def _speaking(messages: list[Message]) -> np.ndarray:
-    """Return bool, which turns are the assistant's."""
+    """bool, which turns are the assistant's."""
     return np.array([message["role"] == "assistant" for message in messages], bool)
 
 
@@ -105,7 +105,7 @@ def _trained_ends(messages: list[Message], wanted: np.ndarray) -> list[int]:
 
 
 def _apart_before_others(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> list[int]:
-    """Return the ends of turns that are encoded apart from their prompts and precede another wanted turn, in whose prompt they
+    """The ends of turns that are encoded apart from their prompts and precede another wanted turn, in whose prompt they
     aren't."""
     ends = (np.flatnonzero(_speaking(messages)) + 1)[encoded.apart]
     return [end for end in ends.tolist() if end < _trained_ends(messages, wanted)[-1]]
@@ -155,14 +155,14 @@ def _rewritten(
 
 
 def _one(ids: np.ndarray, supervised: np.ndarray, turn_ends: np.ndarray) -> EncodedBatch:
-    """Return one conversation as a batch; `turn_ends` are the numbers of tokens up to the end of each turn."""
+    """One conversation as a batch; `turn_ends` are the numbers of tokens up to the end of each turn."""
     ends_turn = np.zeros(len(ids), bool)
     ends_turn[turn_ends - 1] = True
     return EncodedBatch(ids, np.array([0, len(ids)]), supervised, ends_turn)
 
 
 def merge_views(views: Sequence[View]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tree of a conversation's views, given in the order of their turns; the last one is the trunk.
+    """The tree of a conversation's views, given in the order of their turns; the last one is the trunk.
 
     Returns:
         The tokens of the trunk and of the branches, int32[n]; bool or float32[n]; the branches, int32[b, 3] of BRANCH_FIELDS.
@@ -184,7 +184,7 @@ def merge_views(views: Sequence[View]) -> tuple[np.ndarray, np.ndarray, np.ndarr
         # What follows a turn in its view is written by the next turn, too, or never.
         ids = view.ids if number == 0 else view.ids[: view.end]
         shared, parent = max(
-            ((_common(ids, np.concatenate(parts)[path]), -at) for at, path in enumerate(paths)), default=(0, 0)
+            ((common_start(ids, np.concatenate(parts)[path]), -at) for at, path in enumerate(paths)), default=(0, 0)
         )
         path = np.append(paths[-parent][:shared] if paths else [], np.arange(total, total + len(ids) - shared))
         path = path.astype(np.int64)
@@ -203,7 +203,7 @@ def merge_views(views: Sequence[View]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def splice_views(views: Sequence[View], continues: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return one sequence with every supervised turn as it is generated: ids, bool[n], and the ends of these turns.
+    """One sequence with every supervised turn as it is generated: ids, bool[n], and the ends of these turns.
 
     Args:
         continues: for each view, the first token after the turn of the view before, 0 for the first view.
@@ -220,14 +220,14 @@ def splice_views(views: Sequence[View], continues: Sequence[int]) -> tuple[np.nd
 
 
 def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
-    """Return bool[n], whether a content or the tools of a row contain the string of a control token."""
+    """bool[n], whether a content or the tools of a row contain the string of a control token."""
     rows = zip(turns.messages(), turns.tools.to_pylist())
     texts = ([*(turn["content"] for turn in own), *texts_in(tools)] for own, tools in rows)
     return np.array([any(map(chat.control.written_in, own)) for own in texts], bool)
 
 
 def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """Return the tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
+    """The tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
     own = wanted[_speaking(messages)]
     if (own == 1).all():
         return encoded.supervised
@@ -244,7 +244,7 @@ def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encode
 
 
 def _all_turns_mask(wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """Return the supervision of all tokens, bool or float32; a turn reaches from the end of the one before to its own end."""
+    """The supervision of all tokens, bool or float32; a turn reaches from the end of the one before to its own end."""
     supervised = np.ones(len(encoded.ids), wanted.dtype)
     if (wanted == 1).all():
         return supervised
@@ -258,9 +258,3 @@ def _all_turns_mask(wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
     for start, end, weight in zip([0, *turn_ends[:-1]], turn_ends, wanted):
         supervised[start:end] = weight
     return supervised
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the number of leading tokens that two sequences share."""
-    length = min(len(one), len(other))
-    return int(np.append(one[:length] != other[:length], True).argmax())

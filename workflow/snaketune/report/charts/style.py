@@ -86,8 +86,6 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """Colour, dash and marker of one model in all charts."""
-
     colour: str
     dash: str = "-"
     marker: str = "o"
@@ -197,8 +195,6 @@ def trace(
 
 
 def message(text: str) -> Panel:
-    """A panel that holds only a message."""
-
     def draw(ax: Axes) -> None:
         ax.set_axis_off()
         centred = {"ha": "center", "va": "center", "transform": ax.transAxes}

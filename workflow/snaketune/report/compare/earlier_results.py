@@ -108,7 +108,7 @@ def _folder(entry: str) -> Path:
 
 
 def _results_of(folder: Path) -> Path:
-    """Return the results folder that a result is in.
+    """The results folder that a result is in.
 
     >>> _results_of(Path("a/results/dpo/old")), _results_of(Path("results/.work/dpo/00ff"))
     (PosixPath('a/results'), PosixPath('results'))

@@ -107,12 +107,10 @@ class EarlierRuns:
 
     @property
     def runs(self) -> list[tuple[str, dict[str, Any]]]:
-        """Label and content of run.json of each run."""
         return [(other.run.label, other.run.run) for other in self.others]
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        """One comparison per stage."""
         by_stage = {stage: [one for one in self.others if one.run.stage == stage] for stage in COMPARED}
         return [self._comparison(stage, others) for stage, others in by_stage.items() if others]
 

@@ -67,7 +67,7 @@ class Measure:
         return replace(self, values={model: self.values.get(model) for model in models})
 
     def is_best(self, model: str) -> bool:
-        """Return True if the model has the best value and not all values are equal."""
+        """Whether the model has the best value and not all values are equal."""
         known = [value for value in self.values.values() if value is not None]
         if not self.better or len(set(known)) < 2:
             return False

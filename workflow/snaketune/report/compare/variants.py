@@ -133,7 +133,6 @@ def stopped_early(run: Result) -> EarlyStop | None:
 
 
 def warnings_of(run: Result) -> list[TrainingWarning]:
-    """The warnings in the run.json of a training."""
     return [
         TrainingWarning(
             kind=words(warning["kind"]),
@@ -214,7 +213,7 @@ def _trained(runs: list[Result]) -> Iterator[Measure]:
 
 
 def higher_is_better(path: str) -> bool:
-    """Return False for losses, perplexities, error rates and lengths, by the words of the last name in `path`.
+    """False for losses, perplexities, error rates and lengths, by the words of the last name in `path`.
 
     >>> higher_is_better("preferences.pairs.reward_accuracy"), higher_is_better("conversations.chat.held_out_loss")
     (True, False)

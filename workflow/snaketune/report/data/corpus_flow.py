@@ -58,7 +58,6 @@ class SourceFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """Messages about counts that don't add up."""
         return count_error("rows", self.rows.incoming, f"came in from {self.name}", self.rows.outgoing, "went out")
 
 
@@ -86,7 +85,6 @@ class CorpusFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """Messages about counts that don't add up, of the corpus, its quarantine reasons, and its sources."""
         rows = self.rows
         errors = count_error("rows", rows.incoming, "came in", rows.outgoing, "went out")
         errors += count_error("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
@@ -107,7 +105,6 @@ def count_error(unit: str, count: int, name: str, other_count: int, other_name: 
 
 
 def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
-    """The row counts of every corpus."""
     return [_corpus_flow(result) for result in results.of("corpus")]
 
 
@@ -183,7 +180,6 @@ class Tokenized:
 
 
 def merge_parts(name: str, parts: list[Result]) -> Tokenized:
-    """The counts of one tokenized corpus from its parts."""
     counts: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(TOKEN_COUNTS, 0)) for split in SPLITS}
     for part in parts:
         for split in SPLITS:
@@ -203,5 +199,4 @@ def merge_parts(name: str, parts: list[Result]) -> Tokenized:
 
 
 def tokenized_corpora(results: ResultSet) -> list[tuple[Tokenized, list[Result]]]:
-    """Every tokenized corpus with its parts."""
     return [(merge_parts(name, parts), parts) for (_, name), parts in by_whole(results.of("tokenize")).items()]

@@ -64,7 +64,6 @@ def _facts(result: Result) -> Iterator[str]:
 
 
 def tokenizer_rows(results: ResultSet) -> list[dict[str, Any]]:
-    """A row per tokenizer, sorted by name."""
     rows = []
     for result in results.of("tokenizer"):
         spec, manifest, counts = result.spec, result.manifest, result.counts

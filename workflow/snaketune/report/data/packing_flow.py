@@ -158,12 +158,10 @@ class TrainingFlow:
 
 
 def pack_flows(results: ResultSet) -> list[PackFlow]:
-    """The counts of every pack."""
     return [pack_flow(results, result) for result in results.of("pack")]
 
 
 def pack_flow(results: ResultSet, result: Result) -> PackFlow:
-    """The counts of one pack."""
     plan = results.first(result, "plan")
     parts = results.made_from(plan, "tokens") if plan else []
     corpus, tokenizer = (results.first(parts[0], role) if parts else None for role in ("corpus", "tokenizer"))
@@ -207,12 +205,10 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
 
 
 def training_flows(results: ResultSet) -> list[TrainingFlow]:
-    """The counts of every SFT and DPO run."""
     return [training_flow(results, result) for result in results.of("sft", "dpo")]
 
 
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
-    """The counts of one SFT or DPO run."""
     pack, counts = results.first(result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
     packed = pack and pack.manifest["packing_metadata"]["enabled"]

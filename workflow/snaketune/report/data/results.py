@@ -98,7 +98,6 @@ class ResultSet(Results):
 
     @property
     def scored(self) -> list[ScoredModel]:
-        """The models of all evaluations."""
         return [scored for models in self.evaluations.values() for scored in models]
 
     @cached_property
@@ -156,7 +155,6 @@ def logged_numbers(run: Result, key: str) -> list[float]:
 
 
 def is_gpu(run: dict[str, Any]) -> bool:
-    """Return True if a run.json names a GPU as device."""
     return str(run.get("device") or "").partition(":")[0] not in ("", "cpu", "mps")
 
 
@@ -245,7 +243,7 @@ class Response(Form):
 
 
 def check(path: Path, form: Any, value: T) -> T:
-    """Return a value that has the form; SnaketuneError, with the file, the key and what was expected, if it hasn't."""
+    """A value that has the form; SnaketuneError, with the file, the key and what was expected, if it hasn't."""
     try:
         TypeAdapter(form).validate_python(value)
     except ValidationError as error:
@@ -259,7 +257,7 @@ def check(path: Path, form: Any, value: T) -> T:
 
 
 def check_table(path: Path, table: pa.Table, columns: Columns) -> pa.Table:
-    """Return a table whose buffers are valid and that has these columns; SnaketuneError if it isn't so."""
+    """A table whose buffers are valid and that has these columns; SnaketuneError if it isn't so."""
     try:
         table.validate(full=True)
         problem = next(

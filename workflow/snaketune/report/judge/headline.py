@@ -45,7 +45,6 @@ class Headline:
 
     @property
     def without_interval(self) -> bool:
-        """Return True if some measure has no interval."""
         return any(one.of(NO_INTERVAL) for one in self.verdicts)
 
 

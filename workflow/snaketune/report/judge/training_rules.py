@@ -72,7 +72,6 @@ class TrainingFacts:
 
 
 def trainings(results: ResultSet) -> list[TrainingFacts]:
-    """The facts of every SFT and DPO run."""
     return [
         TrainingFacts(
             run=run,
@@ -107,8 +106,6 @@ def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]
 
 
 def training_findings(facts: TrainingFacts) -> Iterator[ReportFinding]:
-    """The findings about one training."""
-
     def finding(kind: str, message: str, action: str, key: str) -> ReportFinding:
         full_key = key and f"{facts.run.key}.{key}"
         return ReportFinding(kind=kind, where=facts.run.label, message=message, action=action, key=full_key)

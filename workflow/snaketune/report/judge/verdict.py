@@ -104,7 +104,6 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
         counts = (len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE))
         if self.differences and len(self.of(NO_INTERVAL)) < len(self.differences):
             return sentence(self.model, self.against, *counts)

@@ -98,7 +98,7 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
 
 
 def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> list[str]:
-    """Return the text of each span; SnaketuneError if they aren't one per assistant turn, up to its end. The last turn has one;
+    """The text of each span; SnaketuneError if they aren't one per assistant turn, up to its end. The last turn has one;
     one before it that the template rewrites is the `tokenize` stage's matter."""
     turns = sum(message["role"] == "assistant" for message in messages)
     spans = [span for span in encoded.spans if span]
@@ -122,13 +122,13 @@ def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Enc
 
 
 def _shortened(text: str) -> str:
-    """Return the start and the end of a text, where mistakes of templates show."""
+    """The start and the end of a text, where mistakes of templates show."""
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"
 
 
 def training_template(template: str) -> tuple[str, str] | None:
-    """Return the name and the text of TRL's training template for a chat template; None if TRL has none for it.
+    """The name and the text of TRL's training template for a chat template; None if TRL has none for it.
 
     Two templates are the same up to spaces at their ends, which editors change.
     """
