@@ -69,7 +69,7 @@ class Results(DataResults):
             "dpo",
             name,
             spec={"training": {"epochs": 1.0}, "loss": "sigmoid", "beta": 0.1} | (spec or {}),
-            counts={"rows": 5, "pairs": 9, "steps": steps},
+            counts={"rows": 5, "pairs": 9, "steps": steps, "tokens": 1800, "tokens_per_epoch": 1800},
             inputs={"model": [model], "pack": [pack], "ref_logps": []},
             parameters=33440,
             trainable_parameters=1200,

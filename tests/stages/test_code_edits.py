@@ -31,7 +31,7 @@ COMPUTING = {
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "config.packing": {"pack"},  # the lengths of rows
     "config.score_names": {"report"},  # which scores are rewards
-    "config.secrets": TRAININGS,  # what is masked in messages
+    "config.secrets": {*LOADING, "tokenizer"},  # what is masked in messages; texts in a model's config
     "config.suggestions": {*LOADING, "report"},  # near names in errors
     "config.training_runs": {*TRAININGS, "merge", "preflight"},  # the data types of saved weights
     "stages.races": {"preflight", "race", "report"},  # which variants earlier races paused

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.base import check_plain
+from snaketune.config.secrets import nested
 from snaketune.errors import SnaketuneError
 
 
@@ -93,20 +94,13 @@ def check_index(path: str, index: Path) -> None:
         )
 
 
-def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def texts(value: Any) -> Iterator[tuple[str, str]]:
     """Yield all texts in a JSON value, each with its dotted key.
 
     >>> [*texts({"a": [{"b": "c"}, 1], "d": "e"})]
-    [('a.b', 'c'), ('d', 'e')]
+    [('a.0.b', 'c'), ('d', 'e')]
     """
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, list):
-        for inner in value:
-            yield from texts(inner, key)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from texts(inner, f"{key}.{name}".lstrip("."))
+    return ((".".join(keys), inner) for keys, inner in nested(value) if isinstance(inner, str))
 
 
 def _is_file(path: Path) -> bool:
