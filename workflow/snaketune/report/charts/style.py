@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import matplotlib as mpl
 import numpy as np
@@ -157,13 +156,11 @@ def svg_file(chart: Chart) -> str:
         # Half an inch per row for titles.
         size = PANEL_WIDTH * columns, sum(rows) + 0.5 * len(rows)
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(rows), columns, squeeze=False, height_ratios=rows).flat
-        for ax, panel in zip_longest(axes, chart.panels):
-            if panel is None:
-                ax.set_axis_off()
-            else:
-                panel.draw(ax)
-                ax.set_title(textwrap.fill(panel.title, TITLE_CHARACTERS), loc="left", fontsize="medium")
+        for cell, panel in zip(
+            figure.subfigures(len(rows), columns, squeeze=False, height_ratios=rows).flat, chart.panels
+        ):
+            panel.draw(cell.subplots())
+            cell.suptitle(textwrap.fill(panel.title, TITLE_CHARACTERS), x=0.02, ha="left", fontsize="medium")
         if chart.key:
             lines = [
                 Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)

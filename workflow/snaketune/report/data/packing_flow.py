@@ -144,7 +144,7 @@ class TrainingFlow:
     """Rows, steps and tokens of one training.
 
     Attributes:
-        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if neither manifest nor log has them.
+        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if they aren't known.
     """
 
     label: str
@@ -211,20 +211,15 @@ def training_flows(results: ResultSet) -> list[TrainingFlow]:
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
     pack, counts = results.first(result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
-    packed = pack and pack.manifest["packing_metadata"]["enabled"]
-    per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
-    tokens = counts.get("tokens")
-    if tokens is not None and per_epoch:
-        epochs = tokens / per_epoch
-    else:
-        epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
+    tokens, per_epoch = counts.get("tokens"), counts.get("tokens_per_epoch")
+    logged = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
     return TrainingFlow(
         label=result.label,
         pack=pack and pack.name,
         rows=counts["rows"],
         pairs=counts.get("pairs"),
         steps=counts["steps"],
-        epochs=epochs,
+        epochs=tokens / per_epoch if per_epoch else logged,
         tokens=tokens,
         tokens_per_epoch=per_epoch,
     )
