@@ -95,12 +95,14 @@ def check_index(path: str, index: Path) -> None:
 
 
 def texts(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield all texts in a JSON value, each with its dotted key.
+    """Yield all texts in a JSON value, each with its dotted key, without indices in lists.
 
     >>> [*texts({"a": [{"b": "c"}, 1], "d": "e"})]
-    [('a.0.b', 'c'), ('d', 'e')]
+    [('a.b', 'c'), ('d', 'e')]
     """
-    return ((".".join(keys), inner) for keys, inner in nested(value) if isinstance(inner, str))
+    for keys, inner in nested(value):
+        if isinstance(inner, str):
+            yield ".".join(key for key in keys if not key.isdecimal()), inner
 
 
 def _is_file(path: Path) -> bool:
