@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.cluster.deadline import job_end_time, requeue_job
-from snaketune.cluster.job_endings import ending_of, last_numbers, note_job_number, raise_after, unfinished
+from snaketune.cluster.job_endings import (
+    ending_of,
+    job_end_time,
+    last_numbers,
+    note_job_number,
+    raise_after,
+    requeue_job,
+    unfinished,
+)
 from snaketune.cluster.pending_jobs import LostJobs, waiting_jobs
 from snaketune.cluster.site import ResourceRequest
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from snaketune.cluster.describe import write_description
-from snaketune.cluster.site import read_site
+from snaketune.cluster.site import read_site, write_description
 from snaketune.errors import SnaketuneError
 
 PARTITIONS = """\

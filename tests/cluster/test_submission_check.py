@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from snaketune.cluster import sbatch, submission_check
-from snaketune.cluster.refusals import why_to_wait
+from snaketune.cluster.sbatch import why_to_wait
 from snaketune.cluster.slurm import valid_names
 from snaketune.cluster.submission_check import refusal, sbatch_options, wait_for_controller
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from snaketune.config.base import normalized_path
 from snaketune.config.corpus_sources import Source
 from snaketune.config.load import load
-from snaketune.config.paths import normalized_path
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
 

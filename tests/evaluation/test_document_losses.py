@@ -6,7 +6,7 @@ import torch
 
 from snaketune.evaluation.held_out import LOSSES, by_document, loss_table
 from snaketune.evaluation.score_intervals import per_token, per_token_interval
-from snaketune.report.judge.intervals import paired_per_token
+from snaketune.report.judge.verdict import paired_per_token
 
 LOSS_N = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
 

@@ -9,8 +9,7 @@ from markdown_it import MarkdownIt
 from transformers import AutoConfig
 
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.cards.card_results import CardResults
-from snaketune.publishing.cards.card_text import escaped
+from snaketune.publishing.cards.card_text import CardResults, escaped
 from snaketune.stages.specs import CorpusDescription
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain

@@ -10,8 +10,7 @@ from snaketune.evaluation.score_intervals import Z
 from snaketune.report.compare.measures import Measure
 from snaketune.report.data.results import ScoredModel
 from snaketune.report.judge.headline import model_lineage
-from snaketune.report.judge.intervals import paired, paired_per_token, separate
-from snaketune.report.judge.verdict import Difference, Verdict, row_outcomes
+from snaketune.report.judge.verdict import Difference, Verdict, paired, paired_per_token, row_outcomes
 
 MEASURE = Measure(path="conversations.chat.exact_match.share", on="chat", name="", unit="share", better=1, values={})
 
@@ -30,12 +29,6 @@ def test_the_paired_interval_is_that_of_agresti_and_min(gained, lost, size):
     half = Z * math.sqrt(changed - total**2 / n) / n
     expected = max(-1.0, total / n - half), min(1.0, total / n + half)
     assert paired(*rows(gained, lost, size)) == pytest.approx(expected)
-
-
-def test_newcombes_interval_is_wider_towards_one_half():
-    """Published: 56 of 70 less 48 of 80, Newcombe (1998), table II, method 10."""
-    low, high = separate(48 / 80, 80, 56 / 70, 70)
-    assert (low, high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
 
 def test_documents_with_other_tokens_are_not_paired():

@@ -9,7 +9,6 @@ from snaketune.publishing.results import Result
 from snaketune.report.compare.measures import Measure
 from snaketune.report.data.corpus_flow import CorpusFlow, RowCounts
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow
-from snaketune.report.judge.all_findings import parse_findings, slow_nodes
 from snaketune.report.judge.data_rules import (
     corpus_findings,
     difference_findings,
@@ -18,7 +17,7 @@ from snaketune.report.judge.data_rules import (
     sweep_findings,
 )
 from snaketune.report.judge.findings import KINDS, ReportFinding, groups, in_order, steps
-from snaketune.report.judge.training_rules import TrainingFacts, training_findings
+from snaketune.report.judge.training_rules import TrainingFacts, parse_findings, slow_nodes, training_findings
 from snaketune.report.judge.verdict import Difference, Verdict
 from snaketune.stages.specs import ReportedJob
 
@@ -198,7 +197,7 @@ def test_little_supervised_ignores_held_out_rows():
 
 def difference(low: float, high: float, unit: str = "share") -> Difference:
     measure = Measure(
-        path="conversations.chat.exact_match.share", on="chat", name="exact match", unit=unit, better=1, values={}, sizes={}
+        path="conversations.chat.exact_match.share", on="chat", name="exact match", unit=unit, better=1, values={}
     )  # fmt: skip
     middle = (low + high) / 2
     return Difference(measure=measure, evaluation="main", before=0.5, after=0.5 + middle, rows=50, interval=(low, high))

@@ -78,8 +78,7 @@ CALLED = {
     "artifacts.digests": {"digest_file", "digest_json"},
     "artifacts.plain_json": {"parse_json"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
-    "cluster.deadline": {"job_end_time", "requeue_job", "seconds_until"},
-    "cluster.job_endings": {"ending_of"},
+    "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job", "seconds_until"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},
     # To plan jobs and to declare a stage, which no digest covers.

@@ -18,6 +18,7 @@ OPTIMIZED = {*TRAININGS, "preflight"}
 PREFERENCES = {"calibrate", "card", "dpo", "timing"}
 # What modules that count by their definitions compute, and for which stages. The others hold values and read them.
 COMPUTING = {
+    "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.base_models": LOADING,  # how long the positions of a scaled model are
     "config.conditions": {"corpus"},  # the words of a condition in its counts
     "config.corpus_sources": {"report", "tokenize"},  # names of kinds of personal data and of reasoning
@@ -29,9 +30,8 @@ COMPUTING = {
     "config.operation": {*LOADING, "bottleneck"},  # the number of processes
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "config.packing": {"pack"},  # the lengths of rows
-    "config.paths": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.score_names": {"report"},  # which scores are rewards
-    "config.secrets": TRAININGS,  # what is masked in messages
+    "config.secrets": {*LOADING, "tokenizer"},  # what is masked in messages; texts in a model's config
     "config.suggestions": {*LOADING, "report"},  # near names in errors
     "config.training_runs": {*TRAININGS, "merge", "preflight"},  # the data types of saved weights
     "stages.races": {"preflight", "race", "report"},  # which variants earlier races paused
@@ -42,8 +42,8 @@ SHAPELESS = {
     "artifacts.digests": "digests that are compared with others of the same run; a change of them makes everything stale",
     "artifacts.manifest": "files are verified and passed on by name, in order of names: test_inputs, test_build_once",
     "artifacts.plain_json": "parses manifests, or refuses them",
-    "cluster.deadline": "when a training is preempted; it resumes exactly: test_resume",
-    "cluster.job_endings": "how SLURM ended an attempt; micro-batches shape no result by contract",
+    "cluster.job_endings": "when a training is preempted, which resumes exactly (test_resume); how SLURM ended an attempt, and "
+    "micro-batches shape no result by contract",
     "cluster.slurm": "commands that signal processes",
     "config.evaluations": "values",
     "stages.cache.attempt": "refuses files that changed; threads are in the manifest",

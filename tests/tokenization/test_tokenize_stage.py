@@ -254,15 +254,6 @@ def test_short_rows_are_shown_before_long_ones(tmp_path, tokenizer):
     ]  # fmt: skip
 
 
-def test_samples_print_no_control_characters(tmp_path, tokenizer, capsys):
-    hostile = [{"role": "user", "content": "\x1b[31mred\x07"}, {"role": "assistant", "content": "two\nlines\x9b2J"}]
-    run(tmp_path / "1", corpus_of(tmp_path / "c", {"messages": [hostile]}), tokenizer)
-    printed = capsys.readouterr().out
-    assert r"\x1b[31mred\x07" in printed
-    assert "two\nlines" in printed
-    assert not {"\x1b", "\x07", "\x9b"} & set(printed)
-
-
 def test_after_a_difference_all_rows_are_encoded_again_row_by_row(tmp_path, corpus, tokenizer, monkeypatch, capsys):
     expected, _ = run(tmp_path / "right", corpus, tokenizer)
     encode = corpus_part.batched_encoder

@@ -31,8 +31,7 @@ from snaketune.stages.cache.code_digest import shaping_modules
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.creation.fast_tokenizer import EDGE_CASES, compare, convert
-from snaketune.tokenization.creation.train import Texts, train
+from snaketune.tokenization.creation.train import EDGE_CASES, Texts, compare, convert, train
 from snaketune.tokenization.tokenizer import build
 
 MODELS = ("bpe", "unigram")

@@ -16,10 +16,9 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import DATE_KEY, ChatTokenizer
 from snaketune.tokenization.chat_template import TYPED
-from snaketune.tokenization.creation.check import check
+from snaketune.tokenization.creation.check import SUFFIX, check, training_template
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.template import Refused, writes_date
-from snaketune.tokenization.training_templates import SUFFIX, training_template
 from snaketune.tokenization.turn_columns import conversation_turns
 
 SHIPPED = {path.name: path.read_text() for path in files("trl") if path.parent.name == "chat_templates"}

@@ -85,7 +85,7 @@ def _run_command(options: argparse.Namespace) -> int:
 
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
         case "slurm-profile":
-            from snaketune.cluster.describe import write_description
+            from snaketune.cluster.site import write_description
 
             print(write_description(options.out))
         case "doctor":

@@ -52,8 +52,6 @@ BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-zA-Z])")
 
 
 class Estimates:
-    """The estimates of all jobs of a graph."""
-
     def __init__(self, jobs: Iterable[Job]):
         self.jobs = tuple(jobs)
         self._requests: dict[str, ResourceRequest] = {}
@@ -61,7 +59,6 @@ class Estimates:
         self._measured: dict[str, list[tuple[Job, str, dict[str, Any]]]] = {}
 
     def of(self, job: Job) -> ResourceRequest:
-        """Return the resources that the job needs."""
         if job.manifest not in self._requests:
             # All jobs of one array get what its first job requests, so all jobs of such a stage request the same.
             alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
@@ -85,7 +82,7 @@ class Estimates:
         return sum(self._sizes(job).values())
 
     def _sizes(self, job: Job) -> dict[str, float]:
-        """Return the bytes of text of each corpus that a job is made from, by manifest."""
+        """The bytes of text of each corpus that a job is made from, by manifest."""
         # Cached: with parts that read parts, there are far more paths through the graph than jobs.
         if job.manifest not in self._corpora:
             if job.stage == "corpus":
@@ -119,7 +116,7 @@ class Estimates:
         )
 
     def _measured_alike(self, job: Job) -> dict[str, float]:
-        """Return what other jobs of the stage measured, as in run.json: the lowest rate, and the most seconds and memory."""
+        """What other jobs of the stage measured, as in run.json: the lowest rate, and the most seconds and memory."""
         if job.stage not in self._measured:
             runs = ((one, read_json(one.run, {})) for one in self.jobs if one.stage == job.stage)
             self._measured[job.stage] = [(one, canonical(one.spec), run) for one, run in runs if run]
@@ -139,7 +136,7 @@ class Estimates:
         return found
 
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
-        """Return the threads, the memory in MB and the minutes of a job that reads files."""
+        """The threads, the memory in MB and the minutes of a job that reads files."""
         text = self._text(job) / getattr(job.spec, "parts", 1) / GB
         mem_mb, minutes = cost.mb + cost.mb_per_gb * text, cost.minutes + cost.minutes_per_gb * text
         if cost.bytes_per_parameter or cost.minutes_per_billion:
@@ -149,7 +146,7 @@ class Estimates:
         return cost.threads, mem_mb, minutes
 
     def _computing(self, job: Job, cost: ModelCost, rate: float | None) -> tuple[int, float, float]:
-        """Return the same of a job that computes with a model. Args: rate: its measured tokens per second."""
+        """The same of a job that computes with a model. Args: rate: its measured tokens per second."""
         parameters, processes = parameters_of(_base(job)), job.operation.processes_per_node
         seconds = 0.0
         if cost.flops:
@@ -167,7 +164,7 @@ class Estimates:
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:
-    """Return the number of a model's parameters, as far as it can be estimated without loading it.
+    """The number of a model's parameters, as far as it can be estimated without loading it.
 
     >>> parameters_of(Pretrained(path="Qwen/Qwen2.5-0.5B-Instruct")), parameters_of(Pretrained(path="openai-community/gpt2"))
     (500000000.0, 8000000000.0)
@@ -191,7 +188,7 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
 
 
 def _activations(job: Job) -> float:
-    """Return the bytes of a step's activations, for a training on the CPU with fixed rows: `auto` follows from the memory."""
+    """The bytes of a step's activations, for a training on the CPU with fixed rows: `auto` follows from the memory."""
     operation, rows = job.operation, job.operation.micro_batch_rows
     on_cpu = "micro_batch_rows" in STAGES[job.stage].operation and (operation.allow_cpu or not operation.gpus)
     if not on_cpu or rows == "auto":
@@ -224,7 +221,7 @@ def _size(source: Any) -> float:
 
 
 def _tokens_in(pack: Job) -> float:
-    """Return the number of tokens in the rows of a pack; 0 if it doesn't exist yet."""
+    """The number of tokens in the rows of a pack; 0 if it doesn't exist yet."""
     try:
         return float(read_json(pack.manifest, {})["counts"]["train"]["tokens"])
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,5 @@
-"""The ending of a job's last attempt, so that the next one requests more of the resource that ran out, and of no other.
+"""The end of a SLURM job: its time limit and requeue, and how the last attempt of a job ended, so that the next one requests
+more of the resource that ran out, and of no other.
 
 A job writes its SLURM number below results/.work/.slurm/ when it starts, and removes it when it is done. When the next attempt
 is planned, the job's ending is queried from SLURM: a process that ran out of memory or time can't report that itself.
@@ -6,13 +7,15 @@ is planned, the job's ending is queried from SLURM: a process that ran out of me
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from snaketune.cluster.site import ResourceRequest, minutes
+from snaketune.cluster.site import ResourceRequest, minutes, site_file
 from snaketune.cluster.slurm import fields, megabytes, run_slurm
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.job import RESULTS
@@ -45,7 +48,7 @@ def note_job_number(folder: Path) -> Iterator[None]:
 
 
 def last_numbers(folder: Path) -> list[str]:
-    """Return the stored numbers of the attempts since the last success, oldest first. The jobs of a group have the same."""
+    """The stored numbers of the attempts since the last success, oldest first. The jobs of a group have the same."""
     try:
         return [line for line in _note(folder).read_text(encoding="utf-8").split() if line.isdecimal()]
     except OSError:
@@ -53,7 +56,7 @@ def last_numbers(folder: Path) -> list[str]:
 
 
 def ending_of(number: str) -> JobEnding | None:
-    """Return how a SLURM job ended; None if SLURM doesn't know it."""
+    """How a SLURM job ended; None if SLURM doesn't know it."""
     if record := run_slurm("scontrol", "--oneliner", "show", "job", number):
         # A task of an array may have the number of the whole array, for which SLURM lists all tasks.
         job = next((one for one in map(fields, record.splitlines()) if one.get("JobId") == number), {})
@@ -100,7 +103,7 @@ def _ran_out_of_memory(log: Path) -> bool:
 
 
 def raise_after(request: ResourceRequest, ending: JobEnding | None) -> ResourceRequest:
-    """Return the request of the next attempt: twice the memory or time if the last one ran out of it.
+    """The request of the next attempt: twice the memory or time if the last one ran out of it.
 
     >>> request = ResourceRequest(threads=1, mem_mb=1500, runtime=10)
     >>> raise_after(request, JobEnding(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
@@ -117,3 +120,31 @@ def raise_after(request: ResourceRequest, ending: JobEnding | None) -> ResourceR
 
 def _note(folder: Path) -> Path:
     return NOTES / (folder.relative_to(RESULTS) if folder.is_relative_to(RESULTS) else folder.name)
+
+
+def job_end_time() -> float | None:
+    """When SLURM ends this job, in seconds since the epoch; None outside of SLURM, or if it doesn't report it."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if not number:
+        return None
+    # squeue first: the time limit may have been extended since the job started.
+    reported = (run_slurm("squeue", "--noheader", "--job", number, "--format=%e") or "").strip()
+    with suppress(ValueError):
+        return datetime.fromisoformat(reported).timestamp()
+    # Set by newer versions; the executor removes most of SLURM's variables from a job's step.
+    reported = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(reported) if reported.isdecimal() else None
+
+
+def seconds_until(end: float | None) -> float:
+    return float("inf") if end is None else end - time.time()
+
+
+def requeue_job() -> bool:
+    """Requeue this job: SLURM ends it and starts it again, after about two minutes.
+
+    Return False if SLURM refuses, or if Snakemake itself runs in this job: it would find its own lock when it starts again.
+    """
+    if site_file() is None:
+        return False
+    return run_slurm("scontrol", "requeue", os.environ["SLURM_JOB_ID"]) is not None

@@ -73,7 +73,7 @@ class LostJobs:
         self.seen, self.checks = False, 0
 
     def check(self, listed: str | None, folder: str) -> bool:
-        """Return True once if they are lost; called at each check with this user's jobs, also ended ones, as `%T|%Z` (None if
+        """True once if they are lost; called at each check with this user's jobs, also ended ones, as `%T|%Z` (None if
         SLURM doesn't answer)."""
         if listed is None:
             return False

@@ -41,7 +41,7 @@ class JobGroup(NamedTuple):
     level_of: dict[str, int]
 
     def total(self, names: Iterable[str] = ()) -> ResourceRequest:
-        """Return what Snakemake requests for these jobs, sent as one job; by default for all."""
+        """What Snakemake requests for these jobs, sent as one job; by default for all."""
         levels: dict[int, list[ResourceRequest]] = {}
         for name in names or self.requests:
             levels.setdefault(self.level_of[name], []).append(self.requests[name])
@@ -65,7 +65,7 @@ class ResourceRequests:
         self._requests: dict[tuple[str, int], ResourceRequest] = {}
 
     def request(self, job: Job, attempt: int = 1) -> ResourceRequest:
-        """Return the job's request; SnaketuneError if it could never start."""
+        """The job's request; SnaketuneError if it could never start."""
         known = job.manifest, attempt
         if known not in self._requests:
             group = self.groups.get(self.group(job) or "")
@@ -75,7 +75,7 @@ class ResourceRequests:
         return self._requests[known]
 
     def _raised(self, group: JobGroup, key: str) -> dict[str, ResourceRequest]:
-        """Return the requests of jobs that are sent as one, more of what an attempt ran out of. Args: key: for errors."""
+        """The requests of jobs that are sent as one, more of what an attempt ran out of. Args: key: for errors."""
         requests, attempts = dict(group.requests), {}
         for manifest in requests:
             for number in last_numbers(Path(manifest).parent):
@@ -90,12 +90,12 @@ class ResourceRequests:
         return {manifest: scaled(request, together, fitting) for manifest, request in requests.items()}
 
     def alone(self, job: Job) -> ResourceRequest:
-        """Return what the job would request if it were sent on its own; SnaketuneError if it could never start."""
+        """What the job would request if it were sent on its own; SnaketuneError if it could never start."""
         request = self.estimates.of(job)
         return fit_to_partitions(request, self.site, job.key) if self.site else request
 
     def threads(self, job: Job) -> int:
-        """Return the CPUs that the job uses on each node, alone or in a group: results on a CPU depend on them."""
+        """The CPUs that the job uses on each node, alone or in a group: results on a CPU depend on them."""
         return self.alone(job).threads
 
     @cached_property
@@ -114,7 +114,7 @@ class ResourceRequests:
         }
 
     def _hours(self, jobs: list[Job]) -> list[JobGroup]:
-        """Return groups of at most an hour, each with only its own and earlier groups' jobs above its own jobs."""
+        """Groups of at most an hour, each with only its own and earlier groups' jobs above its own jobs."""
         groups: list[JobGroup] = []
         taken: list[Job] = []
         for job in self._depth_first(jobs):
@@ -125,7 +125,7 @@ class ResourceRequests:
         return groups + self._group(taken, in_turn=True)
 
     def _depth_first(self, jobs: list[Job]) -> list[Job]:
-        """Return the jobs in an order in which each follows the jobs that it is made from, and is soon followed by those that
+        """The jobs in an order in which each follows the jobs that it is made from, and is soon followed by those that
         are made from it: a variant by its evaluation."""
         remaining = {job.manifest: job for job in jobs}
         above = {job.manifest: remaining.keys() & _above(job) for job in jobs}
@@ -146,12 +146,12 @@ class ResourceRequests:
         return ordered
 
     def _parts(self, name: str) -> list[list[Job]]:
-        """Return the jobs that may be sent as the group, in parts: no job of a part waits for another one by way of a job that
+        """The jobs that may be sent as the group, in parts: no job of a part waits for another one by way of a job that
         isn't of the group."""
         parts: dict[str, int] = {}
 
         def part_of(job: Job) -> int:
-            """Return the part of a job of the group; of another job, the part of a job that waits for it."""
+            """The part of a job of the group; of another job, the part of a job that waits for it."""
             if job.manifest not in parts:
                 above = [one for one in _above(job).values() if self.runs(one)]
                 leaves = not self._may_join(job, name)
@@ -175,7 +175,7 @@ class ResourceRequests:
         return (job.operation.gpus, job.operation.nodes) == (1, 1) and self.estimates.of(job).runtime <= SHORT_MINUTES
 
     def _group(self, jobs: list[Job], in_turn: bool) -> list[JobGroup]:
-        """Return a group; nothing if it isn't short or doesn't fit in one partition. Args: in_turn: whether its jobs run one
+        """A group; nothing if it isn't short or doesn't fit in one partition. Args: in_turn: whether its jobs run one
         after the other."""
         if len(jobs) > MAX_JOBS:
             return []
@@ -192,17 +192,17 @@ class ResourceRequests:
         return {manifest: name for name, group in self.groups.items() for manifest in group.requests}
 
     def group(self, job: Job) -> str | None:
-        """Return the name of the group that the job is sent in; None if it is sent on its own."""
+        """The name of the group that the job is sent in; None if it is sent on its own."""
         return self._group_names.get(job.manifest)
 
     def submissions(self, stages: Collection[str]) -> dict[str, Job]:
-        """Return one job of each that is sent, by name: of a group, of an array, or the job itself; empty if jobs aren't sent.
+        """One job of each that is sent, by name: of a group, of an array, or the job itself; empty if jobs aren't sent.
         Args: stages: those whose jobs are sent."""
         sent = (job for job in self.jobs if self.site and job.stage in stages and self.runs(job))
         return {self.group(job) or (job.stage if STAGES[job.stage].array else job.key): job for job in sent}
 
     def names(self, stage: str) -> tuple[str, ...]:
-        """Return the names of all resources that a job of the stage may request."""
+        """The names of all resources that a job of the stage may request."""
         names = ("mem_mb", "runtime", "gpu")
         sent: tuple[str, ...] = ("slurm_account", "qos")
         if STAGES[stage].group == "models":
@@ -213,11 +213,11 @@ class ResourceRequests:
         return names + sent if self.site else names
 
     def resources(self, job: Job, attempt: int = 1) -> dict[str, int | str]:
-        """Return the request by the names that executors use, without resources that the job doesn't need."""
+        """The request by the names that executors use, without resources that the job doesn't need."""
         return self._by_name(job, self.request(job, attempt))
 
     def submitted(self, job: Job) -> tuple[int, dict[str, int | str]]:
-        """Return the CPUs and resources with which the job is first submitted: those of its whole group if it has one."""
+        """The CPUs and resources with which the job is first submitted: those of its whole group if it has one."""
         name = self.group(job)
         request = self.groups[name].total() if name else self.request(job)
         return request.threads, self._by_name(job, request)
@@ -251,12 +251,12 @@ class ResourceRequests:
 
 
 def _above(job: Job) -> dict[str, Job]:
-    """Return the jobs that a job waits for, by manifest."""
+    """The jobs that a job waits for, by manifest."""
     return {one.manifest: one for one in [*(made for some in job.artifacts.values() for made in some), *job.after]}
 
 
 def _levels(jobs: list[Job]) -> dict[str, int]:
-    """Return the level of each job: after those that it is made from. Jobs come after those that they are made from."""
+    """The level of each job: after those that it is made from. Jobs come after those that they are made from."""
     level_of: dict[str, int] = {}
     for job in jobs:
         made_from = (made.manifest for some in job.artifacts.values() for made in some)
@@ -265,7 +265,7 @@ def _levels(jobs: list[Job]) -> dict[str, int]:
 
 
 def _in_turn(requests: dict[str, ResourceRequest]) -> JobGroup:
-    """Return a group whose jobs run one after the other. The longest keeps all of its time, which they share."""
+    """A group whose jobs run one after the other. The longest keeps all of its time, which they share."""
     longest = max(requests, key=lambda name: requests[name].runtime)
     shorter = {name: replace(one, runtime=max(1, one.runtime - SPARE_MINUTES)) for name, one in requests.items()}
     shorter[longest] = requests[longest]
@@ -273,7 +273,7 @@ def _in_turn(requests: dict[str, ResourceRequest]) -> JobGroup:
 
 
 def scaled(request: ResourceRequest, total: ResourceRequest, changed: ResourceRequest) -> ResourceRequest:
-    """Return a job's share of its group's total, after that was changed.
+    """A job's share of its group's total, after that was changed.
 
     Shares of a larger total are rounded up, since it is needed, and those of a smaller one down, since it is a limit.
 

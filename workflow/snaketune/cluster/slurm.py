@@ -23,7 +23,7 @@ def run_slurm(*command: str) -> str | None:
 
 
 def valid_names() -> str:
-    """Return the accounts and QOS of this user and the partitions, for an error message."""
+    """The accounts and QOS of this user and the partitions, for an error message."""
     show = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}", "format=Account,QOS")
     rows = [line.split("|") for line in (run_slurm(*show) or "").splitlines() if "|" in line]
     names = {

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from snaketune.cluster.refusals import why_to_wait
 from snaketune.cluster.resources import ResourceRequests
-from snaketune.cluster.sbatch import SECONDS_BETWEEN_TRIES
+from snaketune.cluster.sbatch import SECONDS_BETWEEN_TRIES, why_to_wait
 from snaketune.cluster.site import minutes, site_file
 from snaketune.cluster.slurm import run_slurm, valid_names
 from snaketune.errors import SnaketuneError
@@ -97,12 +96,11 @@ def wait_for_controller(log: Callable[[str], None]) -> None:
 
 
 def pings() -> bool:
-    """Whether slurmctld answers."""
     return run_slurm("scontrol", "ping") is not None
 
 
 def sbatch_options(threads: int, resources: Mapping[str, Any], partition: str | None) -> tuple[str, ...]:
-    """Return the options of sbatch for a job of the executor, from its resources.
+    """The options of sbatch for a job of the executor, from its resources.
 
     >>> sbatch_options(4, {"mem_mb": 3700, "runtime": 20, "gpu": 0, "gres": "gpu:1", "slurm_account": "me"}, "gpu")
     ('--account=me', '--partition=gpu', '--time=20', '--mem=3700', '--gres=gpu:1', '--cpus-per-task=4')
@@ -125,7 +123,7 @@ def sbatch_options(threads: int, resources: Mapping[str, Any], partition: str | 
 
 
 def refusal(options: tuple[str, ...]) -> str:
-    """Return why SLURM would refuse a job with these options, in its words; empty if it would accept it or doesn't answer."""
+    """Why SLURM would refuse a job with these options, in its words; empty if it would accept it or doesn't answer."""
     command = ("sbatch", "--test-only", *options, "--wrap=true")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

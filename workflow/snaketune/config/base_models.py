@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from snaketune.config.base import Model, PositiveFloat, PositiveInt, Revision
-from snaketune.config.paths import LocalPath
+from snaketune.config.base import LocalPath, Model, PositiveFloat, PositiveInt, Revision
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 

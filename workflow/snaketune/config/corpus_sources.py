@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, PositiveInt, Revision, ShortText
+from snaketune.config.base import Fraction, LocalPath, Model, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
-from snaketune.config.paths import LocalPath, files_at
 
 Layout = Literal[
     "auto", "messages", "sharegpt", "turns", "dialogue", "alpaca", "instances", "prompt-response", "message-tree", "pairs",

@@ -5,10 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.base import NAME_PATTERN, LocalPath, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.corpus_sources import RegexWithOneGroup
 from snaketune.config.packing import Packing
-from snaketune.config.paths import LocalPath
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
 

@@ -10,11 +10,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from snaketune.config.base import Model
+from snaketune.config.base import Model, check_plain, is_local_path
 from snaketune.config.base_models import Pretrained
 from snaketune.config.held_out import snapshot_name
 from snaketune.config.model_files import check_model_files
-from snaketune.config.paths import check_plain, is_local_path
 from snaketune.config.references import check_publish_targets, check_references
 from snaketune.config.score_names import check_sort_by
 from snaketune.config.secrets import find_secret
@@ -150,7 +149,7 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
 
 
 def _with_snapshots(section: str, runs: dict[str, Any], variants: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return runs with their snapshots, which are runs that end earlier.
+    """Runs with their snapshots, which are runs that end earlier.
 
     They precede their runs, which resume from them; those of a grid are sorted by share, since a race compares them.
     """

@@ -12,7 +12,8 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-from snaketune.config.paths import check_plain
+from snaketune.config.base import check_plain
+from snaketune.config.secrets import nested
 from snaketune.errors import SnaketuneError
 
 
@@ -34,7 +35,7 @@ OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def model_files(path: str | None) -> tuple[str, ...]:
-    """Return the files that count of a model in a local folder, sorted; none for a Hub id, whose revision identifies its
+    """The files that count of a model in a local folder, sorted; none for a Hub id, whose revision identifies its
     content. SnaketuneError for a link that leads out of the folder."""
     if not path or not Path(path).is_dir():
         return ()
@@ -93,20 +94,15 @@ def check_index(path: str, index: Path) -> None:
         )
 
 
-def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield all texts in a JSON value, each with its dotted key.
+def texts(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield all texts in a JSON value, each with its dotted key, without indices in lists.
 
     >>> [*texts({"a": [{"b": "c"}, 1], "d": "e"})]
     [('a.b', 'c'), ('d', 'e')]
     """
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, list):
-        for inner in value:
-            yield from texts(inner, key)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from texts(inner, f"{key}.{name}".lstrip("."))
+    for keys, inner in nested(value):
+        if isinstance(inner, str):
+            yield ".".join(key for key in keys if not key.isdecimal()), inner
 
 
 def _is_file(path: Path) -> bool:

@@ -132,7 +132,7 @@ ScheduleName = Literal[tuple(name for name, schedule in SCHEDULES.items() if not
 
 
 def check_supported(name: Any, info: ValidationInfo) -> Any:
-    """Return the name of an optimizer or schedule; ValueError with the reason if it is a known one that isn't supported."""
+    """The name of an optimizer or schedule; ValueError with the reason if it is a known one that isn't supported."""
     known = (
         {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}[info.field_name].get(name) if isinstance(name, str) else None
     )

@@ -6,14 +6,12 @@ from typing import get_args
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.doctor import BASELINE
 from snaketune.config.evaluations import Evaluation
-from snaketune.config.merging import Merge
+from snaketune.config.held_out import NEEDS_REFERENCE, OF_SFT, RaceMetric
 from snaketune.config.optimizers import OPTIMIZERS, SCHEDULES, missing_package
 from snaketune.config.packing import Packing
-from snaketune.config.publishing import Gguf, Push
-from snaketune.config.races import NEEDS_REFERENCE, OF_SFT, RaceMetric
 from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Dpo, Sft, Training
-from snaketune.config.workflow import Variants, Workflow
+from snaketune.config.workflow import Gguf, Merge, Push, Variants, Workflow
 from snaketune.errors import SnaketuneError
 
 
@@ -75,7 +73,7 @@ def _check_dpo(key: str, run: Dpo, config: Workflow) -> None:
 
 
 def sft_of(config: Workflow, kind: str, name: str) -> str:
-    """Return the SFT run that a model is, starts from or, if it is merged, of which its first model is."""
+    """The SFT run that a model is, starts from or, if it is merged, of which its first model is."""
     if kind == "merge":
         kind, name = next(iter(config.merge[name].models)).split(":")
     return config.dpo[name].from_ if kind == "dpo" else name

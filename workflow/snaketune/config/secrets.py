@@ -37,7 +37,7 @@ def find_secret(given: Any) -> str | None:
 
 
 def nested(given: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value inside lists and mappings, and these, each once and with the keys that lead to it."""
+    """Yield every value inside lists and mappings, and these, each once and with the keys and indices that lead to it."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), given)]
     seen: set[int] = set()
     while waiting:

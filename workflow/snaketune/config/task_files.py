@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from snaketune.config.paths import check_plain, is_local_path
+from snaketune.config.base import check_plain, is_local_path
+from snaketune.config.secrets import nested
 from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
@@ -85,7 +86,7 @@ def _named(task: Path) -> Iterator[Path]:
         content = yaml.load(task.read_text(encoding="utf-8"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SnaketuneError(f"{task} can't be read as YAML: {' '.join(str(error).split())}") from None
-    for value in _values(content):
+    for _, value in nested(content):
         if isinstance(value, Function):
             yield from _module(task, value)
         elif isinstance(value, dict):
@@ -94,15 +95,8 @@ def _named(task: Path) -> Iterator[Path]:
             yield from _dataset(task, value)
 
 
-def _values(value: Any) -> Iterator[Any]:
-    """Yield a nested value and all values inside it."""
-    yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _values(inner)
-
-
 def _texts(value: Any) -> list[str]:
-    return [text for text in _values(value) if isinstance(text, str)]
+    return [text for _, text in nested(value) if isinstance(text, str)]
 
 
 def _module(task: Path, function: Function) -> Iterator[Path]:

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Fraction, Model, Name, Revision
-from snaketune.config.paths import LocalPath
+from snaketune.config.base import Fraction, LocalPath, Model, Name, Revision
 
 
 class TokenizerTraining(Model):

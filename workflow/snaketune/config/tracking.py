@@ -10,8 +10,8 @@ from snaketune.config.base import Model, Name
 from snaketune.config.secrets import TOKEN, nested
 
 SECRET_NAME = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
-# Keys of Weights & Biases, tokens of Hugging Face; and the credentials before the host of a URL.
-SECRET_VALUE = re.compile(r"[0-9a-f]{40}|wandb_v\d_\w+|hf_\w{20,}", re.IGNORECASE)
+# Old keys of Weights & Biases; and the credentials before the host of a URL.
+HEX_KEY = re.compile(r"[0-9a-f]{40}", re.IGNORECASE)
 IN_ADDRESS = re.compile(r"//[^/@\s]*@")
 PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 
@@ -65,7 +65,7 @@ class Tracking(Model):
         for keys, value in nested(given):
             key = next((key for key in reversed(keys) if not key.isdecimal()), "")
             problem = f"unknown key {key}" if SECRET_NAME.search(key) else ""
-            if not problem and isinstance(value, str) and (SECRET_VALUE.fullmatch(value) or TOKEN.search(value)):
+            if not problem and isinstance(value, str) and (HEX_KEY.fullmatch(value) or TOKEN.search(value)):
                 problem = f"the value of {key} looks like an API key" if key else "found what looks like an API key"
             if problem:
                 raise ValueError(

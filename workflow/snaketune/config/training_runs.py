@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.base_models import Base, Pretrained, Scratch, Seed
 from snaketune.config.corpus_sources import Regex
-from snaketune.config.held_out import Selection, SnapshotShare, snapshot_name
+from snaketune.config.held_out import Race, Selection, SnapshotShare, snapshot_name
 from snaketune.config.lora import Lora, LoraOrContinued, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
@@ -20,7 +20,6 @@ from snaketune.config.optimizers import (
     checked_options,
 )
 from snaketune.config.packing import Packing
-from snaketune.config.races import Race
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -218,12 +217,12 @@ class Dpo(PreferenceLoss):
 
 
 def snapshots_of(run: Sft | Dpo) -> tuple[float, ...]:
-    """Return the shares at which a run's snapshots end, ascending; the rungs of its race are among them."""
+    """The shares at which a run's snapshots end, ascending; the rungs of its race are among them."""
     return tuple(sorted({*run.training.snapshots, *(run.race.rungs if run.race else ())}))
 
 
 def _check_together(run):
-    """Return the run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
+    """The run; ValueError if its quantization, adapters, optimizer, processes and rows don't fit together."""
     training, processes = run.training, run.operation.processes
     micro = 1 if training.micro_batch_rows == "auto" else training.micro_batch_rows
     snapshots = snapshots_of(run)

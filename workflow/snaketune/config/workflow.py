@@ -1,21 +1,62 @@
-"""Model of the whole config file."""
+"""Model of the whole config file, and of its sections `merge:`, `push:` and `gguf:`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from snaketune.config.base import Model, Name
+from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, Revision
 from snaketune.config.corpus_sources import Corpus
 from snaketune.config.doctor import Doctor
 from snaketune.config.evaluations import Evaluation, Report
-from snaketune.config.merging import Merge
-from snaketune.config.publishing import Gguf, Push
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Sft
 
+TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
+# The Hub's rules: letters, digits, `-`, `_` and `.`; the last three neither repeated nor at an end.
+HUB_NAME = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*"
+
 # By section and name, the names of the runs that a name in the config refers to: those of a grid, or itself.
 Variants = dict[str, dict[str, tuple[str, ...]]]
+
+
+class Merge(Model):
+    """A model whose weights are averaged from those of trained models, without training: variants of one base, or snapshots
+    of one run. Evaluations and `gguf` name it `merge:NAME`."""
+
+    models: Annotated[dict[TrainedModel, PositiveFloat], Field(min_length=2)]
+    """Weight of each model, such as `{"sft:demo@0.5": 1, "sft:demo": 1}`; they are divided by their sum."""
+    method: Literal["linear", "slerp"] = "linear"
+    """`linear` is the weighted mean (model soups, Wortsman et al., 2022); `slerp` interpolates two models on the sphere, tensor
+    by tensor, which retains their norms (Shoemake, 1985). Adapters are applied to their base first."""
+
+    @model_validator(mode="after")
+    def _two_for_slerp(self) -> Self:
+        if self.method == "slerp" and len(self.models) != 2:
+            raise ValueError(f"slerp interpolates between two models; found {len(self.models)}")
+        return self
+
+
+class Push(Model):
+    """A model that `snakemake push` pushes to the Hub, with its model card. No other command pushes."""
+
+    model: TrainedModel
+    """Model to push: `sft:NAME` or `dpo:NAME`."""
+    repository: Annotated[str, Field(pattern=f"^{HUB_NAME}/{HUB_NAME}$", max_length=96)]
+    """Repository on the Hub, `owner/name`; created if it doesn't exist."""
+    private: bool = True
+    """Creates a private repository, and refuses to push to an existing public one. Set `false` for a public repository."""
+    branch: Revision = "main"
+    """Branch of the repository; created if it doesn't exist."""
+
+
+class Gguf(Model):
+    """A model that `snakemake gguf` converts to GGUF, with llama.cpp's converter."""
+
+    model: Annotated[str, Field(pattern=f"^(sft|dpo|merge):{NAME_PATTERN}$")]
+    """Model to convert: `sft:NAME`, `dpo:NAME` or `merge:NAME`. A LoRA run needs `lora.merge: true`."""
+    type: Literal["f16", "bf16", "q8_0"] = "f16"
+    """Data type of the weights: 16-bit floats, or 8-bit blocks (`q8_0`)."""
 
 
 class Workflow(Model):
@@ -37,5 +78,4 @@ class Workflow(Model):
     when versions of its libraries change."""
 
     def tokenizer_of(self, run: Sft | Dpo) -> str:
-        """Return the name of a run's tokenizer."""
         return (run if isinstance(run, Sft) else self.sft[run.from_]).tokenizer

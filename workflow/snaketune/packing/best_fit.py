@@ -1,19 +1,21 @@
-"""Best-fit-decreasing packing of sequences into rows, over a histogram of lengths.
+"""Packing of units into rows, best fit decreasing. A unit is packed as one: a segment, or the tree of a prompt's completions.
 
 Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row has the
 shortest capacity that holds the sequence. Sequences of one length are interchangeable, and so are rows with equal free space,
-so whole groups are packed per step: some ten million sequences per second on one core, and 40 bytes of memory per sequence.
+so over a histogram of lengths whole groups are packed per step: some ten million sequences per second on one core, and 40 bytes
+of memory per sequence.
 
 The same freedom balances the supervised tokens: among rows with equal free space, the row with the fewest supervised tokens so
 far gets the sequence with the most. This never costs a row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from snaketune.tokenization.encoded_rows import offsets_of
+from snaketune.packing.planned_segments import PlannedSegments
+from snaketune.tokenization.encoded_rows import gather, offsets_of
 
 # Rows of sequences that are packed together if their order counts: more rows are fuller, fewer are closer to the order.
 ROWS_PER_GROUP = 64
@@ -38,6 +40,74 @@ class PackingPlan:
 
     def row(self, r: int) -> np.ndarray:
         return self.order[self.offsets[r] : self.offsets[r + 1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """U runs of segments, each of which goes into one row; segments are numbered within their unit.
+
+    Attributes:
+        segments, offsets: all segments, unit after unit, and int64[U + 1].
+        pairs, pair_offsets: of preferences, int32[P, 3], unit after unit, and int64[U + 1]: the sequence whose id and source
+            are the pair's, and the last segments of its chosen and of its rejected completion.
+    """
+
+    segments: PlannedSegments
+    offsets: np.ndarray
+    pairs: np.ndarray | None = None
+    pair_offsets: np.ndarray | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self._sums(self.segments.tokens)
+
+    @property
+    def supervised(self) -> np.ndarray:
+        return self._sums(self.segments.supervised)
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """int32[U], the sums over the segments of each unit."""
+        if len(self.offsets) == len(values) + 1:
+            return values
+        return np.add.reduceat(values, self.offsets[:-1]).astype(np.int32)
+
+    def take(self, order: np.ndarray) -> "Units":
+        """The units numbered in `order`, in this order."""
+        if len(self.offsets) == len(self.segments) + 1 and self.pairs is None:
+            return replace(self, segments=self.segments.take(order), offsets=np.arange(len(order) + 1))
+        at, offsets = gather(self.offsets[order], np.diff(self.offsets)[order])
+        taken = replace(self, segments=self.segments.take(at), offsets=offsets)
+        if self.pairs is None:
+            return taken
+        at, offsets = gather(self.pair_offsets[order], np.diff(self.pair_offsets)[order])
+        return replace(taken, pairs=self.pairs[at], pair_offsets=offsets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedUnits(Units):
+    """The contents of R rows: units whose segments are numbered within their row, of `capacities` (int32[R]) tokens."""
+
+    capacities: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.capacities)
+
+    @property
+    def roots(self) -> np.ndarray:
+        """int64: the segments without a prefix; every conversation has one, at its beginning."""
+        return np.flatnonzero(self.segments.prefix == 0)
+
+    @property
+    def documents(self) -> int:
+        """The number of conversations (or their parts) or pairs."""
+        return len(self.roots if self.pairs is None else self.pairs)
+
+    def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
+        """int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
+        rows = np.repeat(self.offsets[:-1], np.diff(self.pair_offsets))
+        _, first = np.unique(self.pairs[:, 1:] + rows[:, None], return_index=True)
+        return np.bincount(first // 2, of_segments, minlength=len(self.pairs)).astype(np.int32)
 
 
 def plan_best_fit_decreasing(
@@ -98,7 +168,7 @@ def plan_in_order(
 
 
 def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
-    """Return a lower bound on the rows of any packing: all tokens must fit, and two sequences over half a row can't share one.
+    """A lower bound on the rows of any packing: all tokens must fit, and two sequences over half a row can't share one.
 
     >>> lower_bound_rows(np.array([6, 6, 6]), capacity=10)
     3
@@ -107,7 +177,7 @@ def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
 
 
 def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity: int) -> np.ndarray:
-    """Return int32[N], the sequences from long to short, among equal lengths roughly by supervised tokens (descending).
+    """int32[N], the sequences from long to short, among equal lengths roughly by supervised tokens (descending).
 
     One stable sort of 16-bit keys, which is a radix sort; the bits that the length doesn't need hold the supervised share.
     """
@@ -159,7 +229,7 @@ class _Rows:
         return PackingPlan(order=order, offsets=offsets, capacities=capacity[by_capacity])
 
     def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
-        """Return the least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""
+        """The least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""
         fitting = self.open >> length
         if not fitting:
             capacity = next(capacity for capacity in self.capacities if capacity >= length)
@@ -202,3 +272,22 @@ class _Rows:
         if space and len(group):
             self.by_space.setdefault(space, []).append(group)
             self.open |= 1 << space
+
+
+def pack_units(units: Units, plan: PackingPlan) -> PackedUnits:
+    """Put units into rows as planned, and number their segments within the rows."""
+    units = units.take(plan.order)
+    rows = PackedUnits(capacities=plan.capacities, segments=units.segments, offsets=units.offsets[plan.offsets])
+    # From numbers within the unit to numbers within the row.
+    shift = (units.offsets[:-1] - np.repeat(rows.offsets[:-1], np.diff(plan.offsets))).astype(np.int32)
+    segment = units.segments.prefix_segment + np.repeat(shift, np.diff(units.offsets))
+    rows = replace(rows, segments=replace(units.segments, prefix_segment=segment))
+    if units.pairs is None:
+        return rows
+    pairs = units.pairs.copy()
+    pairs[:, 1:] += np.repeat(shift, np.diff(units.pair_offsets))[:, None]
+    return replace(
+        rows,
+        pairs=pairs,
+        pair_offsets=units.pair_offsets[plan.offsets],
+    )

@@ -1,14 +1,14 @@
 """Conversations fitted to the row length: whole, or, if longer than a row, as the overflow policy says; or wrapped.
 
-Each becomes one segment of a row, or several where it is split or a tree (`tokenization.turn_trees`), of which the first has no
-prefix. Only trees and those longer than a row cost a loop in Python.
+Each becomes one segment of a row, or several where it is split or a tree (`tokenization.encode_rows`), of which the first has
+no prefix. Only trees and those longer than a row cost a loop in Python.
 """
 
 import numpy as np
 import pyarrow as pa
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.packing_units import PackedUnits
+from snaketune.packing.best_fit import PackedUnits
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
@@ -18,7 +18,7 @@ Segment = tuple[int, ...]
 
 
 def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: DropCounts) -> PlannedSegments:
-    """Return the segments of all conversations of a split, given its token index, and count in `drops` what isn't packed whole.
+    """The segments of all conversations of a split, given its token index, and count in `drops` what isn't packed whole.
 
     Raises:
         SnaketuneError: a conversation longer than a row, and `overflow` is `raise`.
@@ -84,7 +84,7 @@ class _Long:
         self.branches = np.array(index["branches"][number].as_py(), np.int64).reshape(-1, 3).tolist()
 
     def turn_end(self, start: int, stop: int) -> int:
-        """Return the last end of a turn in (start, stop], of a supervised turn if there is one; 0 if no turn ends there.
+        """The last end of a turn in (start, stop], of a supervised turn if there is one; 0 if no turn ends there.
 
         A supervised turn is preferred so that questions stay with their answers.
         """
@@ -93,13 +93,13 @@ class _Long:
         return ([end for end in ends if end in answers] or ends or [0])[-1]
 
     def supervised(self, start: int, stop: int, prefix: int = 0) -> int:
-        """Return the supervised tokens in [start, stop) as a segment: without a prefix, its first token has no token to be
+        """The supervised tokens in [start, stop) as a segment: without a prefix, its first token has no token to be
         predicted from."""
         start += prefix == 0
         return sum(max(0, min(b, stop) - max(a, start)) for a, b in zip(self.runs[::2], self.runs[1::2]))
 
     def tree(self, trunk: int) -> list[Segment]:
-        """Return the segments of a tree whose trunk is cut to its first `trunk` tokens, without branches of what is cut off.
+        """The segments of a tree whose trunk is cut to its first `trunk` tokens, without branches of what is cut off.
 
         Segments are numbered from 0 in each part of the tree that shares no token with the others.
         """

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def epoch_order(items: int, seed: int, epoch: int, *, weights: np.ndarray | None = None, batch: int = 1) -> np.ndarray:
-    """Return int64[items], every item once, in an order that depends only on seed and epoch.
+    """int64[items], every item once, in an order that depends only on seed and epoch.
 
     Args:
         weights: int[items]; if given, batches of `batch` items have nearly equal weight, and so have equal parts of a batch.

@@ -22,6 +22,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.packing.planned_segments import SupervisedRuns
 from snaketune.packing.truncation import DropCounts
 from snaketune.stages.specs import PlanSpec
+from snaketune.tokenization.encoded_rows import common_start
 from snaketune.tokenization.token_store import TokenParts
 
 # Completions to read before mapped memory is released.
@@ -39,12 +40,12 @@ class CompletionTokens:
         self._read = 0
 
     def ids(self, sequence: int, start: int, tokens: int) -> np.ndarray:
-        """Return int32[tokens], a view."""
+        """int32[tokens], a view."""
         begin = self._begin[sequence] + start
         return self._values[self._batch[sequence]][begin : begin + tokens]
 
     def key(self, sequence: int, start: int, tokens: int) -> bytes:
-        """Return four bytes per token, to compare completions by: its id and whether it is supervised."""
+        """Four bytes per token, to compare completions by: its id and whether it is supervised."""
         self._read += 1
         if self._read > READ_BEFORE_RELEASE:
             self._parts.release()
@@ -58,10 +59,8 @@ class CompletionTokens:
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
-    """Return the number of leading tokens that are equal in id and supervision, given two keys of `CompletionTokens`."""
-    least = min(len(a), len(b)) // 4
-    different = np.frombuffer(a, np.int32, least) != np.frombuffer(b, np.int32, least)
-    return int(np.append(different, True).argmax())
+    """The number of leading tokens that are equal in id and supervision, given two keys of `CompletionTokens`."""
+    return common_start(np.frombuffer(a, np.int32), np.frombuffer(b, np.int32))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ class PlannedPairs:
 
 
 def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> PlannedPairs:
-    """Return all pairs of a split whose completions both have a supervised token, given its token index.
+    """All pairs of a split whose completions both have a supervised token, given its token index.
 
     Each completion ends with its last supervised token: the tokens after it (the line break that many templates put after a
     turn) predict nothing that is learned.
@@ -154,7 +153,7 @@ def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> Planned
 
 
 def _longest_prompt_run(prompt_hash: np.ndarray) -> int:
-    """Return the length of the longest run of rows with one of several prompts, where the last row precedes the first, or 1.
+    """The length of the longest run of rows with one of several prompts, where the last row precedes the first, or 1.
 
     >>> [_longest_prompt_run(np.array(hashes)) for hashes in ([1, 2, 1, 3], [1, 2, 2, 1, 1], [1, 1], [])]
     [1, 3, 1, 1]
@@ -164,7 +163,7 @@ def _longest_prompt_run(prompt_hash: np.ndarray) -> int:
 
 
 def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, distance: int) -> np.ndarray:
-    """Return int32[P], the leading tokens that each first completion shares with the one `distance` rows before it."""
+    """int32[P], the leading tokens that each first completion shares with the one `distance` rows before it."""
     columns = (completions.sequence, completions.prompt, completions.first)
     ranges = list(zip(*(column.tolist() for column in columns)))
     # The last row precedes the first.
@@ -179,7 +178,7 @@ def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, di
 def fit_pairs(
     spec: PlanSpec, row_length: int, index: pa.Table, whole: PlannedPairs, runs: SupervisedRuns, drops: DropCounts
 ) -> PlannedPairs:
-    """Return the pairs of a split that fit into rows of `row_length` tokens, and count in `drops` what isn't packed whole.
+    """The pairs of a split that fit into rows of `row_length` tokens, and count in `drops` what isn't packed whole.
 
     Args:
         index: the token index that `tokenize` wrote.

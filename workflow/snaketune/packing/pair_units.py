@@ -38,7 +38,7 @@ class Unit:
 
 
 def find_units(rows: PackedRows, numbers: Iterable[int], documents: Iterable[dict[str, Any]]) -> list[Unit]:
-    """Return the units of some rows, in order. Args: documents: as `packing.reader.documents` yields them."""
+    """The units of some rows, in order. Args: documents: as `packing.reader.documents` yields them."""
     ids: list[list[str]] = [[] for _ in range(len(rows))]
     for document in documents:
         ids[document["row"]].append(document["id"])
@@ -80,7 +80,7 @@ class UnitRows:
 
 
 def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
-    """Return the units of a row of pairs, in order, as rows without padding; costs some 30 microseconds.
+    """The units of a row of pairs, in order, as rows without padding; costs some 30 microseconds.
 
     >>> names = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
     >>> columns = ([4, 2, 2, 1], [0, 2, 0, 0], [0, 0, 2, 3], [0, 1, 2, 3])
@@ -114,7 +114,7 @@ def units_of(row: dict[str, Any]) -> list[dict[str, np.ndarray]]:
 
 
 def digest_unit(unit: dict[str, np.ndarray]) -> bytes:
-    """Return the digest of a unit's tokens, supervision and segments, 16 bytes."""
+    """The digest of a unit's tokens, supervision and segments, 16 bytes."""
     content = xxhash.xxh3_128(unit["input_ids"].tobytes())
     content.update((unit["labels"] != IGNORED).tobytes())
     for name in (*SEGMENTS, *NUMBERS):

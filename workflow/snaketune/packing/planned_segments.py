@@ -40,7 +40,6 @@ class PlannedSegments:
     def without_prefix(
         cls, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray, supervised: np.ndarray
     ) -> "PlannedSegments":
-        """Return segments that attend to their own tokens only."""
         zeros = np.zeros(len(sequence), np.int32)
         columns = (sequence, start, stop, zeros, zeros, supervised)
         return cls(**{name: column.astype(np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
@@ -67,7 +66,7 @@ class SupervisedRuns:
         return cls(*parts.lists(split, "supervised_runs"), weights)
 
     def intersect(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return int64[r] each: per intersection of a range with a run, the number of the range, its start and end, and the
+        """int64[r] each: per intersection of a range with a run, the number of the range, its start and end, and the
         number of the run.
 
         >>> runs = SupervisedRuns(np.array([2, 5, 7, 9]), np.array([0, 4]))
@@ -82,19 +81,19 @@ class SupervisedRuns:
         return of[some], begin[some], end[some], run[some]
 
     def count(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Return int32[K], the supervised tokens of each range."""
+        """int32[K], the supervised tokens of each range."""
         of, begin, end, _ = self.intersect(sequence, start, stop)
         return np.bincount(of, end - begin, minlength=len(sequence)).astype(np.int32)
 
     def first_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Return int32[K], the end of the first supervised token of each range; the range's stop if there is none."""
+        """int32[K], the end of the first supervised token of each range; the range's stop if there is none."""
         of, begin, *_ = self.intersect(sequence, start, stop)
         ends = stop.astype(np.int32)
         np.minimum.at(ends, of, begin.astype(np.int32) + 1)
         return ends
 
     def last_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Return int32[K], the end of the last supervised token of each range; the range's start if there is none."""
+        """int32[K], the end of the last supervised token of each range; the range's start if there is none."""
         of, _, end, _ = self.intersect(sequence, start, stop)
         ends = start.astype(np.int32)
         np.maximum.at(ends, of, end.astype(np.int32))

@@ -19,7 +19,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from snaketune.packing.packing_units import Units
+from snaketune.packing.best_fit import Units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, common_tokens
 from snaketune.packing.planned_segments import PlannedSegments
 from snaketune.tokenization.encoded_rows import offsets_of
@@ -29,7 +29,7 @@ TokenRange = tuple[int, int, int]
 
 
 def build_trees(pairs: PlannedPairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, tuple[int, int, int]]:
-    """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row.
+    """The trees of all pairs of a split, in the order of their first pairs; none is longer than a row.
 
     Also returns how many tokens aren't stored again, of prompts and at the beginnings of completions, and the tokens of
     mismatched completions, which are stored in addition to the corpus.
@@ -73,7 +73,7 @@ Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _single_pair_trees(pairs: PlannedPairs, which: np.ndarray) -> Columns:
-    """Return a tree of one or two segments for each of the pairs `which`, bool."""
+    """A tree of one or two segments for each of the pairs `which`, bool."""
     one = pairs.take(which)
     shared = one.prompt + one.common
     ends = np.tile(np.array([0, 1], np.int32), (len(one), 1))
@@ -97,8 +97,6 @@ def _single_pair_trees(pairs: PlannedPairs, which: np.ndarray) -> Columns:
 
 
 class _TreeBuilder:
-    """Builds trees of prompts that have several pairs."""
-
     def __init__(self, pairs: PlannedPairs, tokens: CompletionTokens, row_length: int):
         self._pairs, self._tokens, self._row_length = pairs, tokens, row_length
         self._segments: list[tuple[int, ...]] = []

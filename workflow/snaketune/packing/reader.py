@@ -73,7 +73,7 @@ class PackedRows:
         return row_of(self.batches[number], row - int(self.offsets[number]))
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
-        """Return a row of padding, of `tokens` tokens or of the longest length."""
+        """A row of padding, of `tokens` tokens or of the longest length."""
         empty, length = np.empty(0, np.int32), tokens or self.row_length
         tokens = {"input_ids": np.zeros(length, np.int32), "labels": np.full(length, IGNORED, np.int32)}
         if self.weighted:
@@ -81,7 +81,7 @@ class PackedRows:
         return tokens | dict.fromkeys(self.lists, empty)
 
     def values(self, name: str) -> np.ndarray:
-        """Return the values of a column of lists, of all rows."""
+        """The values of a column of lists, of all rows."""
         return np.concatenate([np.empty(0, np.int32), *self._by_batch(name)])
 
     def _by_batch(self, name: str) -> Iterator[np.ndarray]:
@@ -90,7 +90,7 @@ class PackedRows:
             yield values[at[0] : at[-1]]
 
     def counts(self, name: str) -> np.ndarray:
-        """Return the lengths of the lists of a column, by row."""
+        """The lengths of the lists of a column, by row."""
         return np.concatenate([np.empty(0, np.int32), *(np.diff(views[name][0]) for views in self.batches)])
 
     @cached_property
@@ -174,7 +174,7 @@ class EqualTokens:
         return len(self.groups)
 
     def __getitem__(self, item: int) -> list[dict[str, Any]]:
-        """Return the rows of an item; `len(self)` is a blank item, one row of padding in which nothing is supervised."""
+        """The rows of an item; `len(self)` is a blank item, one row of padding in which nothing is supervised."""
         if item == len(self):
             return [self.rows.blank()]
         return [self.rows[row] for row in self.groups[item]]
@@ -195,7 +195,7 @@ def is_slow_to_map(path: Path) -> bool:
 
 
 def _file_system(path: Path, table: Path = Path("/proc/mounts")) -> tuple[str, str]:
-    """Return the type and mount point of the file system of `path`; ("", "") if they are unknown."""
+    """The type and mount point of the file system of `path`; ("", "") if they are unknown."""
     try:
         lines = table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -215,7 +215,7 @@ def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
 
 
 def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
-    """Return the columns of a record batch of rows: tokens as [R, L], `lists` as (offsets of the rows, values)."""
+    """The columns of a record batch of rows: tokens as [R, L], `lists` as (offsets of the rows, values)."""
     views: dict[str, Any] = {
         name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1)
         for name in TOKENS
@@ -227,7 +227,7 @@ def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
 
 
 def row_of(views: dict[str, Any], row: int) -> dict[str, np.ndarray]:
-    """Return one row of a record batch, given the result of `views_of`."""
+    """One row of a record batch, given the result of `views_of`."""
     return {
         name: view[row] if name in TOKENS else view[1][view[0][row] : view[0][row + 1]] for name, view in views.items()
     }

@@ -21,9 +21,15 @@ import pyarrow.compute as pc
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.corpus.rows import ORDER_COLUMN
 from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing, plan_in_order
+from snaketune.packing.best_fit import (
+    PackedUnits,
+    Units,
+    lower_bound_rows,
+    pack_units,
+    plan_best_fit_decreasing,
+    plan_in_order,
+)
 from snaketune.packing.conversation_overflow import fit_conversations, wrap
-from snaketune.packing.packing_units import PackedUnits, Units, pack_units
 from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
 from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
 from snaketune.packing.prefix_trees import build_trees
@@ -96,7 +102,7 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact], corpu
 def _plan_split(
     spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int], corpus: Artifact | None
 ) -> tuple[PackedUnits, dict[str, Any], dict[str, Any]]:
-    """Return the rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
+    """The rows of a split, its counts and its packing metadata; `read` are the rows and tokens of the split."""
     longest, drops, index = spec.lengths[-1], DropCounts(), parts.index(split)
     shared = dict.fromkeys(SHARED, 0)
     tokens = whole = None
@@ -142,7 +148,7 @@ def _plan_split(
 
 
 def _order_keys(spec: PlanSpec, split: str, index: pa.Table, corpus: Artifact | None) -> np.ndarray | None:
-    """Return the numbers by which the train sequences are ordered, int or float[n]; None if their order doesn't count."""
+    """The numbers by which the train sequences are ordered, int or float[n]; None if their order doesn't count."""
     if spec.order == "shuffled" or split != "train":
         return None
     if spec.order == "length":
@@ -167,7 +173,7 @@ def fit(
 
 
 def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: dict[str, int]) -> dict[str, Any]:
-    """Return the counts of a split; for tokens, read + mismatched = tokens + dropped + truncated + shared."""
+    """The counts of a split; for tokens, read + mismatched = tokens + dropped + truncated + shared."""
     return {
         "read": read["rows"],
         "read_tokens": read["tokens"],
@@ -183,7 +189,7 @@ def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: 
 
 
 def _packing_metadata(spec: PlanSpec, rows: PackedUnits, drops: DropCounts) -> dict[str, Any]:
-    """Return the `packing_metadata` of a split.
+    """The `packing_metadata` of a split.
 
     `packing_efficiency` is the share of the rows' tokens that aren't padding, in percent; `compression_ratio` is how many rows
     one conversation or pair per row would take, per packed row; `lower_bound_rows` is the least number of rows of the longest

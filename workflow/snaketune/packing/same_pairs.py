@@ -20,7 +20,7 @@ ROWS_PER_BATCH = 256
 
 
 def digest_pairs(shards: list[Path], documents: Path) -> str:
-    """Return 32 hex digits; costs some 25 microseconds per completion of 400 tokens, and 100 bytes of memory per pair.
+    """32 hex digits; costs some 25 microseconds per completion of 400 tokens, and 100 bytes of memory per pair.
 
     Args:
         shards: the shards of all splits, in order of name.

@@ -109,7 +109,7 @@ class SegmentLayout:
         return int(self.sequence_lengths[self.documents].max(initial=0))
 
     def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """Return the tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast.
+        """The tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast.
 
         >>> tree = layout([[5, 1, 1]], [[0, 4, 5]], row_lengths=[7], prefix_segments=[[0, 0, 1]])
         >>> tree.sequence_tokens(np.array(2), np.arange(6)).tolist()
@@ -133,14 +133,14 @@ class SegmentLayout:
         return list(zip(np.split(tokens_Q, offsets[1:-1]), self.prefix_lengths[self.documents].tolist()))
 
     def sequences_of(self, segments_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of the sequences of segments, concatenated, and int64[C + 1], the offsets of each in them."""
+        """The tokens of the sequences of segments, concatenated, and int64[C + 1], the offsets of each in them."""
         lengths_C = self.sequence_lengths[segments_C]
         columns_Q, offsets = gather(np.zeros_like(lengths_C), lengths_C)
         return self.sequence_tokens(np.repeat(segments_C, lengths_C), columns_Q), offsets
 
 
 def layout_of(rows: Sequence[Mapping[str, Any]]) -> SegmentLayout:
-    """Return the layout of rows as `packing.reader` returns them."""
+    """The layout of rows as `packing.reader` returns them."""
     names = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
     columns = {name: [row[name] for row in rows] for name in names if name in rows[0]}
     return layout(**columns, row_lengths=[len(row["input_ids"]) for row in rows])
@@ -153,7 +153,7 @@ def layout(
     prefix_segments: Sequence[Sequence[int]] | None = None,
     completions: Sequence[Sequence[int]] | None = None,
 ) -> SegmentLayout:
-    """Return the layout of a batch of rows.
+    """The layout of a batch of rows.
 
     Args:
         segment_lengths, prefix_lengths, prefix_segments, completions: for each row, the columns of the shard; if
@@ -222,7 +222,7 @@ def layout(
 
 
 def mask(rows: SegmentLayout) -> np.ndarray:
-    """Return bool[T, T], True if the query (first axis) attends to the key: the slow reference for every kernel."""
+    """bool[T, T], True if the query (first axis) attends to the key: the slow reference for every kernel."""
     visible = np.tril(rows.segment_of[:, None] == rows.segment_of)
     for segment in np.flatnonzero(rows.prefix_lengths):
         start, prefix = rows.starts[segment], rows.sequence_tokens(segment, np.arange(rows.prefix_lengths[segment]))
@@ -231,7 +231,7 @@ def mask(rows: SegmentLayout) -> np.ndarray:
 
 
 def varlen_keys(rows: SegmentLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the keys and the cumulative lengths of queries and keys for kernels that take sequences of various lengths.
+    """The keys and the cumulative lengths of queries and keys for kernels that take sequences of various lengths.
 
     Queries are the T tokens in order; keys are those of every segment with its prefix (int64[U], prefixes repeated). A kernel
     aligns the last query of a segment with its last key (bottom-right):
@@ -252,7 +252,7 @@ def varlen_keys(rows: SegmentLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _cumulative(rows: SegmentLayout, lengths_S: np.ndarray) -> np.ndarray:
-    """Return the cumulative lengths of the segments, int32, with padding cut into segments of PADDING_SEGMENT."""
+    """The cumulative lengths of the segments, int32, with padding cut into segments of PADDING_SEGMENT."""
     ends_S = np.cumsum(lengths_S)
     padding = np.setdiff1d(np.arange(len(lengths_S)), rows.documents)
     cuts = [np.arange(ends_S[one] - lengths_S[one], ends_S[one], PADDING_SEGMENT) for one in padding]

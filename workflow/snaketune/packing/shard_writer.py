@@ -138,12 +138,12 @@ class PlannedRows:
         return self._tables[name].slice(int(offsets[0]), int(offsets[-1] - offsets[0])), offsets - offsets[0]
 
     def segments(self, first: int, last: int) -> tuple[PlannedSegments, np.ndarray]:
-        """Return the segments of rows `first` to `last` (excluded), and the offsets of these rows in them."""
+        """The segments of rows `first` to `last` (excluded), and the offsets of these rows in them."""
         table, offsets = self._slice("pieces", first, last)
         return PlannedSegments(**{name: table[name].to_numpy() for name in COLUMNS}), offsets
 
     def completions(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the segments that the rows' completions end with, and the offsets of the rows; None for conversations."""
+        """The segments that the rows' completions end with, and the offsets of the rows; None for conversations."""
         if "pairs" not in self._tables:
             return None
         table, offsets = self._slice("pairs", first, last)
@@ -163,7 +163,7 @@ class RowBuilder:
         self._touched = 0
 
     def batch(self, first: int, last: int, length: int, pad_id: int, trees: bool) -> pa.RecordBatch:
-        """Return rows `first` to `last` (excluded) of the plan with the columns of a shard, with or without those of trees."""
+        """Rows `first` to `last` (excluded) of the plan with the columns of a shard, with or without those of trees."""
         segments, offsets = self._plan.segments(first, last)
         row_of = np.repeat(np.arange(last - first), np.diff(offsets))
         tokens = segments.tokens.astype(np.int64)
@@ -180,7 +180,7 @@ class RowBuilder:
     def ids(
         self, segments: PlannedSegments, row_of: np.ndarray, fill: np.ndarray, length: int, pad_id: int
     ) -> np.ndarray:
-        """Return int32[R, L], the tokens of the segments and padding at the end of each row, given each segment's row (int[K],
+        """int32[R, L], the tokens of the segments and padding at the end of each row, given each segment's row (int[K],
         ascending), and the tokens of each row without padding (int64[R]).
         """
         rows = len(fill)
@@ -202,7 +202,7 @@ class RowBuilder:
     def _labels(
         self, segments: PlannedSegments, positions: np.ndarray, ids_RL: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return int32[R, L], the token id where loss is taken, else -100; and float32[R, L], its weight, if there are weights.
+        """int32[R, L], the token id where loss is taken, else -100; and float32[R, L], its weight, if there are weights.
         Segments start at `positions` in the rows."""
         # The first token of a segment without a prefix has no token to be predicted from.
         of, begin, end, run = self._runs.intersect(

@@ -7,7 +7,7 @@
     prefix_lengths   list<int32>                 for each segment, the tokens of its prefix (0 = none)
 
 That is format 3.0, for conversations. In format 3.1 tokens that sequences share are stored once, and segments form trees
-(`segments` has a picture). Conversations whose template rewrites earlier turns (`tokenization.turn_trees`) have one more
+(`segments` has a picture). Conversations whose template rewrites earlier turns (`tokenization.encode_rows`) have one more
 column, preferences two:
 
     prefix_segments  list<int32>                 for each segment, the segment of the row whose sequence its prefix is of
@@ -68,12 +68,11 @@ COPIED = ("id", "source", "label")
 
 
 def documents_schema(kind: str) -> pa.Schema:
-    """Return the schema of `documents.arrow`."""
     return pa.schema(DOCUMENTS | (LABEL if kind == "unpaired" else {}))
 
 
 def list_columns(kind: str, version: str) -> tuple[str, ...]:
-    """Return the columns of lists that shards of a manifest's kind and format version have.
+    """The columns of lists that shards of a manifest's kind and format version have.
 
     >>> list_columns("sft", "3.0"), list_columns("preference", "3.1")[2:]
     (('segment_lengths', 'prefix_lengths'), ('prefix_segments', 'completions'))
@@ -83,7 +82,7 @@ def list_columns(kind: str, version: str) -> tuple[str, ...]:
 
 
 def schema(row_length: int, lists: tuple[str, ...], weighted: bool = False) -> pa.Schema:
-    """Return the schema of a shard of rows of `row_length` tokens, with these columns of lists, with or without weights."""
+    """The schema of a shard of rows of `row_length` tokens, with these columns of lists, with or without weights."""
     tokens = {"input_ids": pa.int32(), "labels": pa.int32(), "attention_mask": pa.int8()}
     if weighted:
         tokens["loss_weights"] = pa.float32()
@@ -102,7 +101,7 @@ def row_batch(
     completions: tuple[np.ndarray, np.ndarray] | None = None,
     weights_RL: np.ndarray | None = None,
 ) -> pa.RecordBatch:
-    """Return R rows of L tokens as a record batch.
+    """R rows of L tokens as a record batch.
 
     Args:
         ids_RL, labels_RL: int32[R, L], padding included.

@@ -51,7 +51,7 @@ class DropCounts:
         }
 
     def cut(self) -> dict[str, dict[str, int]]:
-        """Return what is truncated and split, for the manifest."""
+        """What is truncated and split, for the manifest."""
         return {
             "truncated": {"rows": self.truncated_rows, "tokens": self.truncated_tokens},
             "split": {"rows": self.split_rows, "pieces": self.split_pieces},
@@ -66,7 +66,7 @@ def lost_to_length(
     read: dict[str, int],
     fit: Callable[[int, DropCounts], object],
 ) -> dict[str, int | None]:
-    """Return what is lost in rows of `row_length` tokens: rows, tokens, and `enough`, the shortest row length, in multiples of
+    """What is lost in rows of `row_length` tokens: rows, tokens, and `enough`, the shortest row length, in multiples of
     STEP, that retains RETAINED of the tokens; None if the loss isn't worth a warning.
 
     Args:
@@ -103,7 +103,7 @@ def is_worth_a_warning(rows: int, tokens: int, all_rows: int, all_tokens: int) -
 
 
 def warning(split: str, unit: str, row_length: int, overflow: str, lost: dict[str, Any], read: dict[str, int]) -> str:
-    """Return the warning about lost tokens, or "" if the loss isn't worth one.
+    """The warning about lost tokens, or "" if the loss isn't worth one.
 
     Args:
         lost: the result of `lost_to_length`.

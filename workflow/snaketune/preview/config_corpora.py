@@ -34,7 +34,7 @@ class PreviewedCorpus(Model):
 
 
 def corpora_of(graph: JobGraph) -> str:
-    """Return all corpora of a config as JSON, each once per tokenizer that reads it."""
+    """All corpora of a config as JSON, each once per tokenizer that reads it."""
     tokens: dict[str, dict[str, Job]] = {}
     lengths: dict[str, set[int]] = {}
     for job in graph.stage("tokenize"):

@@ -82,7 +82,6 @@ def read_as(
     repair: tuple[Repair, ...] = (),
     cleaning: Cleaning | None = None,
 ) -> Reading:
-    """Read all rows of a source as a corpus of this kind."""
     cleaner = Cleaner(cleaning or Cleaning())
     reading = Reading(kind=kind)
     first: dict[int, str] = {}
@@ -107,7 +106,7 @@ def read_as(
 
 
 def best_reading(source: Source, samples: list[FileSample]) -> tuple[Reading, dict[str, int]]:
-    """Return the reading with the kind that suits best, and the number of rows that each kind reads."""
+    """The reading with the kind that suits best, and the number of rows that each kind reads."""
     documents = read_as(TEXT, source, samples)
     # One at a time, so that at most two readings of a large file are in memory.
     best, counts = documents, {TEXT: documents.used}
@@ -131,7 +130,7 @@ def read_further(reading: Reading, source: Source, samples: list[FileSample]) ->
 
 
 def repairs_that_help(reading: Reading, source: Source, samples: list[FileSample]) -> tuple[dict[str, int], int]:
-    """Return repairs that fix quarantined rows, with the rows that each changes; and how many more rows could be used."""
+    """Repairs that fix quarantined rows, with the rows that each changes; and how many more rows could be used."""
     if not reading.quarantined or reading.kind == TEXT:
         return {}, 0
     repaired = read_as(reading.kind, source, samples, REPAIRS)

@@ -20,13 +20,12 @@ from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.corpus.rows import SCHEMAS, TEXT, Message, Row, with_weights
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.creation.check import check
+from snaketune.tokenization.creation.check import check, training_template
 from snaketune.tokenization.creation.train import TURN_END
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import NO_BRANCHES, EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED, Refused
 from snaketune.tokenization.token_rows import rows_of
-from snaketune.tokenization.training_templates import training_template
 from snaketune.tokenization.turn_columns import Turns, turns_of
 
 ROWS_PER_BATCH = 64
@@ -94,7 +93,7 @@ class RenderedRows:
     control_text: int = 0
 
     def longer(self, lengths: tuple[int, ...] = LENGTHS) -> dict[int, int]:
-        """Return the number of rows longer than each of these lengths, up to the first that no row exceeds."""
+        """The number of rows longer than each of these lengths, up to the first that no row exceeds."""
         counts = {}
         for length in lengths:
             counts[length] = int((self.lengths > length).sum())
@@ -161,7 +160,7 @@ def _text_of(template: Path) -> str:
 
 
 def _bytes_tokenizer(template: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return parsed `tokenizer.json` and `tokenizer_config.json` of a byte tokenizer, with the control tokens of a template.
+    """Parsed `tokenizer.json` and `tokenizer_config.json` of a byte tokenizer, with the control tokens of a template.
 
     With it, rows pass through the same code as with a real tokenizer: the chat template, its refusals, and the supervision
     of each byte.
@@ -272,14 +271,14 @@ def _turns(kind: str, table: pa.Table, supervision: Supervision) -> Turns:
 def _sequences(
     chat: ChatTokenizer, kind: str, rows: list[Row], encoded: EncodedBatch, supervision: Supervision
 ) -> tuple[EncodedBatch, np.ndarray, np.ndarray]:
-    """Return the sequences of rows, a pair's prompt once; their supervised tokens; and whether a text holds a control token."""
+    """The sequences of rows, a pair's prompt once; their supervised tokens; and whether a text holds a control token."""
     table = _table(kind, rows)
     token_rows = rows_of(table, encoded, holds_control(chat, _turns(kind, table, supervision)))
     return token_rows.sequences, token_rows.supervised_tokens, token_rows.control_text
 
 
 def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) -> np.ndarray:
-    """Return int64[n], the lengths of sequences in tokens; a byte tokenizer's are estimated, control tokens one each."""
+    """int64[n], the lengths of sequences in tokens; a byte tokenizer's are estimated, control tokens one each."""
     if renderer.exact:
         return sequences.lengths
     control = np.add.reduceat(chat.is_control(sequences.ids).astype(np.int64), sequences.starts)
@@ -287,7 +286,7 @@ def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) ->
 
 
 def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encoded: EncodedBatch) -> RenderedRow:
-    """Return a row's tokens as text, with a pair's prompt once: up to where its completions differ or are supervised."""
+    """A row's tokens as text, with a pair's prompt once: up to where its completions differ or are supervised."""
     (branches,) = encoded.branches or (NO_BRANCHES,)
     starts = [*branches[:, 0].tolist(), int(encoded.lengths[0])]
     spans, start = _spans(chat, encoded, 0, starts[0]), 0
@@ -310,7 +309,7 @@ def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encod
 
 
 def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int, tokens: int | None = None) -> list[TextSpan]:
-    """Return the text of a conversation, or of its first `tokens` tokens."""
+    """The text of a conversation, or of its first `tokens` tokens."""
     start, end = encoded.offsets[number : number + 2]
     end = end if tokens is None else start + tokens
     ids, supervised = encoded.ids[start:end], encoded.supervised[start:end]

@@ -69,7 +69,7 @@ def samples_of(source: Source, kind: str | None) -> list[FileSample]:
 
 
 def encoding_of(path: Path) -> str:
-    """Return the encoding of a text file, as far as its first bytes show it."""
+    """The encoding of a text file, as far as its first bytes show it."""
     head = _head(path)
     if encoding := other_unicode(head):
         return encoding
@@ -108,7 +108,7 @@ def _of_file(path: Path, kind: str | None, keys: TextKeys, max_rows: int, max_ch
 def _sample(
     path: Path, format_: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
 ) -> FileSample:
-    """Return the sample of a file that isn't an archive; `format_` is its format, None if it isn't supported."""
+    """The sample of a file that isn't an archive; `format_` is its format, None if it isn't supported."""
     if format_ is None:
         return FileSample(name=str(path), raws=[], whole=True, trouble=trouble)
     with path.open("rb") as file:
@@ -134,7 +134,7 @@ def _sample(
 
 
 def _format(head: bytes, name: str, kind: str | None, keys: TextKeys) -> str | None:
-    """Return the format; None if it isn't supported, for which the error of reading has the reason."""
+    """The format; None if it isn't supported, for which the error of reading has the reason."""
     if keys.encoding != UTF_8:
         head = head.decode(keys.encoding, "ignore").encode()
     # A text in no other format is a document if the corpus may be of kind text.
@@ -145,14 +145,14 @@ def _format(head: bytes, name: str, kind: str | None, keys: TextKeys) -> str | N
 
 
 def _head(path: Path) -> bytes:
-    """Return the first bytes of a file, decompressed; nothing if it can't be read, for which the error of reading has why."""
+    """The first bytes of a file, decompressed; nothing if it can't be read, for which the error of reading has why."""
     with suppress(*READ_ERRORS), open_decompressed(path) as file:
         return file.read(HEAD_LENGTH)
     return b""
 
 
 def _first_rows(rows: Iterable[RawRow], max_rows: int, max_characters: int) -> tuple[list[RawRow], bool, str | None]:
-    """Return the first rows; whether these are all; and the error that ended them, if any."""
+    """The first rows; whether these are all; and the error that ended them, if any."""
     taken: list[RawRow] = []
     characters = 0
     reading = iter(rows)
@@ -173,7 +173,7 @@ def _length(raw: RawRow) -> int:
 
 
 def _rows_in_all(path: Path, format_: str, raws: list[RawRow]) -> tuple[int | None, bool]:
-    """Return the number of rows of a file that wasn't read completely, if known, and whether it is an estimate."""
+    """The number of rows of a file that wasn't read completely, if known, and whether it is an estimate."""
     if format_ == "parquet":
         from pyarrow.parquet import read_metadata
 
@@ -188,7 +188,7 @@ def _rows_in_all(path: Path, format_: str, raws: list[RawRow]) -> tuple[int | No
 
 
 def _further(path: Path, rows: int, read: int) -> list[RawRow]:
-    """Return rows at even distances of those that weren't read, and the last one.
+    """Rows at even distances of those that weren't read, and the last one.
 
     Args:
         rows: estimated number of lines in the file.

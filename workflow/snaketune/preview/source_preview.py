@@ -18,11 +18,10 @@ from snaketune.corpus.layouts.recognise import nearest
 from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_corpora import PreviewedCorpus
-from snaketune.preview.config_entry import entry
+from snaketune.preview.config_entry import entry, suggested
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
 from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, load_renderer, render
 from snaketune.preview.sample import FORMATS, FileSample, encoding_of, samples_of
-from snaketune.preview.suggested_fields import suggested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +131,6 @@ def preview_config(content: str) -> Iterator[SourcePreview]:
 
 
 def _preview_source(corpus: PreviewedCorpus, number: int, renderer: Renderer) -> SourcePreview:
-    """Preview a source of a config's corpus, numbered from 1."""
     content = corpus.content
     source = content.sources[number - 1]
     samples = samples_of(source, content.kind)
@@ -184,7 +182,7 @@ def _objects(samples: list[FileSample]) -> list[dict[str, Any]]:
 
 
 def _unknown_columns(reading: Reading, samples: list[FileSample]) -> dict[str, object]:
-    """Return the most common set of columns, each with a value, if most rows are in no known layout."""
+    """The most common set of columns, each with a value, if most rows are in no known layout."""
     rows = _objects(samples)
     if not rows or 2 * reading.quarantined[UNKNOWN_LAYOUT] <= _count(samples):
         return {}

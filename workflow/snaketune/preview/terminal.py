@@ -28,7 +28,7 @@ Fact = tuple[str, str]
 
 
 def has_colours(output: TextIO) -> bool:
-    """Return True if the output shows colours, and the user hasn't turned them off (https://no-color.org)."""
+    """Whether the output shows colours, and the user hasn't turned them off (https://no-color.org)."""
     return output.isatty() and not os.environ.get("NO_COLOR")
 
 
@@ -174,7 +174,7 @@ def file_lines(preview: SourcePreview, *, complete: bool = False) -> Iterator[st
 
 
 def _listed(details: dict[str, str], complete: bool) -> str:
-    """Return names with their details, as many as are readable."""
+    """Names with their details, as many as are readable."""
     shown = list(details.items())[: None if complete else COLUMNS_SHOWN]
     more = f" and {len(details) - len(shown)} more" if len(details) > len(shown) else ""
     return ", ".join(f"{name} ({_cut(about, VALUE_LENGTH, complete)})" for name, about in shown) + more

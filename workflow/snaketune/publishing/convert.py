@@ -77,7 +77,7 @@ def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
 
 
 def find_converter() -> tuple[list[str], Path]:
-    """Return the command that runs llama.cpp's converter, and its file. Raises SnaketuneError if there is none."""
+    """The command that runs llama.cpp's converter, and its file. Raises SnaketuneError if there is none."""
     if folder := os.environ.get(LLAMA_CPP):
         path = Path(folder).expanduser() / CONVERTER
         if path.is_file():

@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.config.load import load
-from snaketune.config.publishing import Push
 from snaketune.config.secrets import HIDDEN, without_secrets
 from snaketune.config.suggestions import unknown
+from snaketune.config.workflow import Push
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.cards.card import CARD

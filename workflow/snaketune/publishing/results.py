@@ -132,5 +132,5 @@ def at_path(scores: Any, path: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
+    """True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from snaketune.report import text
-from snaketune.report.charts.style import COLOURS, Chart, svg_inline
+from snaketune.report.charts.style import COLOURS, Chart, panel_svg
 
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
 
@@ -35,9 +35,9 @@ def environment() -> Environment:
     return environment
 
 
-def inline_panels(chart: Chart, panels: list[str]) -> list[tuple[str, Markup]]:
-    """Title and SVG of each drawn panel. The SVG is marked as safe, since matplotlib escapes the text in it."""
-    return [(panel.title, Markup(svg_inline(drawn))) for panel, drawn in zip(chart.panels, panels, strict=True)]
+def inline_panels(chart: Chart) -> list[tuple[str, Markup]]:
+    """Title and SVG of each panel. The SVG is marked as safe, since matplotlib escapes the text in it."""
+    return [(panel.title, Markup(panel_svg(chart, number))) for number, panel in enumerate(chart.panels)]
 
 
 def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:

@@ -5,44 +5,33 @@ records), but no weights, and doesn't import torch. A report of a few hundred th
 of them in matplotlib.
 """
 
-import csv
-import io
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
-from snaketune.report.charts.learning_curves import race_chart
-from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, variants_chart
-from snaketune.report.charts.style import Chart, model_styles, panel_svg, svg_file
+from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
+from snaketune.report.charts.style import Chart, model_styles, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
-from snaketune.report.compare.side_by_side import Table, prompt_corpora, side_by_side_files, tables
+from snaketune.report.csv_files import Table, csv_text, prompt_corpora, score_rows, tables, variant_rows
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.counts_csv import count_rows
-from snaketune.report.data.dropped_examples import dropped_examples
-from snaketune.report.data.held_out_points import answers_while_training
-from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
+from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
 from snaketune.report.data.preference_shift import flips, preference_changes
 from snaketune.report.data.races import races_of
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.samples import Sample, choose
-from snaketune.report.data.tokenized import tokenized_rows
+from snaketune.report.data.samples import Sample, answers_while_training, choose, dropped_examples, tokenized_rows
 from snaketune.report.html import inline_panels, render
-from snaketune.report.judge.all_findings import collect_findings
 from snaketune.report.judge.findings import groups, steps
-from snaketune.report.judge.headline import cards, headline, judged_lineage
-from snaketune.report.pages import pages_for
+from snaketune.report.judge.headline import collect_findings, headline, judged_lineage
+from snaketune.report.pages import pages_for, side_by_side_files
 from snaketune.report.text import clean
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportSpec
 
-# Spreadsheets compute a cell that begins with one of these (also in full width); some ignore leading whitespace.
-FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # Samples and flipped pairs on the overview, and flipped pairs on their own page.
 SAMPLES_ON_THE_OVERVIEW = 4
 FLIPS_ON_THE_OVERVIEW, FLIPS = 2, 8
@@ -58,16 +47,14 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
             case ".html":
                 _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
             case ".svg":
-                _write(path, svg_file(pages.charts[path.stem], pages.drawn[path.stem]))
-            case ".json":
-                write_json(path, measures.as_json(results))
+                _write(path, svg_file(pages.charts[path.stem]))
             case ".csv":
-                _write(path, _csv(pages.tables[path.stem]()))
+                _write(path, csv_text(pages.tables[path.stem]()))
     for key, names in side_by_side_files(prompt_corpora(results.evaluations)).items():
         evaluation, _, corpus = key.partition("/")
         for name, table in zip(names, tables(evaluation, corpus, results.evaluations[evaluation]), strict=True):
             (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
-            _write(work.payload / name, _csv(table))
+            _write(work.payload / name, csv_text(table))
     counts = {"results": {stage: len(results.of(stage)) for stage in sorted(results.stages)}}
     # The clean target keeps the work folders of compared results.
     compared_work = {"compared": earlier.fingerprints} if earlier.others else {}
@@ -79,7 +66,7 @@ class Pages:
 
     Attributes:
         charts: By the stem of their file name.
-        drawn: The SVG elements of a chart's panels, by the same name.
+        panels: Title and SVG of each panel of a chart, by the same name.
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
         tables: By the stem of a CSV file, a function that returns its columns and rows.
@@ -102,12 +89,7 @@ class Pages:
         }
         self.charts = data_charts(results)
         self.charts |= {name: draw() for name, draw in drawn.items() if f"{name}.svg" in files}
-        # Each panel is drawn once, for its chart's file, its page and the overview.
-        self.drawn = {
-            name: [panel_svg(chart, number) for number in range(len(chart.panels))]
-            for name, chart in self.charts.items()
-        }
-        self.panels = {name: inline_panels(chart, self.drawn[name]) for name, chart in self.charts.items()}
+        self.panels = {name: inline_panels(chart) for name, chart in self.charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
             "styles": styles,
@@ -124,9 +106,8 @@ class Pages:
             "compare": lambda: {"comparisons": earlier.comparisons},
         }
         self.tables: dict[str, Callable[[], Table]] = {
-            "data": lambda: count_rows(results),
-            "variants": lambda: variants.csv_rows(self.variants),
-            "evaluation": lambda: measures.csv_rows(results),
+            "variants": lambda: variant_rows(self.variants),
+            "evaluation": lambda: score_rows(results),
         }
 
     def _index(self) -> dict[str, Any]:
@@ -191,34 +172,6 @@ class Pages:
             for one in self.changes
             if one.label == label
         ]
-
-
-def _csv(table: Table) -> str:
-    columns, rows = table
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({column: _escape_formula(value) for column, value in row.items()} for row in rows)
-    return buffer.getvalue()
-
-
-def _escape_formula(value: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would compute as a formula; numbers stay numbers.
-
-    Column names and responses are untrusted, and may be `=HYPERLINK(...)`.
-
-    >>> [_escape_formula(value) for value in ("=1+1", "@x", "-x", "a=b", -1.5, "-1.5", "")]
-    ["'=1+1", "'@x", "'-x", 'a=b', -1.5, '-1.5', '']
-    >>> [_escape_formula(value) for value in (" =1", "\\n+1|x", "\uff1d1")]
-    ["' =1", "'\\n+1|x", "'\uff1d1"]
-    """
-    if not isinstance(value, str) or not value.lstrip().startswith(FORMULAS):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value
 
 
 def _write(path: Path, content: str) -> None:

@@ -1,14 +1,15 @@
 """The files of the report for a config: file name → (category, caption)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 
-from snaketune.report.compare.side_by_side import side_by_side_files
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job
 
+FILES = ("side_by_side", "blind", "key")
+
 # Stages that must have results, and for each file of the report its category in Snakemake's report and its caption.
 PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
-    (set(), {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}),
+    (set(), {"index.html": ("Overview", "overview")}),
     ({"corpus"}, {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}),
     # The length of a document in tokens is known only after packing.
     (
@@ -24,7 +25,7 @@ PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
     ({"dpo"}, {"dpo.svg": ("Training", "dpo")}),
     ({"dpo"}, {f"variants.{suffix}": ("Variants", "variants") for suffix in ("svg", "csv")}),
     ({"race"}, {"race.svg": ("Variants", "race")}),
-    ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg", "json")}),
+    ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg")}),
     ({"eval"}, {"samples.html": ("Evaluation", "samples")}),
     (
         {"dpo", "eval"},
@@ -61,7 +62,20 @@ def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tupl
         compared: Whether `report.compare` names earlier runs.
 
     >>> list(pages_for({"corpus"}))
-    ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
+    ['index.html', 'corpus.html', 'characters.svg']
     """
     pages = {name: about for needed, some in PAGES if needed <= {*stages} for name, about in some.items()}
     return pages | (COMPARISON if compared else {})
+
+
+def side_by_side_files(corpora: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """The files of each evaluation and corpus, as `evaluation/corpus` → paths below the report's pages.
+
+    Args:
+        corpora: By evaluation, its corpora of conversations.
+
+    >>> side_by_side_files({"main": ["chat"]})["main/chat"][0]
+    'side_by_side/main/chat/side_by_side.csv'
+    """
+    keys = [f"{evaluation}/{corpus}" for evaluation, corpora in corpora.items() for corpus in corpora]
+    return {key: [f"side_by_side/{key}/{name}.csv" for name in FILES] for key in keys}

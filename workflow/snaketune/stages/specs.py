@@ -12,11 +12,11 @@ from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.corpus_sources import CorpusContent, Reasoning
 from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
+from snaketune.config.held_out import RaceMetric
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainingOrder, TrainOn
-from snaketune.config.races import RaceMetric
 from snaketune.config.training_runs import Learning, Precision, SftLoss
 
 CorpusSpec = CorpusContent

@@ -2,7 +2,7 @@
 
 Most models' own templates have no {% generation %} markers. In a template that treats reasoning, a turn is what follows its
 prompt, as the model generates it (`generated_spans`). Else, or where a turn doesn't follow its prompt, the markers of TRL's
-training template are used if there is one (`training_templates`) and it writes the same text.
+training template are used if there is one (`creation.check`) and it writes the same text.
 
 For any other template, the conversation is rendered a second time with brackets
 (a character that occurs in no text) around the content of each assistant turn; without the brackets, the text must be the same.
@@ -39,7 +39,7 @@ def bracketed_spans(
     control: Sequence[str],
     write: Callable[..., list[str]],
 ) -> list[list[Span]]:
-    """Return the spans of assistant turns in `texts`, the rendered conversations, from brackets around their contents.
+    """The spans of assistant turns in `texts`, the rendered conversations, from brackets around their contents.
 
     Args:
         control: the strings of the control tokens. One that follows a content, optionally after spaces, ends the turn.
@@ -83,7 +83,7 @@ def _spans(
     ends: re.Pattern[str],
     rendered: Callable[[list[Message]], str],
 ) -> list[Span]:
-    """Return the span of each assistant turn in `text`, which is `bracketed` without brackets."""
+    """The span of each assistant turn in `text`, which is `bracketed` without brackets."""
     positions = accumulate(map(len, bracketed.split(bracket)[:-1]))
     spans = []
     for number, message in enumerate(messages):
@@ -154,7 +154,7 @@ def generated_spans(
     control: Sequence[str],
     rendered: Callable[..., str],
 ) -> list[Span | None] | None:
-    """Return the span of each assistant turn in `text` as the model generates it: from the end of its prompt, as the template
+    """The span of each assistant turn in `text` as the model generates it: from the end of its prompt, as the template
     writes it for the turns before, to the end of turn.
 
     A span is None if `text` has another form of the turn than the one that is generated, as Qwen3's template drops the
@@ -186,7 +186,7 @@ def generated_spans(
 
 
 def as_generated(messages: list[Message], text: str, spans: list[Span | None]) -> list[Span | None]:
-    """Return the spans without those of earlier turns whose reasoning isn't in them; refuse the row if it is the last turn."""
+    """The spans without those of earlier turns whose reasoning isn't in them; refuse the row if it is the last turn."""
     speaking = [message for message in messages if message["role"] == "assistant"]
     if len(spans) != len(speaking):
         return spans
@@ -210,7 +210,7 @@ def check_turn(message: Message, turn: str) -> None:
 
 
 def without_blanks(text: str, spans: list[Span], control: Sequence[str]) -> list[Span]:
-    """Return spans without the blanks after an end of turn: they are the template's, since the model stops before them."""
+    """Spans without the blanks after an end of turn: they are the template's, since the model stops before them."""
     closings = tuple(control)
 
     def end_of(start: int, end: int) -> int:
@@ -257,5 +257,5 @@ def token_spans(encoding: Encoding, spans: list[Span | None], is_control: np.nda
 
 
 def _first_token(encoding: Encoding, characters: range) -> int | None:
-    """Return the token of the first of `characters` that is in any token; None if none is."""
+    """The token of the first of `characters` that is in any token; None if none is."""
     return next((token for at in characters if (token := encoding.char_to_token(at)) is not None), None)

@@ -70,7 +70,7 @@ class Encoded:
         return np.array([end for end in self.ends if end is not None], np.int64)
 
     def mask(self, spans: list[Span | None]) -> np.ndarray:
-        """Return bool[n], the tokens of the given spans; refuse the row if one is None."""
+        """bool[n], the tokens of the given spans; refuse the row if one is None."""
         if None in spans:
             raise Refused(
                 "rewritten_turn",
@@ -141,7 +141,7 @@ class ChatTokenizer:
         return cls(description, config, template, training_template)
 
     def for_documents(self) -> "ChatTokenizer":
-        """Return this tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
+        """This tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
         description, config = self._original
         bos = self.template.variables.get("bos_token")
         first = Tokenizer.from_str(json.dumps(description)).encode("").ids[:1]
@@ -151,7 +151,7 @@ class ChatTokenizer:
         return documents
 
     def with_thinking(self, enable: bool) -> "ChatTokenizer":
-        """Return this tokenizer with the template's variable `enable_thinking`; SnaketuneError if the template has none."""
+        """This tokenizer with the template's variable `enable_thinking`; SnaketuneError if the template has none."""
         if "enable_thinking" not in self.template.text:
             raise SnaketuneError(
                 "generation.enable_thinking: the chat template has no such variable, so it decides nothing; remove the key"
@@ -171,11 +171,10 @@ class ChatTokenizer:
         return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
 
     def is_control(self, ids: np.ndarray) -> np.ndarray:
-        """Return bool, shaped like `ids`: which of them are control tokens."""
         return self._is_control[ids]
 
     def omitted_turns(self, messages: list[Message], tools: str | None) -> list[int]:
-        """Return the numbers of the turns that the template doesn't write."""
+        """The numbers of the turns that the template doesn't write."""
         return self._template_control.frame(self.template.prepared(messages, tools), tools, False).omitted
 
     def encode_text(self, text: str) -> Encoding:
@@ -183,27 +182,26 @@ class ChatTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
-        """Return int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
+        """int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
         return self.encode([messages], add_generation_prompt=True, tools=[tools])[0].ids
 
     def mismatched_tokens(self, vocabulary: dict[str, int]) -> list[str]:
-        """Return the tokens of `vocabulary` that have another id, or none, in this tokenizer."""
+        """The tokens of `vocabulary` that have another id, or none, in this tokenizer."""
         return [token for token, id in vocabulary.items() if self._tokenizer.id_to_token(id) != token]
 
     def has_token(self, token: str) -> bool:
-        """Whether the vocabulary has this token."""
         return self._tokenizer.token_to_id(token) is not None
 
     def id_to_token(self, id: int) -> str | None:
-        """Return the string of a token in the vocabulary; None if no token has this id."""
+        """The string of a token in the vocabulary; None if no token has this id."""
         return self._tokenizer.id_to_token(id)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids` without special tokens."""
+        """The text of `ids` without special tokens."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=True)
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids` with special tokens, for display."""
+        """The text of `ids` with special tokens, for display."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=False)
 
     def encode(

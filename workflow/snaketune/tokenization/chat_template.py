@@ -129,7 +129,7 @@ class ChatTemplate:
         return (end - start, between) if end >= start or not between.strip() else None
 
     def prompt_end(self, text: str, start: int) -> int:
-        """Return where the prompt of an assistant's turn ends in `text`, in characters, given the start of its span."""
+        """Where the prompt of an assistant's turn ends in `text`, in characters, given the start of its span."""
         if self._prompt_gap is not None:
             length, between = self._prompt_gap
             end = start + length
@@ -141,7 +141,7 @@ class ChatTemplate:
     def prompt_ends(
         self, messages: list[Message], text: str, spans: list[Span | None], trained: Sequence[bool] | None
     ) -> dict[int, int]:
-        """Return `prompt_end` of the trained turns (default all), by number of their span; {} if spans aren't one per turn."""
+        """`prompt_end` of the trained turns (default all), by number of their span; {} if spans aren't one per turn."""
         if len(spans) != sum(message["role"] == "assistant" for message in messages):
             return {}
         return {
@@ -151,18 +151,18 @@ class ChatTemplate:
         }
 
     def write(self, messages: list[Message], prompt: bool = False, tools: str | None = None, **variables: Any) -> str:
-        """Return the text of one conversation, with further variables of the template."""
+        """The text of one conversation, with further variables of the template."""
         return self.write_all([messages], prompt, [tools], **variables)[0]
 
     def write_all(
         self, conversations: Sequence[list[Message]], prompt: bool = False, tools: Tools = (), **variables: Any
     ) -> list[str]:
-        """Return the text of conversations; SnaketuneError if the template refuses one."""
+        """The text of conversations; SnaketuneError if the template refuses one."""
         texts, _ = render(self.text, conversations, self.variables | variables, prompt, tools)
         return texts if prompt else [text + self._end(own) for own, text in zip(conversations, texts, strict=True)]
 
     def _end(self, messages: list[Message]) -> str:
-        """Return what a conversation's text lacks at its end."""
+        """What a conversation's text lacks at its end."""
         last = messages[-1] if messages else {"role": ""}
         return self.closings["tool_calls" in last] if last["role"] == "assistant" else ""
 
@@ -189,13 +189,13 @@ class ChatTemplate:
         return texts, [as_generated(*row) if self.treats_reasoning else row[2] for row in rows]
 
     def prepared(self, messages: list[Message], tools: str | None) -> list[Message]:
-        """Return the messages with tool calls and reasoning under the keys that the template reads, if it does."""
+        """The messages with tool calls and reasoning under the keys that the template reads, if it does."""
         if self.reads_calls:
             messages = tool_calls.with_calls(messages, tools)
         return with_reasoning(messages, self.reasoning_keys)
 
     def rewritten(self, messages: list[Message], ends: Sequence[int], tools: str | None = None) -> list[int]:
-        """Return those of `ends` (numbers of leading turns) up to which the text changes where other turns follow."""
+        """Those of `ends` (numbers of leading turns) up to which the text changes where other turns follow."""
         earlier = [end for end in ends if end < len(messages)]
         if not earlier:
             return []
@@ -227,7 +227,7 @@ class ChatTemplate:
         return texts, spans
 
     def _known_spans(self, messages: list[Message], tools: str | None, text: str) -> list[Span | None] | None:
-        """Return the spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
+        """The spans in `text`, the rendered messages, without changing them; None if they can't be known so."""
         if self.treats_reasoning and "add_generation_prompt" in self.text:
             generated = generated_spans(messages, text, self._control, partial(self.write, tools=tools))
             if generated is not None:

@@ -34,12 +34,12 @@ PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
 
 
 def any_of(strings: Iterable[str]) -> str:
-    """Return a pattern that matches the longest of `strings`, as tokenizers do."""
+    """A pattern that matches the longest of `strings`, as tokenizers do."""
     return "|".join(re.escape(string) for string in sorted(strings, key=len, reverse=True)) or r"(?!)"
 
 
 def unused_characters(texts: Iterable[str], count: int) -> list[str]:
-    """Return `count` private-use characters that occur in none of `texts`."""
+    """`count` private-use characters that occur in none of `texts`."""
     used = set().union(*map(set, texts))
     free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
     return [next(free) for _ in range(count)]
@@ -62,7 +62,6 @@ class ControlTokens:
         self._renamed: dict[str, _Renamed] = {}
 
     def written_in(self, text: str) -> bool:
-        """Whether `text` contains the string of a control token."""
         return self._any.search(text) is not None
 
     def guard(self, messages: list[Message], guard: str, ends: bool = True) -> list[Message]:
@@ -191,7 +190,7 @@ class _Renamed:
 def _substitute(
     pattern: re.Pattern[str], swapped: Callable[[re.Match[str]], str], text: str, spans: list[Span | None]
 ) -> tuple[str, list[Span | None]]:
-    """Return the result of `pattern.sub`, and the spans in it.
+    """The result of `pattern.sub`, and the spans in it.
 
     Replacing `bb` by `x` in `a bb ccc` shifts the span (5, 8) of `ccc` to (4, 7).
     """

@@ -57,7 +57,7 @@ class TemplateControl:
         self._frames: dict[tuple, ControlFrame] = {}
 
     def frame(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> ControlFrame:
-        """Return the frame of messages of this shape."""
+        """The frame of messages of this shape."""
         shape = (
             json.dumps(blank_message(one)) if one.keys() & {"tool_calls", *KEYS} else one["role"] for one in messages
         )

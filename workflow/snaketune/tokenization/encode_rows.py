@@ -7,19 +7,55 @@ turns are wanted (see `turn_columns`):
     wanted        1          1        1          0
     supervised               x                               the wanted assistant turns
     supervised    x          x        x                      all wanted turns (`everything`)
+
+Qwen3 and other templates rewrite earlier turns: they write the reasoning of the last turn only. So the model sees another text
+when it generates turn 1 than when it generates turn 2:
+
+    view 1     Q1 <think>t1</think> A1                     turn 1 as it is generated
+    view 2     Q1 A1 Q2 <think>t2</think> A2               turn 2
+
+A view is the conversation up to a turn, as the template writes it, in which only that turn is supervised. Views are merged into
+a tree, in which tokens that they begin with are stored and computed once:
+
+    trunk      Q1 A1 Q2 <think>t2</think> A2
+    branch       ` <think>t1</think> A1                    after the tokens of Q1
+
+Losses and gradients are those of the views as samples of their own, at a cost that grows with the conversation rather than with
+its square. Or the supervised turns are spliced into one sequence, in which turn 2 follows a turn 1 with reasoning: what peers
+train, and what the model doesn't see when it is used.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from snaketune.tokenization.chat import ChatTokenizer, Encoded
-from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
+from snaketune.tokenization.encoded_rows import EncodedBatch, common_start, concatenated
 from snaketune.tokenization.template import Message, Refused
 from snaketune.tokenization.tool_calls import texts_in
 from snaketune.tokenization.turn_columns import Turns
-from snaketune.tokenization.turn_trees import View, merge_views, splice_views
+
+# A branch: its first token in the sequence, how many tokens of its parent's sequence it continues, and the parent's number.
+# Segment 0 is the trunk, segment i the i-th branch.
+BRANCH_FIELDS = 3
+
+
+@dataclass(frozen=True)
+class View:
+    """A conversation up to an assistant turn: its ids, int32[n], and bool[n], the tokens of that turn, or their weights."""
+
+    ids: np.ndarray
+    supervised: np.ndarray
+
+    @property
+    def end(self) -> int:
+        """The end of the turn, in tokens; 0 if the template writes nothing of it.
+
+        >>> View(np.array([1, 7, 2]), np.array([False, True, False])).end
+        2
+        """
+        return int(np.append(0, np.flatnonzero(self.supervised) + 1)[-1])
 
 
 def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
@@ -59,7 +95,7 @@ def _encode(chat: ChatTokenizer, rows: Sequence[tuple[list[Message], np.ndarray,
 
 
 def _speaking(messages: list[Message]) -> np.ndarray:
-    """Return bool, which turns are the assistant's."""
+    """bool, which turns are the assistant's."""
     return np.array([message["role"] == "assistant" for message in messages], bool)
 
 
@@ -69,7 +105,7 @@ def _trained_ends(messages: list[Message], wanted: np.ndarray) -> list[int]:
 
 
 def _apart_before_others(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> list[int]:
-    """Return the ends of turns that are encoded apart from their prompts and precede another wanted turn, in whose prompt they
+    """The ends of turns that are encoded apart from their prompts and precede another wanted turn, in whose prompt they
     aren't."""
     ends = (np.flatnonzero(_speaking(messages)) + 1)[encoded.apart]
     return [end for end in ends.tolist() if end < _trained_ends(messages, wanted)[-1]]
@@ -119,21 +155,79 @@ def _rewritten(
 
 
 def _one(ids: np.ndarray, supervised: np.ndarray, turn_ends: np.ndarray) -> EncodedBatch:
-    """Return one conversation as a batch; `turn_ends` are the numbers of tokens up to the end of each turn."""
+    """One conversation as a batch; `turn_ends` are the numbers of tokens up to the end of each turn."""
     ends_turn = np.zeros(len(ids), bool)
     ends_turn[turn_ends - 1] = True
     return EncodedBatch(ids, np.array([0, len(ids)]), supervised, ends_turn)
 
 
+def merge_views(views: Sequence[View]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tree of a conversation's views, given in the order of their turns; the last one is the trunk.
+
+    Returns:
+        The tokens of the trunk and of the branches, int32[n]; bool or float32[n]; the branches, int32[b, 3] of BRANCH_FIELDS.
+
+    >>> views = [([1, 7, 2], [0, 1, 1]), ([1, 2, 3, 8, 2], [0, 0, 0, 1, 1])]
+    >>> ids, supervised, branches = merge_views([View(np.array(own), np.array(mask, bool)) for own, mask in views])
+    >>> ids.tolist(), branches.tolist()
+    ([1, 2, 3, 8, 2, 7, 2], [[5, 1, 0]])
+    >>> supervised.astype(int).tolist()
+    [0, 0, 0, 1, 1, 1, 1]
+    """
+    parts: list[np.ndarray] = []
+    # For each segment, the indices in the sequence of all tokens from the root to the segment's end.
+    paths: list[np.ndarray] = []
+    branches: list[tuple[int, int, int]] = []
+    supervised: list[tuple[np.ndarray, np.ndarray]] = []
+    total = 0
+    for number, view in enumerate(reversed(views)):
+        # What follows a turn in its view is written by the next turn, too, or never.
+        ids = view.ids if number == 0 else view.ids[: view.end]
+        shared, parent = max(
+            ((common_start(ids, np.concatenate(parts)[path]), -at) for at, path in enumerate(paths)), default=(0, 0)
+        )
+        path = np.append(paths[-parent][:shared] if paths else [], np.arange(total, total + len(ids) - shared))
+        path = path.astype(np.int64)
+        if shared < len(ids):
+            if paths:
+                branches.append((total, shared, -parent))
+            parts.append(ids[shared:])
+            paths.append(path)
+            total += len(ids) - shared
+        tokens = np.flatnonzero(view.supervised[: len(ids)])
+        supervised.append((path[tokens], view.supervised[tokens]))
+    mask = np.zeros(total, np.result_type(*(view.supervised for view in views)))
+    for tokens, weights in supervised:
+        mask[tokens] = weights
+    return np.concatenate(parts), mask, np.array(branches, np.int32).reshape(-1, BRANCH_FIELDS)
+
+
+def splice_views(views: Sequence[View], continues: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One sequence with every supervised turn as it is generated: ids, bool[n], and the ends of these turns.
+
+    Args:
+        continues: for each view, the first token after the turn of the view before, 0 for the first view.
+    """
+    ids, supervised, ends = [], [], []
+    total = 0
+    for number, (view, start) in enumerate(zip(views, continues, strict=True), 1):
+        end = len(view.ids) if number == len(views) else view.end
+        ids.append(view.ids[start:end])
+        supervised.append(view.supervised[start:end])
+        ends.append(total + view.end - start)
+        total += end - start
+    return np.concatenate(ids), np.concatenate(supervised), np.array(ends, np.int64)
+
+
 def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
-    """Return bool[n], whether a content or the tools of a row contain the string of a control token."""
+    """bool[n], whether a content or the tools of a row contain the string of a control token."""
     rows = zip(turns.messages(), turns.tools.to_pylist())
     texts = ([*(turn["content"] for turn in own), *texts_in(tools)] for own, tools in rows)
     return np.array([any(map(chat.control.written_in, own)) for own in texts], bool)
 
 
 def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """Return the tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
+    """The tokens of the wanted assistant turns, bool, or float32 if `wanted` has weights."""
     own = wanted[_speaking(messages)]
     if (own == 1).all():
         return encoded.supervised
@@ -150,7 +244,7 @@ def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encode
 
 
 def _all_turns_mask(wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """Return the supervision of all tokens, bool or float32; a turn reaches from the end of the one before to its own end."""
+    """The supervision of all tokens, bool or float32; a turn reaches from the end of the one before to its own end."""
     supervised = np.ones(len(encoded.ids), wanted.dtype)
     if (wanted == 1).all():
         return supervised

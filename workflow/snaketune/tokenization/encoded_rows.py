@@ -15,7 +15,7 @@ NO_BRANCHES = np.zeros((0, 3), np.int32)
 
 
 def gather(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the elements of the given rows, concatenated, and int64[n + 1], the offsets of the rows in them.
+    """The indices of the elements of the given rows, concatenated, and int64[n + 1], the offsets of the rows in them.
 
     >>> gather(np.array([5, 0]), np.array([3, 2]))
     (array([5, 6, 7, 0, 1]), array([0, 3, 5]))
@@ -27,7 +27,7 @@ def gather(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return int64[n + 1], the offsets of concatenated rows of n lengths.
+    """int64[n + 1], the offsets of concatenated rows of n lengths.
 
     >>> offsets_of(np.array([5, 3]))
     array([0, 5, 8])
@@ -38,7 +38,7 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 
 
 def first_in_rows(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return int64[n], the index within each row of the first flag that is set, or the row's length if none is.
+    """int64[n], the index within each row of the first flag that is set, or the row's length if none is.
 
     >>> first_in_rows(np.array([0, 0, 1, 0, 1, 1], bool), np.array([0, 3, 3]), np.array([2, 3, 0]))
     array([2, 1, 0])
@@ -47,8 +47,18 @@ def first_in_rows(flags: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
     return np.minimum(set_at[np.searchsorted(set_at, starts)] - starts, lengths)
 
 
+def common_start(one: np.ndarray, other: np.ndarray) -> int:
+    """The number of leading elements that two arrays share.
+
+    >>> common_start(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
+    2
+    """
+    least = min(len(one), len(other))
+    return int(np.append(one[:least] != other[:least], True).argmax())
+
+
 def alternating(edges: np.ndarray, size: int, values: np.ndarray | None = None) -> np.ndarray:
-    """Return bool[size], the stretches from each first to each second of the edges, ascending; or with `values` of the
+    """bool[size], the stretches from each first to each second of the edges, ascending; or with `values` of the
     stretches, these.
 
     >>> alternating(np.array([1, 3, 3, 4]), 5).astype(int)
@@ -71,7 +81,7 @@ class EncodedBatch:
         offsets: int64[n + 1], of the conversations.
         supervised: bool[t], the tokens where loss is taken; float32[t], their weights, if turns have others than 0 and 1.
         ends_turn: bool[t], the control tokens that end a turn.
-        branches: for each conversation, the branches of its tree, int32[b, 3], see `turn_trees`; None if none has any.
+        branches: for each conversation, the branches of its tree, int32[b, 3], see `encode_rows`; None if none has any.
     """
 
     ids: np.ndarray
@@ -89,20 +99,19 @@ class EncodedBatch:
         return np.diff(self.offsets)
 
     def rows(self, rows: np.ndarray) -> "EncodedBatch":
-        """Return some of the conversations, in the given order."""
         taken = self.slices(self.starts[rows], self.lengths[rows])
         if self.branches is None:
             return taken
         return replace(taken, branches=tuple(self.branches[row] for row in rows.tolist()))
 
     def slices(self, starts: np.ndarray, lengths: np.ndarray) -> "EncodedBatch":
-        """Return token ranges as conversations of their own, without branches; starts and lengths are int64[m]."""
+        """Token ranges as conversations of their own, without branches; starts and lengths are int64[m]."""
         at, offsets = gather(starts, lengths)
         return EncodedBatch(self.ids[at], offsets, self.supervised[at], self.ends_turn[at])
 
 
 def concatenated(parts: list[EncodedBatch]) -> EncodedBatch:
-    """Return the conversations of all parts, in order; an empty batch for no parts."""
+    """The conversations of all parts, in order; an empty batch for no parts."""
     branches = None
     if any(part.branches is not None for part in parts):
         branches = tuple(chain.from_iterable(part.branches or [NO_BRANCHES] * len(part.lengths) for part in parts))

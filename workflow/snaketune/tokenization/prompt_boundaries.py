@@ -32,7 +32,7 @@ class PromptBoundaries:
         self._ids = lru_cache(CACHED_TEXTS)(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 
     def apart(self, text: str, encoding: Encoding, ends: dict[int, int]) -> tuple[Encoding, list[int]]:
-        """Return the encoding with every prompt as it is encoded alone, and the numbers of the prompts that weren't.
+        """The encoding with every prompt as it is encoded alone, and the numbers of the prompts that weren't.
 
         Args:
             encoding: the encoding of `text`.
@@ -76,7 +76,7 @@ class PromptBoundaries:
 
 
 def _without_prefix(description: dict[str, Any]) -> dict[str, Any]:
-    """Return a description of the same tokenizer that puts no space before a text."""
+    """A description of the same tokenizer that puts no space before a text."""
 
     def step(own: dict[str, Any]) -> dict[str, Any]:
         changes = {"prepend_scheme": "never", "add_prefix_space": False}

@@ -27,7 +27,7 @@ CALL = {"id": "call00001", "type": "function", "function": {"name": "now", "argu
 
 
 def keys_read(rendered: Callable[[list[Message]], str], *, with_calls: bool) -> tuple[str, ...]:
-    """Return the keys whose text a template writes in an assistant's last turn, with or without tool calls.
+    """The keys whose text a template writes in an assistant's last turn, with or without tool calls.
 
     A rendering tells more than the template's syntax, in which a typed part of a content has the same names.
     """
@@ -62,14 +62,14 @@ def with_reasoning(messages: list[Message], keys: dict[bool, tuple[str, ...]]) -
 
 
 def reasoning_of(message: Message) -> str:
-    """Return the reasoning of a message, under a key or in its text; "" if it has none."""
+    """The reasoning of a message, under a key or in its text; "" if it has none."""
     if found := THOUGHT.match(message["content"]):
         return found[1].strip()
     return next((message[key] for key in KEYS if key in message), "")
 
 
 def without_reasoning(roles: pa.StringArray, contents: pa.StringArray) -> pa.StringArray:
-    """Return the contents of turns, those of assistants without the reasoning that they start with."""
+    """The contents of turns, those of assistants without the reasoning that they start with."""
     return pc.if_else(
         pc.equal(roles, "assistant"), pc.replace_substring_regex(contents, BLOCK, "", max_replacements=1), contents
     )

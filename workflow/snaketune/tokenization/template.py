@@ -42,7 +42,7 @@ class Refused(SnaketuneError):
 
 
 def shipped_templates() -> str:
-    """Return the paths of the shipped templates, for error messages."""
+    """The paths of the shipped templates, for error messages."""
     folder = Path(__file__).resolve().parents[3] / SHIPPED
     paths = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
     return ", ".join(paths) or f"one of {SHIPPED}"
@@ -63,7 +63,7 @@ def writes_date(template: str) -> bool:
 
 
 def with_date(template: str, today: date) -> str:
-    """Return a template with a fixed date instead of its calls of `strftime_now`; one whose format isn't a constant stays.
+    """A template with a fixed date instead of its calls of `strftime_now`; one whose format isn't a constant stays.
 
     >>> with_date("{{ strftime_now('%d %b %Y') }}", date(2026, 1, 31))
     "{{ '31 Jan 2026' }}"

@@ -78,7 +78,7 @@ class TokenRows:
 
 
 def rows_of(table: pa.Table, encoded: EncodedBatch, control_text: np.ndarray) -> TokenRows:
-    """Return the rows of a corpus table, given its encoded turns (`turn_columns.turns_of`).
+    """The rows of a corpus table, given its encoded turns (`turn_columns.turns_of`).
 
     Args:
         control_text: bool, for each encoded conversation whether a text in it contains the string of a control token.
@@ -92,12 +92,11 @@ def rows_of(table: pa.Table, encoded: EncodedBatch, control_text: np.ndarray) ->
 
 
 def names_of(table: pa.Table) -> pa.StringArray:
-    """Return strings[n], the ids of a corpus table."""
+    """Strings[n], the ids of a corpus table."""
     return table["id"].cast(pa.string()).combine_chunks()
 
 
 def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
-    """Return the rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     zeros = np.zeros(len(names), np.int64)
     return TokenRows(
@@ -108,7 +107,7 @@ def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_te
 def completion_rows(
     names: pa.StringArray, sequences: EncodedBatch, label: pa.BooleanArray, control_text: np.ndarray
 ) -> TokenRows:
-    """Return the rows of n prompts, each with a completion; a prompt ends before the first supervised token."""
+    """The rows of n prompts, each with a completion; a prompt ends before the first supervised token."""
     prompt = first_in_rows(sequences.supervised, sequences.starts, sequences.lengths)
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     hashes, chosen = _prompt_hashes(sequences, prompt), sequences.lengths - prompt
@@ -116,7 +115,7 @@ def completion_rows(
 
 
 def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray) -> TokenRows:
-    """Return the rows of n pairs.
+    """The rows of n pairs.
 
     The prompt is what both conversations of a pair start with, up to the first supervised token of either. If nothing is
     supervised in one of the completions, nothing is supervised in the pair.
@@ -153,7 +152,7 @@ def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarra
 
 
 def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArray) -> TokenRows:
-    """Return rows for a table with the ids `names`: `rows` at `indices`, ascending, and sequences without tokens elsewhere."""
+    """Rows for a table with the ids `names`: `rows` at `indices`, ascending, and sequences without tokens elsewhere."""
     number = np.full(len(names), -1)
     number[indices] = np.arange(len(indices))
     taken = pa.array(number, mask=number < 0)
@@ -181,7 +180,7 @@ def insert_empty_rows(rows: TokenRows, indices: np.ndarray, names: pa.StringArra
 
 
 def _prompt_hashes(sequences: EncodedBatch, prompt: np.ndarray) -> np.ndarray:
-    """Return uint64[n], hashes of the first `prompt` ids of each sequence."""
+    """uint64[n], hashes of the first `prompt` ids of each sequence."""
     data = memoryview(np.ascontiguousarray(sequences.ids)).cast("B")
     ranges = zip((4 * sequences.starts).tolist(), (4 * (sequences.starts + prompt)).tolist())
     return np.array([xxhash.xxh3_64_intdigest(data[start:end]) for start, end in ranges], np.uint64)

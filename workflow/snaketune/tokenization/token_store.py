@@ -28,7 +28,7 @@ SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
 # supervised_runs: the tokens where loss is taken, as start, end, start, end, ...; never the first, which nothing predicts.
 # turn_ends: the ends of a conversation's turns, in tokens, ascending; empty for pairs.
-# branches: of a conversation that is a tree, start, prefix, parent of each branch (see `turn_trees`); else empty.
+# branches: of a conversation that is a tree, start, prefix, parent of each branch (see `encode_rows`); else empty.
 # prompt, chosen: tokens of the prompt and of the chosen (or labelled) completion; 0 for conversations.
 # common: leading tokens of both completions of a pair that are equal in id and supervision; else 0.
 # prompt_hash: equal for equal prompts; 0 for conversations.
@@ -70,7 +70,6 @@ class TokenWriter(ExitStack):
         )
 
     def write(self, rows: TokenRows) -> None:
-        """Append sequences."""
         sequences = rows.sequences
         columns = {
             "id": rows.names,
@@ -114,7 +113,7 @@ class IdViews:
     first: np.ndarray
 
     def locations(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the batch of each sequence, int32[n], and its start in the batch's values, int64[n]."""
+        """The batch of each sequence, int32[n], and its start in the batch's values, int64[n]."""
         batch = np.repeat(np.arange(len(self.values), dtype=np.int32), np.diff(self.first))
         return batch, np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in self.offsets)])
 
@@ -127,7 +126,7 @@ class TokenParts:
         self._maps: dict[tuple[int, str], mmap.mmap] = {}
 
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
-        """Return the memory-mapped index of a split, with all columns of INDEX or the given ones."""
+        """The memory-mapped index of a split, with all columns of INDEX or the given ones."""
         batches = [batch for file in self._open(f"{split}-index.arrow") for batch in _batches(file)]
         schemas = (INDEX, WEIGHTED_INDEX)
         if other := next((batch.schema.names for batch in batches if batch.schema not in schemas), None):
@@ -140,18 +139,17 @@ class TokenParts:
         return table if columns is None else table.select(columns)
 
     def weighted(self, split: str) -> bool:
-        """Return whether the supervised runs of a split have weights."""
+        """Whether the supervised runs of a split have weights."""
         return "run_weights" in self.index(split).column_names
 
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return a column of lists as int32 or float32 values, concatenated, and int64[n + 1] offsets."""
+        """A column of lists as int32 or float32 values, concatenated, and int64[n + 1] offsets."""
         chunks = self.index(split, [name]).column(0).chunks
         values = [chunk.flatten().to_numpy() for chunk in chunks] or [np.zeros(0, np.int32)]
         lengths = [np.zeros(0, np.int64), *(np.diff(chunk.offsets.to_numpy()) for chunk in chunks)]
         return np.concatenate(values), offsets_of(np.concatenate(lengths))
 
     def views(self, split: str) -> IdViews:
-        """Return views of the ids of a split."""
         columns = [batch.column(0) for file in self._open(f"{split}-ids.arrow") for batch in _batches(file)]
         offsets = [column.offsets.to_numpy() for column in columns]
         first = offsets_of(np.array([len(column) for column in columns], np.int64))

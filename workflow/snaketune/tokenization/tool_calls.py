@@ -97,7 +97,7 @@ def _parts(content: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _calls_from(content: str, at: int) -> list[dict[str, Any]]:
-    """Return the calls in `content[at:]` if it consists of calls only; else an empty list."""
+    """The calls in `content[at:]` if it consists of calls only; else an empty list."""
     functions = []
     while opening := OPENING.match(content, at):
         try:
@@ -139,7 +139,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with all strings changed by `change`, keys included."""
+    """A JSON value with all strings changed by `change`, keys included."""
     match value:
         case str():
             return change(value)
@@ -165,7 +165,7 @@ def message_texts(message: Message) -> Iterator[str]:
 
 
 def replace_texts(message: Message, content: str, change: Callable[[str], str]) -> Message:
-    """Return the message with another content, and with all its other texts changed by `change`."""
+    """The message with another content, and with all its other texts changed by `change`."""
     changed: Message = {key: change(message[key]) for key in ("name", *KEYS) if key in message}
     if "tool_calls" in message:
         calls = [{**call, "function": with_strings(call["function"], change)} for call in message["tool_calls"]]
@@ -174,7 +174,7 @@ def replace_texts(message: Message, content: str, change: Callable[[str], str]) 
 
 
 def blank_message(message: Message, text: str = PLACEHOLDER) -> Message:
-    """Return a message of the same shape whose content and function names are `text`, with arguments of the same types."""
+    """A message of the same shape whose content and function names are `text`, with arguments of the same types."""
     calls = message.get("tool_calls", ())
     changed: Message = {key: PLACEHOLDER for key in ("name", *KEYS) if key in message}
     if calls:
@@ -240,7 +240,6 @@ def _omitted(what: str, functions: list[dict[str, Any]]) -> Refused:
 
 
 def tools_omitted(roles: list[str], tools: str) -> Refused:
-    """Return the error for a template that omits the tools."""
     names = ", ".join(tool["function"]["name"] for tool in json.loads(tools))
     return Refused(
         "tools_left_out",

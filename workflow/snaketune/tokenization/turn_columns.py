@@ -24,7 +24,7 @@ class Turns:
             turns have other weights in the loss than 0 and 1, these weights, float32.
         everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
         tools: strings[n], null if a conversation has none.
-        rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `turn_trees`):
+        rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `encode_rows`):
             `exact`, each is a branch of a tree; `last`, they aren't supervised; `all`, each is written as it is generated, in
             one sequence; None, conversations are as the template writes them (pairs, documents).
     """
@@ -42,7 +42,6 @@ class Turns:
         return len(self.everything)
 
     def rows(self, rows: np.ndarray) -> "Turns":
-        """Return some of the conversations, in the given order."""
         at, offsets = gather(self.offsets[rows], np.diff(self.offsets)[rows])
         return replace(
             self,
@@ -59,7 +58,7 @@ class Turns:
         return _are_assistants(self.roles)[self.index]
 
     def messages(self) -> list[list[Message]]:
-        """Return the turns of each conversation as templates expect them."""
+        """The turns of each conversation as templates expect them."""
         turns = pa.array(self.index)
         roles, contents = self.roles.take(turns).to_pylist(), self.contents.take(turns).to_pylist()
         flat = [{"role": role, "content": content} for role, content in zip(roles, contents)]
@@ -67,7 +66,7 @@ class Turns:
 
 
 def conversation_turns(table: pa.Table, train_on: str, reasoning: Reasoning | None = None) -> Turns:
-    """Return the turns of the column `messages`; `assistant`, `last` or `all` are supervised, but never those with weight 0."""
+    """The turns of the column `messages`; `assistant`, `last` or `all` are supervised, but never those with weight 0."""
     roles, contents, wanted, offsets = _column(table, "messages", reasoning)
     if train_on == "last":
         assistants = np.flatnonzero(_are_assistants(roles))
@@ -83,7 +82,7 @@ def conversation_turns(table: pa.Table, train_on: str, reasoning: Reasoning | No
 def pair_turns(
     table: pa.Table, completions: Sequence[str] = ("chosen", "rejected"), reasoning: Reasoning | None = None
 ) -> Turns:
-    """Return prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
+    """Prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
     roles, contents, wanted, offsets = zip(*(_column(table, name, reasoning) for name in ("prompt", *completions)))
     wanted[0][:] = False
     bases = offsets_of(np.array([len(own) for own in roles]))
@@ -105,14 +104,14 @@ def pair_turns(
 
 
 def turns_of(table: pa.Table, train_on: str, reasoning: Reasoning | None) -> Turns:
-    """Return the turns of a corpus' rows, which are conversations, pairs, or prompts with one completion each."""
+    """The turns of a corpus' rows, which are conversations, pairs, or prompts with one completion each."""
     if "messages" in table.column_names:
         return conversation_turns(table, train_on, reasoning)
     return pair_turns(table, ("chosen", "rejected") if "chosen" in table.column_names else ("completion",), reasoning)
 
 
 def has_weights(table: pa.Table) -> bool:
-    """Return whether the conversations of a table have turns of other weights in the loss than 0 and 1."""
+    """Whether the conversations of a table have turns of other weights in the loss than 0 and 1."""
     names = table.column_names
     return "messages" in names and table.schema.field("messages").type.value_type.get_field_index("weight") >= 0
 
@@ -122,7 +121,7 @@ def _are_assistants(roles: pa.StringArray) -> np.ndarray:
 
 
 def _tools(table: pa.Table) -> pa.StringArray:
-    """Return strings[n], the tools of each row; all null if the table has no such column."""
+    """Strings[n], the tools of each row; all null if the table has no such column."""
     if "tools" not in table.column_names:
         return pa.nulls(len(table), pa.string())
     return pa.concat_arrays([pa.array([], pa.string()), *table.column("tools").chunks])
@@ -131,7 +130,7 @@ def _tools(table: pa.Table) -> pa.StringArray:
 def _column(
     table: pa.Table, name: str, reasoning: Reasoning | None
 ) -> tuple[pa.StringArray, pa.StringArray, np.ndarray, np.ndarray]:
-    """Return roles, contents and supervision (as `Turns.wanted`) of a column's turns, and int64[n + 1], the rows' offsets."""
+    """Roles, contents and supervision (as `Turns.wanted`) of a column's turns, and int64[n + 1], the rows' offsets."""
     chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
     column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     offsets = column.offsets.to_numpy().astype(np.int64)

@@ -21,9 +21,8 @@ from snaketune.stages.specs import TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import DATE_KEY, TRAINING_TEMPLATE, ChatTokenizer
 from snaketune.tokenization.control import any_of
-from snaketune.tokenization.creation.check import PROBES, check, check_mistral_frame
-from snaketune.tokenization.creation.fast_tokenizer import compare, convert, save
-from snaketune.tokenization.creation.train import CONTROL, PAD, TURN_END, UNK, Texts, train
+from snaketune.tokenization.creation.check import PROBES, check, check_mistral_frame, training_template
+from snaketune.tokenization.creation.train import CONTROL, PAD, TURN_END, UNK, Texts, compare, convert, save, train
 from snaketune.tokenization.template import (
     TEXT,
     Message,
@@ -33,7 +32,6 @@ from snaketune.tokenization.template import (
     shipped_templates,
     writes_date,
 )
-from snaketune.tokenization.training_templates import training_template
 
 SAMPLES = 3
 # The most characters of a conversation that is shown as a sample.

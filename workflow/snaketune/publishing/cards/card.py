@@ -35,8 +35,7 @@ def build(spec: CardSpec, work: WorkFolder, *, manifests: list[Path]) -> Outcome
     Raises:
         SnaketuneError: If a manifest or the scores of an evaluation can't be read.
     """
-    from snaketune.publishing.cards.card_results import CardResults
-    from snaketune.publishing.cards.card_text import card_text
+    from snaketune.publishing.cards.card_text import CardResults, card_text
 
     results = CardResults(spec, manifests)
     (work.payload / CARD).write_text(card_text(results), encoding="utf-8", newline="\n")

@@ -1,10 +1,9 @@
 """Styles of the figures: colours, panels, and deterministic SVG.
 
-Each panel is drawn once. An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each
-separately, so that they are stacked at a readable size on a phone, in colours that are CSS variables and follow the scheme.
+An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each separately, so that they
+are stacked at a readable size on a phone, in colours that are CSS variables and follow the scheme.
 """
 
-import html
 import io
 import math
 import re
@@ -49,19 +48,14 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "D", "s", "^")
 # Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
-# Points, the unit of SVG's coordinates, in an inch and in a line of a title.
-POINTS, LINE = 72, 12.0
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
-TITLE = {"width": 56, "break_long_words": False, "break_on_hyphens": False}
+TITLE_CHARACTERS = 56
 # An id that matplotlib generated.
 DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 # The element that matplotlib draws, with its width and height.
 ROOT = re.compile(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
-XML = '<?xml version="1.0" encoding="utf-8" standalone="no"?>'
-NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1"'
-BACKGROUND = f'<rect width="100%" height="100%" fill="{COLOURS["surface"][0]}"/>'
 SETTINGS = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -91,8 +85,6 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """Colour, dash and marker of one model in all charts."""
-
     colour: str
     dash: str = "-"
     marker: str = "o"
@@ -139,68 +131,45 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def panel_svg(chart: Chart, number: int) -> str:
-    """Draw one panel as an SVG element in fixed colours, without its title; no other panel has its ids."""
+    """One panel as an SVG element for a page, without its title: as wide as it is shown, in the page's font, and with CSS
+    variables as colours; no other panel has its ids.
+    """
     panel = chart.panels[number]
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
         panel.draw(figure.subplots())
-        return _svg(figure, f"{chart.name}-{number}")
-
-
-def svg_inline(panel: str) -> str:
-    """Return a drawn panel for a page: as wide as it is shown, in the page's font, and colours as CSS variables."""
+        svg = _svg(figure, f"{chart.name}-{number}")
+    svg = svg[svg.index("<svg") :]
     for colour, (light, _) in COLOURS.items():
-        panel = panel.replace(light, f"var(--{colour})")
-    panel = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", panel)
-    return ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', panel, count=1)
+        svg = svg.replace(light, f"var(--{colour})")
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    return ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', svg, count=1)
 
 
-def svg_file(chart: Chart, panels: Sequence[str]) -> str:
-    """Return a chart as a standalone SVG file: its drawn panels, in two columns or one, their titles and the legend."""
-    panel_heights = [panel.height for panel in chart.panels]
+def svg_file(chart: Chart) -> str:
+    """A chart as a standalone SVG file: its panels with their titles, in two columns or one, and the legend."""
+    heights = [panel.height for panel in chart.panels]
     # A short panel beside a tall one would leave a gap.
-    columns = 2 if len(chart.panels) > 1 and max(panel_heights) < 1.8 * min(panel_heights) else 1
-    parts, top, width = [], 0.0, POINTS * PANEL_WIDTH * columns
-    for first in range(0, len(panels), columns):
-        row = range(first, min(first + columns, len(panels)))
-        titles = [textwrap.wrap(chart.panels[number].title, **TITLE) for number in row]
-        below = top + LINE * max(map(len, titles)) + LINE / 2
-        for column, (number, lines) in enumerate(zip(row, titles, strict=True)):
-            left = POINTS * PANEL_WIDTH * column
-            parts += [_text(line, left + 5, top + LINE * count) for count, line in enumerate(lines, 1)]
-            parts.append(_placed(panels[number], left, below))
-        top = below + POINTS * max(panel_heights[number] for number in row)
-    if chart.key:
-        key = _key(chart, width)
-        parts.append(_placed(key, 0.0, top))
-        top += float(ROOT.search(key)[2])
-    size = f'width="{width:g}pt" height="{top:g}pt" viewBox="0 0 {width:g} {top:g}"'
-    return "\n".join([XML, f"<svg {NAMESPACES} {size}>", BACKGROUND, *parts, "</svg>", ""])
-
-
-def _key(chart: Chart, width: float) -> str:
-    """Draw the legend of a chart. Args: width: of the whole chart in points."""
-    # As many columns as fit, in inches.
-    fit = int(width / POINTS / (0.6 + 0.085 * max(map(len, chart.key))))
-    columns = max(1, min(KEY_COLUMNS, len(chart.key), fit))
-    with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
-        figure = Figure(figsize=(width / POINTS, 0.15 + 0.22 * math.ceil(len(chart.key) / columns)))
-        lines = [
-            Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
-            for label, style in chart.key.items()
-        ]
-        figure.legend(handles=lines, loc="center", ncols=columns)
-        return _svg(figure, f"{chart.name}-key")
-
-
-def _placed(svg: str, left: float, top: float) -> str:
-    """Return a drawn element at a position in points."""
-    return ROOT.sub(rf'<svg x="{left:g}" y="{top:g}" width="\1" height="\2" viewBox="0 0 \1 \2">', svg, count=1)
-
-
-def _text(line: str, left: float, top: float) -> str:
-    style = f"font: 9.5px 'DejaVu Sans'; fill: {COLOURS['ink'][0]}"
-    return f'<text x="{left:g}" y="{top:g}" style="{style}">{html.escape(line)}</text>'
+    columns = 2 if len(heights) > 1 and max(heights) < 1.8 * min(heights) else 1
+    rows = [max(heights[first : first + columns]) for first in range(0, len(heights), columns)]
+    with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name, "figure.facecolor": COLOURS["surface"][0]}):
+        # Half an inch per row for titles.
+        size = PANEL_WIDTH * columns, sum(rows) + 0.5 * len(rows)
+        figure = Figure(figsize=size, layout="constrained")
+        for cell, panel in zip(
+            figure.subfigures(len(rows), columns, squeeze=False, height_ratios=rows).flat, chart.panels
+        ):
+            panel.draw(cell.subplots())
+            cell.suptitle(textwrap.fill(panel.title, TITLE_CHARACTERS), x=0.02, ha="left", fontsize="medium")
+        if chart.key:
+            lines = [
+                Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
+                for label, style in chart.key.items()
+            ]
+            # As many columns as fit, in inches.
+            fit = int(size[0] / (0.6 + 0.085 * max(map(len, chart.key))))
+            figure.legend(handles=lines, loc="outside lower center", ncols=max(1, min(KEY_COLUMNS, fit)))
+        return _svg(figure, chart.name)
 
 
 def trace(
@@ -223,19 +192,10 @@ def trace(
 
 
 def message(text: str) -> Panel:
-    """A panel that holds only a message."""
-
     def draw(ax: Axes) -> None:
         ax.set_axis_off()
-        ax.text(
-            0.5,
-            0.5,
-            textwrap.fill(text, **TITLE | {"width": 44}),
-            ha="center",
-            va="center",
-            transform=ax.transAxes,
-            color=MUTED,
-        )
+        centred = {"ha": "center", "va": "center", "transform": ax.transAxes}
+        ax.text(0.5, 0.5, textwrap.fill(text, 44), color=MUTED, **centred)
 
     return Panel(title="", draw=draw, height=1.4)
 
@@ -262,15 +222,14 @@ def cut(text: str, limit: int) -> str:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Draw a figure as an SVG element. Args: name: a prefix of its ids."""
+    """A figure as an SVG file, with `name` as prefix of its ids."""
     buffer = io.StringIO()
     with warnings.catch_warnings():
         # The font is used only for measuring; a viewer's own font may have the missing glyphs.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         # `savefig` would draw twice, first for the layout alone.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", _numbered(svg))
 
 

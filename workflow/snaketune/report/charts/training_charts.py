@@ -21,10 +21,8 @@ from snaketune.report.charts.style import (
     trace,
     whole_numbers,
 )
-from snaketune.report.compare.differing_keys import loss_text
-from snaketune.report.compare.variants import stopped_early
-from snaketune.report.data.held_out_points import held_out_points
-from snaketune.report.data.results import ResultSet
+from snaketune.report.compare.variants import loss_text, stopped_early
+from snaketune.report.data.results import ResultSet, logged_numbers, measurements
 from snaketune.report.text import clean, decimal, percent, short, whole, words
 
 Styles = dict[str, Style]
@@ -108,7 +106,7 @@ def curve(
 
     The title has the last values; for a single run, also the first. None if no run logged `key`.
     """
-    logged = [run for run in runs if _values(run, key)]
+    logged = [run for run in runs if logged_numbers(run, key)]
     if not logged:
         return None
     keys = {key: None} if "chosen" not in key else {key: "-", _other(key): DASHED}
@@ -123,7 +121,7 @@ def curve(
                 trace(ax, *zip(*points), styles[run.label], DOTTED)
                 line_at(ax, _turn(points) if key == "loss" and len(logged) == 1 else None, vertical=True)
         completed = _completed(logged)
-        known = [value for run in completed for name in keys for value in _values(run, name)]
+        known = [value for run in completed for name in keys for value in logged_numbers(run, name)]
         if len(completed) < len(logged) and known:
             # A diverged run would compress the others.
             space = 0.08 * (max(known) - min(known)) or 1.0
@@ -138,7 +136,7 @@ def curve(
     dotted = " (held out: dotted)" if measured else ""
     if len(keys) > 1:
         return Panel(title=f"{title}: chosen (solid) and rejected (dashed){dotted}", draw=draw)
-    values = [_values(run, key) for run in _completed(logged)]
+    values = [logged_numbers(run, key) for run in _completed(logged)]
     # The median of the last twentieth of the values, since single steps are noisy.
     lasts = [float(np.median(some[-max(1, len(some) // 20) :])) for some in values]
     ends = f"{shown(values[0][0])} → {shown(lasts[0])}" if len(values) == 1 else f"{_span(lasts, shown)} at the end"
@@ -172,7 +170,7 @@ def throughput(runs: list[Result], styles: Styles, prefix: str = "") -> Panel | 
         ax.set_ylim(0, None)
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
-    logged = [(run.run.get(f"{key}_median"), values) for run in runs if (values := _values(run, key))]
+    logged = [(run.run.get(f"{key}_median"), values) for run in runs if (values := logged_numbers(run, key))]
     medians = [median or float(np.median(values)) for median, values in logged]
     return replace(panel, title=f"{prefix}Throughput: median {_span(medians, whole)} tokens/s", draw=draw)
 
@@ -180,12 +178,6 @@ def throughput(runs: list[Result], styles: Styles, prefix: str = "") -> Panel | 
 def _completed(runs: list[Result]) -> list[Result]:
     """The runs that weren't stopped early; all, if every one was."""
     return [run for run in runs if not stopped_early(run)] or runs
-
-
-def _values(run: Result, key: str) -> list[float]:
-    """All logged values of `key` that are finite numbers."""
-    logged: list[Any] = [entry.get(key) for entry in run.history]
-    return [value for value in logged if value is not None and np.isfinite(value)]
 
 
 def _span(values: list[float], shown: Callable[[float | None], str]) -> str:
@@ -262,3 +254,8 @@ def _rows_axis(ax: Axes) -> None:
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.grid(False, axis="x")
+
+
+def held_out_points(run: Result, key: str) -> list[tuple[int, float]]:
+    """The step and value of each measurement of a metric."""
+    return [(point["step"], point[key]) for point in measurements(run) if is_number(point.get(key))]

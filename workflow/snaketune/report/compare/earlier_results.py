@@ -12,9 +12,9 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.artifacts.plain_json import parse_json
-from snaketune.config.paths import check_plain
+from snaketune.config.base import check_plain
 from snaketune.errors import SnaketuneError
-from snaketune.report.data.forms import Manifest, check
+from snaketune.report.data.results import Manifest, check
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.table import STAGES
 
@@ -102,7 +102,7 @@ def _folder(entry: str) -> Path:
 
 
 def _results_of(folder: Path) -> Path:
-    """Return the results folder that a result is in.
+    """The results folder that a result is in.
 
     >>> _results_of(Path("a/results/dpo/old")), _results_of(Path("results/.work/dpo/00ff"))
     (PosixPath('a/results'), PosixPath('results'))

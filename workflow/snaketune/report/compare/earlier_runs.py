@@ -15,10 +15,9 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.publishing.results import Result, is_number, read_json
 from snaketune.report.charts.style import Chart, Style, message
 from snaketune.report.charts.training_charts import curve, throughput
-from snaketune.report.compare.differing_keys import leaves, value_text
 from snaketune.report.compare.earlier_results import COMPARED, KEY, result_of
-from snaketune.report.data.forms import TrainingRun, check
-from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers, natural, scored_of
+from snaketune.report.compare.variants import leaves, value_text
+from snaketune.report.data.results import ResultSet, ScoredModel, TrainingRun, check, logged_numbers, natural, scored_of
 from snaketune.report.judge.verdict import Difference, differences
 from snaketune.report.text import NOTHING, clean, decimal, duration, percent, whole
 from snaketune.stages.cache.status import differing as differing_paths
@@ -108,12 +107,10 @@ class EarlierRuns:
 
     @property
     def runs(self) -> list[tuple[str, dict[str, Any]]]:
-        """Label and content of run.json of each run."""
         return [(other.run.label, other.run.run) for other in self.others]
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        """One comparison per stage."""
         by_stage = {stage: [one for one in self.others if one.run.stage == stage] for stage in COMPARED}
         return [self._comparison(stage, others) for stage, others in by_stage.items() if others]
 

@@ -1,11 +1,11 @@
-"""The measures of the score tables, evaluation.csv and evaluation.json, from the scores of all models."""
+"""The measures of the score tables and of evaluation.csv, from the scores of all models."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snaketune.evaluation.score_intervals import SHARES
-from snaketune.report.data.results import ResultSet, ScoredModel, unique
+from snaketune.report.data.results import ScoredModel, unique
 from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
 # Name, unit and direction of each score of preferences.
@@ -36,7 +36,6 @@ class Measure:
         on: The corpus or task that it was measured on.
         better: 1 if higher is better, -1 if lower is better, 0 if neither.
         values: By model; None where it wasn't measured.
-        sizes: By model, the number of prompts or pairs of a share.
         intervals: By model, the 95% intervals that the evaluation wrote.
         detail: Whether it is a breakdown by task or source.
     """
@@ -47,16 +46,20 @@ class Measure:
     unit: str
     better: int
     values: dict[str, float | None]
-    sizes: dict[str, int] = field(default_factory=dict)
     intervals: dict[str, list[float]] = field(default_factory=dict)
     detail: bool = False
 
     def shown(self, model: str) -> str:
         return FORMATS[self.unit](self.values.get(model))
 
+    def interval(self, model: str) -> tuple[float, float] | None:
+        """The 95% interval; None without a value or an interval."""
+        known = self.values.get(model) is not None and model in self.intervals
+        return tuple(self.intervals[model]) if known else None
+
     def shown_interval(self, model: str) -> str:
         """The interval as `[55.1%, 67.3%]`; empty if there is none."""
-        bounds = self.intervals.get(model)
+        bounds = self.interval(model)
         return f"[{', '.join(FORMATS[self.unit](bound) for bound in bounds)}]" if bounds else ""
 
     def of(self, models: list[str]) -> "Measure":
@@ -64,7 +67,7 @@ class Measure:
         return replace(self, values={model: self.values.get(model) for model in models})
 
     def is_best(self, model: str) -> bool:
-        """Return True if the model has the best value and not all values are equal."""
+        """Whether the model has the best value and not all values are equal."""
         known = [value for value in self.values.values() if value is not None]
         if not self.better or len(set(known)) < 2:
             return False
@@ -79,7 +82,7 @@ def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
         by_task = {scored.model: scored.scores.get("task_intervals") or {} for scored in models}
         for on in unique(key for by_name in entries.values() for key in by_name):
             here = {model: by_name.get(on) or {} for model, by_name in entries.items()}
-            for path, name, unit, better, size in kinds(list(here.values())):
+            for path, name, unit, better in kinds(list(here.values())):
                 *parents, key = path
                 measured = {model: at_keys(entry, parents) for model, entry in here.items()}
                 written = {model: entry.get(f"{key}_interval") for model, entry in measured.items()}
@@ -94,7 +97,6 @@ def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
                         unit=unit,
                         better=better,
                         values=values,
-                        sizes={model: entry.get(size) or 0 for model, entry in measured.items()},
                         intervals={model: bounds for model, bounds in written.items() if bounds},
                         detail="by_task" in parents or "by_source" in parents,
                     )
@@ -102,32 +104,31 @@ def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
     return found
 
 
-# Path below the corpus or task, name, unit, direction, and key of the size.
-Kind = tuple[tuple[str, ...], str, str, int, str]
+# Path below the corpus or task, name, unit and direction.
+Kind = tuple[tuple[str, ...], str, str, int]
 
 
 def _of_prompts(entries: list[dict[str, Any]]) -> Iterator[Kind]:
-    yield ("held_out_loss",), "held-out loss", "nats", -1, ""
-    yield ("perplexity",), "perplexity", "", -1, ""
-    yield ("exact_match", "share"), "exact match", "share", 1, "prompts"
+    yield ("held_out_loss",), "held-out loss", "nats", -1
+    yield ("perplexity",), "perplexity", "", -1
+    yield ("exact_match", "share"), "exact match", "share", 1
     for task in sorted({task for entry in entries for task in at_keys(entry, ["exact_match", "by_task"])}):
-        yield ("exact_match", "by_task", task, "share"), f"exact match: {clean(task)}", "share", 1, "prompts"
-    yield ("exact_match", "mean_response_tokens"), "mean response length", "tokens", 0, ""
+        yield ("exact_match", "by_task", task, "share"), f"exact match: {clean(task)}", "share", 1
+    yield ("exact_match", "mean_response_tokens"), "mean response length", "tokens", 0
 
 
 def _of_pairs(entries: list[dict[str, Any]]) -> Iterator[Kind]:
-    sizes = {key: "pairs_with_reference" if key.startswith("reward") else "pairs" for key in PREFERENCES}
     for key, about in PREFERENCES.items():
-        yield (key,), *about, sizes[key]
+        yield (key,), *about
     for source in sorted({source for entry in entries for source in at_keys(entry, ["by_source"])}, key=int):
         for key in BY_SOURCE:
             name, unit, better = PREFERENCES[key]
-            yield ("by_source", source, key), f"{name}: source {source}", unit, better, sizes[key]
+            yield ("by_source", source, key), f"{name}: source {source}", unit, better
 
 
 def _of_tasks(entries: list[dict[str, Any]]) -> Iterator[Kind]:
     for metric in sorted({metric for entry in entries for metric in entry}):
-        yield (metric,), clean(metric), *(("share", 1) if metric.startswith(SHARES) else ("", 0)), ""
+        yield (metric,), clean(metric), *(("share", 1) if metric.startswith(SHARES) else ("", 0))
 
 
 def at_keys(entry: Any, keys: list[str]) -> dict[str, Any]:
@@ -135,18 +136,3 @@ def at_keys(entry: Any, keys: list[str]) -> dict[str, Any]:
     for key in keys:
         entry = (entry or {}).get(key)
     return entry or {}
-
-
-def csv_rows(results: ResultSet) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows of evaluation.csv: a measure per row, a model per column, unrounded."""
-    rows = [
-        {"evaluation": evaluation, "on": measure.on, "measure": measure.name, "unit": measure.unit} | measure.values
-        for evaluation, models in results.evaluations.items()
-        for measure in measures(models)
-    ]
-    return ["evaluation", "on", "measure", "unit", *unique(scored.model for scored in results.scored)], rows
-
-
-def as_json(results: ResultSet) -> dict[str, Any]:
-    """All scores as the evaluations wrote them: evaluation → model → scores.json."""
-    return {name: {scored.model: scored.scores for scored in models} for name, models in results.evaluations.items()}

@@ -1,4 +1,4 @@
-"""The table of all DPO runs: differing keys, scores, cost, and the best run.
+"""The table of all DPO runs: the spec keys and inputs in which they differ, scores, cost, and the best run.
 
 `sort_by` is the path of a score in scores.json. For losses, perplexities, error rates and lengths lower is better, for all
 other scores higher. Runs without the score are last; ties are in the order of names.
@@ -12,12 +12,20 @@ from snaketune.config.score_names import REWARDS
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.results import Result, at_path, is_number
-from snaketune.report.compare.differing_keys import differing, run_name
 from snaketune.report.compare.measures import Measure, measures
 from snaketune.report.data.races import paused_runs
 from snaketune.report.data.results import ResultSet, natural
-from snaketune.report.text import clean, words
+from snaketune.report.text import NOTHING, clean, words
 from snaketune.stages.table import STAGES
+
+# Keys to list first: most sweeps vary them.
+FIRST = ("loss", "beta")
+# Keys that only decide whether a run is stopped early.
+MONITORED = ("stop_if",)
+# Keys whose value is compared as a whole, though it is a mapping.
+ATOMIC = ("loss", *MONITORED)
+# Role of an input that may differ between runs, and the name of its column.
+MADE_FROM = {"model": "from", "pack": "pairs"}
 
 # Words in the names of scores where lower is better.
 LOWER_IS_BETTER = {"bits", "brier", "cer", "error", "kl", "loss", "nll", "perplexity", "ter", "tokens", "wer"}
@@ -125,7 +133,6 @@ def stopped_early(run: Result) -> EarlyStop | None:
 
 
 def warnings_of(run: Result) -> list[TrainingWarning]:
-    """The warnings in the run.json of a training."""
     return [
         TrainingWarning(
             kind=words(warning["kind"]),
@@ -148,22 +155,6 @@ def best_entry(variants: Variants) -> dict[str, Any]:
         "value": variants.sorted_by.values[variants.best],
     }
     return {"best": facts | {"payload": f"{stage}/{name}/{STAGES[stage].payload}"}}
-
-
-def csv_rows(variants: Variants) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows of variants.csv: a run per row, unrounded, in the order of the table."""
-    named = {f"{column.on}: {column.name}": column for column in variants.columns}
-    rows = []
-    for label in variants.labels:
-        stopped = variants.stopped.get(label)
-        rows.append(
-            {"variant": label, "best": "yes" if label == variants.best else ""}
-            | {key: values[label] for key, values in variants.keys.items()}
-            | {heading: column.values[label] for heading, column in named.items()}
-            | {"warnings": ", ".join(one.kind for one in variants.warnings.get(label, []))}
-            | {"stopped at step": stopped and stopped.step, "because": stopped and stopped.reason}
-        )
-    return ["variant", "best", *variants.keys, *named, "warnings", "stopped at step", "because"], rows
 
 
 def _sort_measure(results: ResultSet, labels: list[str], columns: list[Measure], path: str) -> Measure | None:
@@ -222,7 +213,7 @@ def _trained(runs: list[Result]) -> Iterator[Measure]:
 
 
 def higher_is_better(path: str) -> bool:
-    """Return False for losses, perplexities, error rates and lengths, by the words of the last name in `path`.
+    """False for losses, perplexities, error rates and lengths, by the words of the last name in `path`.
 
     >>> higher_is_better("preferences.pairs.reward_accuracy"), higher_is_better("conversations.chat.held_out_loss")
     (True, False)
@@ -231,3 +222,87 @@ def higher_is_better(path: str) -> bool:
     """
     last = path.rpartition(".")[2].replace(",", "_").replace("-", "_")
     return LOWER_IS_BETTER.isdisjoint(last.lower().split("_"))
+
+
+def differing(results: ResultSet, runs: list[Result]) -> dict[str, dict[str, str]]:
+    """The keys that differ between runs: key → run label → value as text. A key has its last name only, if that is unique."""
+    columns = {}
+    for role, name in MADE_FROM.items():
+        made = {run.label: ", ".join(one.name for one in results.made_from(run, role)) or NOTHING for run in runs}
+        if len(set(made.values())) > 1:
+            columns[name] = made
+    differ = dict(leaves({run.label: run.spec for run in runs}))
+    ends = [dotted.rpartition(".")[2] for dotted in differ]
+    for dotted in sorted(differ, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST)):
+        end = dotted.rpartition(".")[2]
+        columns[end if ends.count(end) == 1 and end not in columns else dotted] = differ[dotted]
+    return columns
+
+
+def run_name(label: str, keys: dict[str, dict[str, str]]) -> str:
+    """A name for a run from its values of the differing keys: numbers with their key, and no values that most runs have.
+
+    >>> keys = {"loss": {"dpo:a": "ipo", "dpo:b": "ipo"}, "beta": {"dpo:a": "0.1", "dpo:b": "0.2"}}
+    >>> run_name("dpo:a", keys | {"seed": {"dpo:a": "0", "dpo:b": "1", "dpo:c": "0"}}), run_name("dpo:a", {})
+    ('ipo, beta 0.1', 'a')
+    """
+    parts = []
+    for key, values in keys.items():
+        text, all_ = values[label], list(values.values())
+        usual = key not in FIRST and 2 * all_.count(text) > len(all_)
+        if text != NOTHING and key not in MONITORED and not usual:
+            parts.append(f"{key} {text}" if _is_number(text) and key not in ATOMIC else text)
+    return ", ".join(parts) or label.partition(":")[2]
+
+
+def loss_text(loss: Any) -> str:
+    """A loss, or a weighted sum of losses with the largest weight first.
+
+    >>> loss_text("sigmoid"), loss_text({"sft": 0.2, "sigmoid": 1.0})
+    ('sigmoid', 'sigmoid + 0.2 sft')
+    """
+    if not isinstance(loss, dict):
+        return value_text(loss)
+    parts = sorted(loss.items(), key=lambda part: (-part[1], part[0]))
+    return " + ".join(clean(name) if weight == 1 else f"{weight:g} {clean(name)}" for name, weight in parts)
+
+
+def value_text(value: Any) -> str:
+    """A config value on one line.
+
+    >>> value_text(5e-05), value_text(True), value_text({"rank": 4, "dropout": 0.0, "alpha": None}), value_text(None)
+    ('5e-05', 'true', 'rank 4, dropout 0', '–')
+    """
+    match value:
+        case None:
+            return NOTHING
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case dict():
+            texts = (f"{clean(name)} {value_text(one)}" for name, one in value.items() if one is not None)
+            return ", ".join(texts) or NOTHING
+        case list() | tuple():
+            return ", ".join(map(value_text, value)) or NOTHING
+    return clean(value)
+
+
+def leaves(specs: dict[str, Any], key: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """The leaf keys that differ: dotted path, and the value as text by run label. Descends where every run has a mapping."""
+    if key not in ATOMIC and all(isinstance(spec, dict) for spec in specs.values()):
+        for name in dict.fromkeys(name for spec in specs.values() for name in spec):
+            inside = {label: spec.get(name) for label, spec in specs.items()}
+            yield from leaves(inside, f"{key}.{name}" if key else str(name))
+        return
+    shown = {label: loss_text(value) if key == "loss" else value_text(value) for label, value in specs.items()}
+    if len(set(shown.values())) > 1:
+        yield key, shown
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text in ("true", "false")
+    return True

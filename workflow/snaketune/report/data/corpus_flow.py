@@ -1,6 +1,7 @@
-"""The row counts of a corpus, and whether they add up: read + extra + repeated = joined + quarantined + dropped + kept.
+"""The row counts of a corpus, and whether they add up: read + extra + repeated = joined + quarantined + dropped + kept; and the
+counts of its tokenized rows.
 
-All counts are from the manifest of the corpus. Whether they add up is checked here, not assumed.
+All counts are from manifests. Whether they add up is checked here, not assumed.
 """
 
 from collections import Counter
@@ -9,8 +10,11 @@ from typing import Any, get_args
 
 from snaketune.config.corpus_sources import PersonalData
 from snaketune.publishing.results import Result
-from snaketune.report.data.results import ResultSet
+from snaketune.report.data.results import ResultSet, by_whole
 from snaketune.report.text import NOTHING, clean, whole
+
+SPLITS = ("train", "held_out")
+TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
 
 REPAIRED = "repaired_"
 PERSONAL_DATA = get_args(PersonalData)
@@ -54,7 +58,6 @@ class SourceFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """Messages about counts that don't add up."""
         return count_error("rows", self.rows.incoming, f"came in from {self.name}", self.rows.outgoing, "went out")
 
 
@@ -82,7 +85,6 @@ class CorpusFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """Messages about counts that don't add up, of the corpus, its quarantine reasons, and its sources."""
         rows = self.rows
         errors = count_error("rows", rows.incoming, "came in", rows.outgoing, "went out")
         errors += count_error("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
@@ -103,7 +105,6 @@ def count_error(unit: str, count: int, name: str, other_count: int, other_name: 
 
 
 def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
-    """The row counts of every corpus."""
     return [_corpus_flow(result) for result in results.of("corpus")]
 
 
@@ -156,3 +157,46 @@ def _origin(source: dict[str, Any]) -> str:
         return clean("/".join(part for part in (hub["path"], hub.get("name"), hub.get("split")) if part))
     first, *more = source.get("files") or [NOTHING]
     return clean(first + (f" and {len(more):,} more files" if more else ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """All parts of one tokenized corpus.
+
+    Attributes:
+        counts: Sums over the parts, by split.
+        paths: Number of parts by code path and reason, `("fast", "")` or `("reference", "the template ...")`.
+    """
+
+    name: str
+    kind: str
+    train_on: str
+    counts: dict[str, Counter[str]]
+    paths: dict[tuple[str, str], int]
+    parity_rows: int
+    rows_by_reference: int
+    parts: int
+    expected_parts: int
+
+
+def merge_parts(name: str, parts: list[Result]) -> Tokenized:
+    counts: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(TOKEN_COUNTS, 0)) for split in SPLITS}
+    for part in parts:
+        for split in SPLITS:
+            counts[split].update({count: part.counts[split][count] for count in TOKEN_COUNTS})
+    spec, manifests = parts[0].spec, [part.manifest for part in parts]
+    return Tokenized(
+        name=name,
+        kind=spec["kind"],
+        train_on=manifests[0]["train_on"],
+        counts=counts,
+        paths=dict(Counter((manifest["path"], manifest["why"]) for manifest in manifests)),
+        parity_rows=sum(part.run.get("parity_rows", 0) for part in parts),
+        rows_by_reference=sum(part.run.get("rows_by_reference", 0) for part in parts),
+        parts=len(parts),
+        expected_parts=spec["parts"],
+    )
+
+
+def tokenized_corpora(results: ResultSet) -> list[tuple[Tokenized, list[Result]]]:
+    return [(merge_parts(name, parts), parts) for (_, name), parts in by_whole(results.of("tokenize")).items()]

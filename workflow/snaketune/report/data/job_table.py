@@ -1,11 +1,13 @@
-"""Tables of all jobs, tokenizers and library versions, as text for the page."""
+"""What the jobs cost, and tables of all jobs, tokenizers and library versions, as text for the page."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from snaketune.publishing.results import Result
-from snaketune.report.data.results import ResultSet, by_whole, natural
-from snaketune.report.text import NOTHING, clip, decimal, duration, percent, short, whole
+from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.results import ResultSet, by_whole, is_gpu, natural
+from snaketune.report.text import NOTHING, clean, clip, decimal, duration, percent, short, whole
 
 SOURCE_CHARACTERS = 300
 
@@ -62,7 +64,6 @@ def _facts(result: Result) -> Iterator[str]:
 
 
 def tokenizer_rows(results: ResultSet) -> list[dict[str, Any]]:
-    """A row per tokenizer, sorted by name."""
     rows = []
     for result in results.of("tokenizer"):
         spec, manifest, counts = result.spec, result.manifest, result.counts
@@ -93,3 +94,64 @@ def versions(results: ResultSet) -> dict[str, list[str]]:
         for library, version in (result.manifest.get("versions", {}) | python).items():
             by_library.setdefault(library, set()).add(version or "not installed")
     return {library: sorted(versions_, key=natural) for library, versions_ in sorted(by_library.items())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One number, or one per stage (`values`: label and text), with a note."""
+
+    title: str
+    value: str = ""
+    values: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+
+def cards(results: ResultSet) -> Iterator[Card]:
+    """Cards about cost and utilization; a card without data is omitted."""
+    timed = [result for result in results.all if result.run.get("seconds")]
+    if timed:
+        longest = max(timed, key=lambda result: result.run["seconds"])
+        most = f"the longest is {longest.stage} {longest.name}, {duration(longest.run['seconds'])}"
+        total = duration(sum(result.run["seconds"] for result in timed))
+        attempts = sum(max(1, len(result.run.get("attempts", ()))) for result in timed)
+        tried = f" in {whole(attempts)} attempts" if attempts > len(timed) else ""
+        yield Card(title="Compute time", value=total, note=f"{whole(len(timed))} jobs{tried}; {most}")
+    if hours := _gpu_hours(timed):
+        note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
+        yield Card(title="GPU hours", value=_hours(sum(hours.values())), note=note)
+    flows = training_flows(results)
+    if known := [flow.tokens for flow in flows if flow.tokens]:
+        steps, uncounted = sum(flow.steps for flow in flows), len(flows) - len(known)
+        note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in total"
+        note += f"; {uncounted} more on raw rows, whose tokens weren't counted" if uncounted else ""
+        yield Card(title="Tokens trained", value=short(sum(known)), note=note)
+    speeds: dict[str, list[float]] = {}
+    devices = set()
+    for run in results.of("sft", "dpo"):
+        if speed := run.run.get("tokens_per_second_median"):
+            speeds.setdefault(run.stage, []).append(speed)
+            devices.add(str(run.run.get("device", "")))
+    if speeds:
+        values = tuple((stage, short(max(speeds[stage]))) for stage in ("sft", "dpo") if stage in speeds)
+        on = ", ".join(sorted(devices - {""})) or NOTHING
+        yield Card(title="Tokens per second", values=values, note=f"median, without padding, on {on}")
+    if packs := [flow for flow in pack_flows(results) if flow.packed and flow.train.capacity]:
+        tokens, capacity = sum(flow.train.tokens for flow in packs), sum(flow.train.capacity for flow in packs)
+        unpacked = sum(flow.train.documents * flow.length for flow in packs)
+        note = f"of all train rows is tokens, not padding; {percent(tokens / unpacked)} with one document per row"
+        yield Card(title="Packing efficiency", value=percent(tokens / capacity), note=note)
+
+
+def _gpu_hours(timed: list[Result]) -> dict[str, float]:
+    """GPU hours by device, of all attempts that run.json counts, with the process count of the last one."""
+    hours: dict[str, float] = {}
+    for run in (result.run for result in timed if is_gpu(result.run)):
+        device = clean(run["device"])
+        # Reference passes and evaluations record only the kind of device.
+        name = "GPU" if device.startswith("cuda") else device
+        hours[name] = hours.get(name, 0.0) + run["seconds"] * run.get("processes", 1) / 3600
+    return hours
+
+
+def _hours(spent: float) -> str:
+    return f"{spent:,.2f}" if spent >= 0.01 else "under 0.01"

@@ -11,9 +11,8 @@ from typing import Any
 
 from snaketune.packing.truncation import warning
 from snaketune.publishing.results import Result
-from snaketune.report.data.corpus_flow import count_error
+from snaketune.report.data.corpus_flow import SPLITS, Tokenized, count_error, merge_parts
 from snaketune.report.data.results import ResultSet
-from snaketune.report.data.tokenized import SPLITS, Tokenized, merge_parts
 
 UNITS = {"preference": "pairs", "unpaired": "completions"}
 
@@ -145,7 +144,7 @@ class TrainingFlow:
     """Rows, steps and tokens of one training.
 
     Attributes:
-        epochs, tokens: Of the steps that ran, which may be fewer than configured; of raw rows, epochs are None without a log.
+        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if they aren't known.
     """
 
     label: str
@@ -154,17 +153,15 @@ class TrainingFlow:
     pairs: int | None
     steps: int
     epochs: float | None
-    tokens: int
+    tokens: float | None
     tokens_per_epoch: int | None
 
 
 def pack_flows(results: ResultSet) -> list[PackFlow]:
-    """The counts of every pack."""
     return [pack_flow(results, result) for result in results.of("pack")]
 
 
 def pack_flow(results: ResultSet, result: Result) -> PackFlow:
-    """The counts of one pack."""
     plan = results.first(result, "plan")
     parts = results.made_from(plan, "tokens") if plan else []
     corpus, tokenizer = (results.first(parts[0], role) if parts else None for role in ("corpus", "tokenizer"))
@@ -208,25 +205,21 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
 
 
 def training_flows(results: ResultSet) -> list[TrainingFlow]:
-    """The counts of every SFT and DPO run."""
     return [training_flow(results, result) for result in results.of("sft", "dpo")]
 
 
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
-    """The counts of one SFT or DPO run."""
     pack, counts = results.first(result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
-    if per_epoch := counts.get("tokens_per_epoch"):
-        epochs = counts["tokens"] / per_epoch
-    else:
-        epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
+    tokens, per_epoch = counts.get("tokens"), counts.get("tokens_per_epoch")
+    logged = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
     return TrainingFlow(
         label=result.label,
         pack=pack and pack.name,
         rows=counts["rows"],
         pairs=counts.get("pairs"),
         steps=counts["steps"],
-        epochs=epochs,
-        tokens=counts["tokens"],
+        epochs=tokens / per_epoch if per_epoch else logged,
+        tokens=tokens,
         tokens_per_epoch=per_epoch,
     )

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from snaketune.publishing.results import Result
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.results import ResultSet, ScoredModel
-from snaketune.report.judge.intervals import wins
+from snaketune.report.judge.verdict import wins
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
@@ -108,7 +108,7 @@ def preference_changes(results: ResultSet) -> list[PreferenceChange]:
     for models in results.evaluations.values():
         pairs_of = {scored.model: scored.pairs for scored in models}
         for scored in models:
-            if scored.model in runs:
+            if scored.model in runs and scored.pairs is not None:
                 initial = results.initial_models.get(scored.model)
                 for corpus in scored.pairs["corpus"].unique().to_pylist():
                     changes.append(_change(results, corpus, runs[scored.model], scored, initial, pairs_of.get(initial)))
@@ -176,7 +176,7 @@ def _by_id(rows: pa.Table, what: str, whose: str = "") -> dict[str, np.ndarray]:
 
 
 def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
-    """For each source name, which pairs are from it."""
+    """For each source name, which pairs are from it: bool[P]."""
     source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
     source_P = np.array([source_of[pair] for pair in ids])
     sources = next((flow.sources for flow in corpus_flows(results) if flow.name == corpus), [])

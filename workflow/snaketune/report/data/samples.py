@@ -1,17 +1,38 @@
-"""Sample prompts with the responses of every model, selected by a fixed rule, and the word diff of two responses."""
+"""Texts that the pages show as samples.
 
+Prompts with the responses of every model, selected by a fixed rule, and the word diff of two responses; answers while training;
+examples of quarantined, duplicate and contaminated rows, from the first lines of a corpus' records; and tokenized rows as spans
+that are supervised or not.
+"""
+
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any
 
-from snaketune.report.data.results import ScoredModel, unique
+from snaketune.publishing.results import Result
+from snaketune.report.data.corpus_flow import tokenized_corpora
+from snaketune.report.data.results import ResultSet, ScoredModel, measurements, unique
 from snaketune.report.text import clip
+
+TOKENIZER = "tokenizer.json"
+SPAN_CHARACTERS = 1200
+
+MAX_LINES = 1000
+EXAMPLES_PER_REASON = 3
+GROUPS, IDS = 5, 4
+NGRAMS = 12
+EXCERPT_CHARACTERS = 400
+
+# Answers of a prompt on the page; of more measurements, some in between are left out.
+ANSWERS = 6
 
 VERDICTS = {True: "right", False: "wrong", None: "unchecked"}
 # Limit of words to compare: the cost is quadratic.
-MAX_WORDS = 300
+MAX_WORDS = 500
 SAME, ADDED, REMOVED = "same", "added", "removed"
 # Each word with its trailing space, so that consecutive changed words are one change.
 WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
@@ -79,25 +100,146 @@ def _clipped(value: str | None, limit: int = 500) -> str | None:
 def word_diff(before: str, after: str) -> list[tuple[str, str]]:
     """`after` and what was removed from `before`, as spans of text that are `same`, `added` or `removed`.
 
-    Texts that differ in more than MAX_WORDS words are shown without a diff.
+    Texts of more than MAX_WORDS words are shown without a diff.
 
     >>> word_diff("Sure! The answer is 7.", "The answer is 8.")
     [('Sure! ', 'removed'), ('The answer is ', 'same'), ('7', 'removed'), ('8', 'added'), ('.', 'same')]
     """
     old, new = WORDS.findall(before), WORDS.findall(after)
-    start = _same_words(old, new)
-    end = _same_words(old[start:][::-1], new[start:][::-1])
-    middle_old, middle_new = old[start : len(old) - end], new[start : len(new) - end]
-    if len(middle_old) > MAX_WORDS or len(middle_new) > MAX_WORDS:
+    if len(old) > MAX_WORDS or len(new) > MAX_WORDS:
         return [(after, SAME)]
-    spans = [("".join(old[:start]), SAME)]
-    for what, a, b, c, d in SequenceMatcher(None, middle_old, middle_new, autojunk=False).get_opcodes():
-        removed, added = "".join(middle_old[a:b]), "".join(middle_new[c:d])
+    spans = []
+    for what, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        removed, added = "".join(old[a:b]), "".join(new[c:d])
         spans += [(added, SAME)] if what == "equal" else [(removed, REMOVED), (added, ADDED)]
-    spans.append(("".join(new[len(new) - end :]), SAME))
     return [span for span in spans if span[0]]
 
 
-def _same_words(one: list[str], other: list[str]) -> int:
-    """The number of equal words at the beginning."""
-    return next((n for n, words in enumerate(zip(one, other)) if words[0] != words[1]), min(len(one), len(other)))
+def answers_while_training(results: ResultSet) -> list[dict[str, Any]]:
+    """The sample prompts of each training with their expected answer, and the answers by step.
+
+    Returns: per training and prompt: `label`, `prompt`, `expected`, and `answers`, a list of (step, text).
+    """
+    return [
+        {
+            "label": run.label,
+            "prompt": clip(points[0]["samples"][number]["prompt"]),
+            "expected": clip(points[0]["samples"][number]["expected"]),
+            "answers": [(point["step"], clip(point["samples"][number]["answer"])) for point in _some(points)],
+        }
+        for run in results.of("sft", "dpo")
+        if (points := [point for point in measurements(run) if point.get("samples")])
+        for number in range(len(points[0]["samples"]))
+    ]
+
+
+def _some(points: list[Any]) -> list[Any]:
+    """The first and the last of them, and some between.
+
+    >>> _some(list(range(11))), _some([0, 1])
+    ([0, 2, 4, 6, 8, 10], [0, 1])
+    """
+    if len(points) <= ANSWERS:
+        return points
+    return [points[round(n * (len(points) - 1) / (ANSWERS - 1))] for n in range(ANSWERS)]
+
+
+def dropped_examples(corpus: Result) -> dict[str, Any]:
+    """The examples of a corpus for the page.
+
+    Returns:
+        `quarantined`, the first rows of each reason; `groups`, the largest groups of near duplicates; `hits`, the n-grams most
+        frequently shared with evaluations, of the first `hits_read` hits.
+    Raises:
+        SnaketuneError: If a record is damaged.
+    """
+    quarantined: dict[str, list[dict[str, str]]] = {}
+    for line in _lines(corpus, "quarantine.jsonl"):
+        examples = quarantined.setdefault(line["reason"], [])
+        if len(examples) < EXAMPLES_PER_REASON:
+            texts = {name: clip(line[name], EXCERPT_CHARACTERS) for name in ("detail", "excerpt")}
+            examples.append({"location": _location(line)} | texts)
+    groups = sorted(_lines(corpus, "duplicates.jsonl"), key=lambda line: -line["rows"])[:GROUPS]
+    hits = _lines(corpus, "contamination.jsonl")
+    return {
+        "quarantined": quarantined,
+        "groups": [
+            {
+                "rows": line["rows"],
+                "ids": [clip(id, 40) for id in line["ids"][:IDS]],
+                "excerpt": clip(line["excerpt"], EXCERPT_CHARACTERS),
+            }
+            for line in groups
+        ],
+        "hits": _commonest(hits),
+        "hits_read": len(hits),
+    }
+
+
+def _commonest(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The most frequent n-grams, each with its count, the evaluation row, and id and location of the first training row."""
+    count = Counter((line["evaluated"], line["ngram"]) for line in lines)
+    first = {(line["evaluated"], line["ngram"]): line for line in reversed(lines)}
+    hits = []
+    for (evaluated, ngram), n in count.most_common(NGRAMS):
+        line = first[evaluated, ngram]
+        # `held, row 6a0e`, or for the file of a task `tasks/choice.jsonl, line 3`.
+        row = line["evaluated_row"] if " " in line["evaluated_row"] else f"row {line['evaluated_row']}"
+        about = {"evaluated": clip(f"{evaluated}, {row}", 200), "id": clip(line["id"], 40), "location": _location(line)}
+        hits.append({"ngram": clip(ngram, EXCERPT_CHARACTERS), "count": n} | about)
+    return hits
+
+
+def _location(line: dict[str, Any]) -> str:
+    """`chat.jsonl:17`, as editors understand it; for tables, `data.parquet, row 17`."""
+    return clip(f"{line['file']}:{line['line']}" if "line" in line else f"{line['file']}, row {line.get('row')}", 200)
+
+
+def _lines(corpus: Result, name: str) -> list[dict[str, Any]]:
+    """The first MAX_LINES lines of a record; empty if the corpus doesn't have it."""
+    if name not in corpus.manifest["records"]:
+        return []
+    # Records quote undecodable rows byte for byte.
+    with corpus.artifact.file(name).open(encoding="utf-8", errors="replace") as file:
+        return [json.loads(line) for line in islice(file, MAX_LINES)]
+
+
+def tokenized_rows(results: ResultSet) -> list[dict[str, Any]]:
+    """Every tokenized corpus (`flow`), whether it is `paired`, and the spans of its first rows (`samples`), shorter ones first.
+
+    Raises:
+        SnaketuneError: If a tokenizer is damaged.
+    """
+    corpora = []
+    for flow, parts in tokenized_corpora(results):
+        samples = next((part.manifest["samples"] for part in parts if part.manifest.get("samples")), [])
+        tokenizer = results.first(parts[0], "tokenizer")
+        tokens = special_tokens(tokenizer) if tokenizer else []
+        paired = parts[0].manifest["kind"] == "preference"
+        corpora.append({"flow": flow, "paired": paired, "samples": [spans(sample, tokens) for sample in samples]})
+    return corpora
+
+
+def spans(sample: list[Any], special: list[str]) -> list[dict[str, Any]]:
+    """Split sample text at special tokens.
+
+    >>> [tuple(span.values()) for span in spans([["<s>Hi", False], ["Yes</s>", True]], ["<s>", "</s>"])]
+    [('<s>', False, True), ('Hi', False, False), ('Yes', True, False), ('</s>', True, True)]
+    """
+    longest_first = sorted(special, key=len, reverse=True)
+    pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+    return [
+        {"text": clip(text, SPAN_CHARACTERS), "supervised": bool(supervised), "special": bool(number % 2)}
+        for part, supervised in sample
+        # The matches of a group are at odd positions.
+        for number, text in enumerate(pattern.split(part))
+        if text
+    ]
+
+
+def special_tokens(tokenizer: Result) -> list[str]:
+    """The special tokens of a tokenizer; empty if it has no tokenizer.json."""
+    if TOKENIZER not in tokenizer.manifest["payload"]:
+        return []
+    content = json.loads(tokenizer.artifact.file(TOKENIZER).read_text(encoding="utf-8"))
+    return [token["content"] for token in content.get("added_tokens", []) if token.get("special")]

@@ -57,7 +57,6 @@ def pack_findings(flow: PackFlow, split: SplitFlow, key: str) -> Iterator[Report
 
 
 def corpus_findings(flow: CorpusFlow) -> Iterator[ReportFinding]:
-    """The findings about one corpus."""
     bad, read = sum(flow.quarantined.values()), flow.rows.read
     if read and bad >= QUARANTINED * read:
         reasons = ", ".join(f"{whole(n)} {words(reason)}" for reason, n in list(flow.quarantined.items())[:3])
@@ -113,7 +112,6 @@ def _prompt_findings(
 
 
 def difference_findings(one: Difference, verdict: Verdict) -> Iterator[ReportFinding]:
-    """The findings about one measure of a verdict."""
     if one.outcome == WORSE:
         yield ReportFinding(
             kind=f"worse: {verdict.against}, {one.name}",

@@ -57,7 +57,6 @@ class Step:
 
 
 def in_order(findings: list[ReportFinding]) -> list[ReportFinding]:
-    """Sort findings by severity, then by kind."""
     rank = {one.kind: next(n for n, kind in enumerate(KINDS) if one.kind.startswith(kind)) for one in findings}
     return sorted(findings, key=lambda one: (one.severity != WARNS, rank[one.kind]))
 

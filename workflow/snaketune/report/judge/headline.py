@@ -1,23 +1,18 @@
-"""The top of the page: the verdict on the final model, the table of score differences, and the cost."""
+"""The top of the page: the verdict on the final model, the table of score differences, and the findings."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from snaketune.publishing.results import Result
-from snaketune.report.data.packing_flow import pack_flows, training_flows
-from snaketune.report.data.results import ResultSet, ScoredModel, is_gpu, logged_numbers
+from snaketune.report.compare.variants import Variants
+from snaketune.report.data.corpus_flow import corpus_flows
+from snaketune.report.data.packing_flow import pack_flows
+from snaketune.report.data.results import ResultSet, ScoredModel, logged_numbers
+from snaketune.report.judge import data_rules
+from snaketune.report.judge.findings import ReportFinding, in_order
+from snaketune.report.judge.training_rules import preflight_findings, slow_nodes, training_findings, trainings
 from snaketune.report.judge.verdict import INCONCLUSIVE, NO_INTERVAL, Difference, Verdict, lineage_verdicts
-from snaketune.report.text import NOTHING, clean, decimal, duration, percent, short, whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """One number, or one per stage (`values`: label and text), with a note."""
-
-    title: str
-    value: str = ""
-    values: tuple[tuple[str, str], ...] = ()
-    note: str = ""
+from snaketune.report.text import NOTHING, decimal, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +45,6 @@ class Headline:
 
     @property
     def without_interval(self) -> bool:
-        """Return True if some measure has no interval."""
         return any(one.of(NO_INTERVAL) for one in self.verdicts)
 
 
@@ -138,51 +132,31 @@ def _no_verdict(results: ResultSet, lineage: list[str]) -> str:
     return f"No model was trained or evaluated; {whole(kept)} rows are ready."
 
 
-def cards(results: ResultSet) -> Iterator[Card]:
-    """Cards about cost and utilization; a card without data is omitted."""
-    timed = [result for result in results.all if result.run.get("seconds")]
-    if timed:
-        longest = max(timed, key=lambda result: result.run["seconds"])
-        most = f"the longest is {longest.stage} {longest.name}, {duration(longest.run['seconds'])}"
-        total = duration(sum(result.run["seconds"] for result in timed))
-        attempts = sum(max(1, len(result.run.get("attempts", ()))) for result in timed)
-        tried = f" in {whole(attempts)} attempts" if attempts > len(timed) else ""
-        yield Card(title="Compute time", value=total, note=f"{whole(len(timed))} jobs{tried}; {most}")
-    if hours := _gpu_hours(timed):
-        note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
-        yield Card(title="GPU hours", value=_hours(sum(hours.values())), note=note)
-    flows = training_flows(results)
-    if flows:
-        steps = sum(flow.steps for flow in flows)
-        note = f"without padding, by {len(flows)} {'run' if len(flows) == 1 else 'runs'}, {whole(steps)} steps in total"
-        yield Card(title="Tokens trained", value=short(sum(flow.tokens for flow in flows)), note=note)
-    speeds: dict[str, list[float]] = {}
-    devices = set()
-    for run in results.of("sft", "dpo"):
-        if speed := run.run.get("tokens_per_second_median"):
-            speeds.setdefault(run.stage, []).append(speed)
-            devices.add(str(run.run.get("device", "")))
-    if speeds:
-        values = tuple((stage, short(max(speeds[stage]))) for stage in ("sft", "dpo") if stage in speeds)
-        on = ", ".join(sorted(devices - {""})) or NOTHING
-        yield Card(title="Tokens per second", values=values, note=f"median, without padding, on {on}")
-    if packs := [flow for flow in pack_flows(results) if flow.packed and flow.train.capacity]:
-        tokens, capacity = sum(flow.train.tokens for flow in packs), sum(flow.train.capacity for flow in packs)
-        unpacked = sum(flow.train.documents * flow.length for flow in packs)
-        note = f"of all train rows is tokens, not padding; {percent(tokens / unpacked)} with one document per row"
-        yield Card(title="Packing efficiency", value=percent(tokens / capacity), note=note)
+def collect_findings(
+    results: ResultSet,
+    lineage: list[str],
+    verdicts: Sequence[Verdict],
+    variants: Variants,
+    others: Sequence[tuple[str, dict[str, Any]]] = (),
+) -> list[ReportFinding]:
+    """All findings, in their order on the page.
 
-
-def _gpu_hours(timed: list[Result]) -> dict[str, float]:
-    """GPU hours by device, of all attempts that run.json counts, with the process count of the last one."""
-    hours: dict[str, float] = {}
-    for run in (result.run for result in timed if is_gpu(result.run)):
-        device = clean(run["device"])
-        # Reference passes and evaluations record only the kind of device.
-        name = "GPU" if device.startswith("cuda") else device
-        hours[name] = hours.get(name, 0.0) + run["seconds"] * run.get("processes", 1) / 3600
-    return hours
-
-
-def _hours(spent: float) -> str:
-    return f"{spent:,.2f}" if spent >= 0.01 else "under 0.01"
+    Args:
+        lineage: The models of the verdicts.
+        others: Label and run.json of earlier runs, whose hosts are compared with ours.
+    """
+    findings = [*preflight_findings(results), *data_rules.sweep_findings(results, variants)]
+    findings += slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others])
+    for verdict in verdicts:
+        for one in verdict.differences:
+            findings += data_rules.difference_findings(one, verdict)
+    for run in trainings(results):
+        findings += training_findings(run)
+    users = data_rules.users_of_packs(results)
+    for flow in pack_flows(results):
+        for split in flow.splits:
+            findings += data_rules.pack_findings(flow, split, users.get(f"pack/{flow.name}", ""))
+    for flow in corpus_flows(results):
+        findings += data_rules.corpus_findings(flow)
+    findings += data_rules.prompt_findings(results, lineage)
+    return in_order(findings)

@@ -1,18 +1,25 @@
 """Compare two models on the same held-out rows, measure by measure, with a 95 % interval for each difference.
 
-Rows that both models answered are paired: only rows that one gets right and the other wrong are informative, and the interval
-is about half as wide as for two independent shares. Held-out loss is paired by document. Measures without results per row
-(tasks of lm-evaluation-harness) have a difference but no interval, and don't count in the verdict.
+Intervals are in closed form, hence deterministic. Rows that both models answered are paired: only rows that one gets right and
+the other wrong are informative, and the interval is about half as wide as for two independent shares. Held-out loss is paired
+by document. Measures without results per row (tasks of lm-evaluation-harness) have a difference but no interval, and don't
+count in the verdict.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from snaketune.evaluation.score_intervals import Z, per_token
 from snaketune.report.compare.measures import FORMATS, Measure, measures
 from snaketune.report.data.results import ResultSet, ScoredModel
-from snaketune.report.judge.intervals import Interval, paired, paired_per_token, separate, wins
+
+Interval = tuple[float, float]
+# Identifies a document: the digest of its pack, and its number there.
+Document = TypeVar("Document")
 
 BETTER, WORSE, INCONCLUSIVE, NO_INTERVAL = "better", "worse", "inconclusive", "no interval"
 POINTS = " points"
@@ -97,7 +104,6 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
         counts = (len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE))
         if self.differences and len(self.of(NO_INTERVAL)) < len(self.differences):
             return sentence(self.model, self.against, *counts)
@@ -170,8 +176,6 @@ def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> lis
             was_N, now_N = (np.array([of_row[row] for row in both]) for of_row in (was, now))
             # Values over the paired rows; equal to the scores if both models have the same rows.
             values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
-        elif measure.unit == "share" and all(sizes := [measure.sizes[one.model] for one in (before, after)]):
-            interval = separate(values[0], sizes[0], values[1], sizes[1])
         about = {"measure": measure, "evaluation": after.evaluation, "rows": len(both), "interval": interval}
         found.append(Difference(before=values[0], after=values[1], **about))
     return found
@@ -221,3 +225,46 @@ def signed(value: float, unit: str) -> str:
         number = f"{abs(value):.4f}".rstrip("0").rstrip(".")
         return f"{sign if float(number) else ''}{number}"
     return sign + FORMATS[unit](abs(value))
+
+
+def wins(margin_P: np.ndarray) -> np.ndarray:
+    """float[P]: 1 for a margin above zero, 0 below, and 0.5 for a tie."""
+    return (1 + np.sign(margin_P)) / 2
+
+
+def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
+    """The interval of the share of correct rows after, less before, on the same rows: bool[N] each, or float[N] with halves.
+
+    As in McNemar's test, only rows that changed are informative. Half a row is added to each kind of change (Agresti and Min,
+    2005), which keeps the interval sensible if few or no rows changed.
+
+    >>> was, now = np.array([False] * 8 + [True] * 2), np.array([True] * 6 + [False] * 2 + [True] * 2)
+    >>> [round(bound, 2) for bound in paired(was, now)], [round(bound, 2) for bound in paired(was, was)]
+    ([0.17, 0.83], [-0.16, 0.16])
+    """
+    moved_N = after_N.astype(float) - before_N.astype(float)
+    rows, total, squares = len(moved_N) + 2, float(moved_N.sum()), float((moved_N**2).sum()) + 1
+    middle = total / rows
+    half = Z * math.sqrt(max(squares - total**2 / rows, 0.0)) / rows
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def paired_per_token(
+    before: Mapping[Document, tuple[float, int]], after: Mapping[Document, tuple[float, int]]
+) -> Interval | None:
+    """The interval of the mean per token after, less before, over common documents; None for fewer than five.
+
+    Args:
+        before, after: By document, a sum and its number of tokens; None is returned if the tokens differ.
+
+    >>> one = {n: (float(n), 2) for n in range(1, 7)}
+    >>> twice = {n: (2 * total, tokens) for n, (total, tokens) in one.items()}
+    >>> [round(bound, 2) for bound in paired_per_token(one, twice)], paired_per_token(one, {})
+    ([0.77, 2.73], None)
+    """
+    both = sorted(before.keys() & after.keys())
+    tokens = [after[document][1] for document in both]
+    if not both or tokens != [before[document][1] for document in both]:
+        return None
+    mean, half = per_token([after[document][0] - before[document][0] for document in both], tokens)
+    return None if half is None else (mean - half, mean + half)

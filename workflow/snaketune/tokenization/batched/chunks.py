@@ -47,7 +47,7 @@ class ChunkedTokens:
     reserved: np.ndarray
 
     def chunk_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return int64, the chunk at each position (in bytes)."""
+        """int64, the chunk at each position (in bytes)."""
         return np.searchsorted(self.cuts, positions, side="right") - 1
 
 
@@ -71,7 +71,7 @@ class ChunkEncoder:
             self._append([_name(number)], np.array(ids, np.int32), np.array([len(ids)]))
 
     def fixed(self, ids: tuple[int, ...]) -> bytes:
-        """Return the bytes that encode to these ids."""
+        """The bytes that encode to these ids."""
         if ids not in self._fixed:
             self._fixed[ids] = len(self._fixed)
             self._append([_name(self._fixed[ids])], np.array(ids, np.int32), np.array([len(ids)]))
@@ -98,7 +98,7 @@ class ChunkEncoder:
         )
 
     def _cuts(self, data: np.ndarray, forced: Sequence[np.ndarray]) -> np.ndarray:
-        """Return int64, ascending: the start of each chunk, and the end of the last one."""
+        """int64, ascending: the start of each chunk, and the end of the last one."""
         size = len(data)
         marked = np.zeros(size + 1, bool)
         # All pairs of neighbouring bytes, read as 16-bit numbers from the even positions and from the odd ones.
@@ -116,7 +116,7 @@ class ChunkEncoder:
         return np.flatnonzero(marked)
 
     def _numbers_of(self, names: list[bytes]) -> np.ndarray:
-        """Return int64, the number of each chunk in the tables."""
+        """int64, the number of each chunk in the tables."""
         numbers = list(map(self._number_of.get, names))
         if new := [name for name, number in zip(names, numbers) if number is None]:
             texts = [name.decode() for name in new]
@@ -127,7 +127,6 @@ class ChunkEncoder:
         return np.array(numbers, np.int64)
 
     def _append(self, names: list[bytes], values: np.ndarray, lengths: np.ndarray) -> None:
-        """Append chunks to the tables."""
         count = len(self._names)
         after = count + len(names)
         ends = self._offsets[count] + offsets_of(lengths)
@@ -142,7 +141,7 @@ class ChunkEncoder:
         self._names += names
 
     def tokens_before(self, chunks: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return int64[n], how many tokens of each chunk (by its number) end at or before a position (in bytes) inside it.
+        """int64[n], how many tokens of each chunk (by its number) end at or before a position (in bytes) inside it.
 
         Of ` hello`, the tokens ` he` and `llo`, none ends at or before position 1, and one at or before position 3.
         """
@@ -164,10 +163,10 @@ class ChunkEncoder:
 
 
 def _name(number: int) -> bytes:
-    """Return the name of fixed ids: their number in base 4, with the digits f8 to fb."""
+    """The name of fixed ids: their number in base 4, with the digits f8 to fb."""
     return FIXED + bytes(0xF8 + (number >> shift & 3) for shift in range(14, -2, -2)) + FIXED_END
 
 
 def _grown(array: np.ndarray, size: int) -> np.ndarray:
-    """Return `array`, or a copy with space for twice `size` elements if it has fewer than `size`."""
+    """`array`, or a copy with space for twice `size` elements if it has fewer than `size`."""
     return array if size <= len(array) else np.pad(array, (0, 2 * size - len(array)))

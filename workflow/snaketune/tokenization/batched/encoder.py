@@ -26,7 +26,7 @@ STRIPPED = "".join(character for code in range(0x3001) if (character := chr(code
 
 
 def batched_encoder(chat: ChatTokenizer) -> "tuple[BatchedEncoder | None, str]":
-    """Return the encoder, or None and the reason why this tokenizer or template isn't proved."""
+    """The encoder, or None and the reason why this tokenizer or template isn't proved."""
     try:
         check_verbatim(chat.template.text)
         return BatchedEncoder(chat, separable(chat.description)), ""
@@ -43,7 +43,7 @@ class BatchedEncoder:
         self._frames = Frames(chat, separable, self._chunks)
 
     def encode(self, turns: Turns) -> tuple[EncodedBatch, np.ndarray]:
-        """Return the result of `encode_turns`, and int64, the conversations that were passed to it."""
+        """The result of `encode_turns`, and int64, the conversations that were passed to it."""
         frames, which = self._frames_of(turns)
         covered = np.array([frame is not None for frame in frames], bool)[which] & ~self._uncertain(turns)
         framed = np.flatnonzero(covered)
@@ -59,7 +59,7 @@ class BatchedEncoder:
         return concatenated([encoded, encode_turns(self._chat, turns.rows(fallback))]).rows(order), fallback
 
     def _frames_of(self, turns: Turns) -> tuple[list[Frame | None], np.ndarray]:
-        """Return the frames, and int64[n], each conversation's index in them."""
+        """The frames, and int64[n], each conversation's index in them."""
         names = turns.roles.dictionary_encode()
         if len(names.dictionary) > 256:
             return [None], np.zeros(len(turns), np.int64)
@@ -72,7 +72,7 @@ class BatchedEncoder:
         return frames, role_strings.indices.to_numpy()
 
     def _uncertain(self, turns: Turns) -> np.ndarray:
-        """Return bool[n], which conversations the proofs don't cover because of a content or of their tools."""
+        """bool[n], which conversations the proofs don't cover because of a content or of their tools."""
         trimmed = pc.binary_length(pc.utf8_trim(turns.contents, STRIPPED))
         contents = [pc.equal(trimmed, 0)]
         if self._separable.strips_whitespace:
@@ -164,7 +164,7 @@ class BatchedEncoder:
         return data.slice(0, int(starts[-1])), starts[literal_part], literals, starts[first_part[:-1]]
 
     def _token_at(self, chunked: ChunkedTokens, positions: np.ndarray) -> np.ndarray:
-        """Return int64, the token at each position (in bytes)."""
+        """int64, the token at each position (in bytes)."""
         # The position after the last byte is in no chunk.
         chunk = np.minimum(chunked.chunk_at(positions), len(chunked.tokens) - 2)
         numbers = chunked.numbers[chunked.which[chunk]]
@@ -172,7 +172,7 @@ class BatchedEncoder:
 
 
 def _of_rows(values: list[np.ndarray], which: np.ndarray) -> np.ndarray:
-    """Return int64, the concatenation of `values[i]` for each i in `which`."""
+    """int64, the concatenation of `values[i]` for each i in `which`."""
     lengths = np.array([len(own) for own in values], np.int64)
     at, _ = gather(offsets_of(lengths)[:-1][which], lengths[which])
     return np.concatenate([np.asarray(own, np.int64) for own in values])[at]

@@ -70,11 +70,11 @@ class Frames:
         self.literals: list[Literal] = []
 
     def table(self, name: str) -> np.ndarray:
-        """Return int64, one attribute of all literals."""
+        """int64, one attribute of all literals."""
         return np.array([getattr(literal, name) for literal in self.literals], np.int64)
 
     def get(self, roles: tuple[str, ...]) -> Frame | None:
-        """Return the frame for these roles, or None if such conversations have to be rendered one by one."""
+        """The frame for these roles, or None if such conversations have to be rendered one by one."""
         if roles not in self._frames:
             try:
                 self._frames[roles] = self._build(roles)

@@ -155,7 +155,7 @@ def _check_byte_level(normalizer: dict[str, Any] | None, steps: list[dict[str, A
 
 
 def _around_spaces() -> tuple[np.ndarray, np.ndarray]:
-    """Return bool[256, 256] by next byte and byte, the cuts before a space that doesn't follow ASCII whitespace, and
+    """bool[256, 256] by next byte and byte, the cuts before a space that doesn't follow ASCII whitespace, and
     bool[65536], the last two bytes of each whitespace character of several bytes.
     """
     cuts, ends = np.zeros((2, 256, 256), bool)
@@ -171,7 +171,7 @@ def _around_spaces() -> tuple[np.ndarray, np.ndarray]:
 def _sentencepiece_steps(
     normalizer: dict[str, Any] | None, steps: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], Prefix, bool, bool]:
-    """Return the changes to a description of sentencepiece's kind such that no space is put in front; when one is put in front;
+    """The changes to a description of sentencepiece's kind such that no space is put in front; when one is put in front;
     whether spaces are written as `▁`; whether texts are split before every space.
     """
     prefix: Prefix = "none"
@@ -204,7 +204,7 @@ def _sentencepiece_steps(
 
 
 def _between_pieces(model: dict[str, Any], writes_spaces: bool, splits: bool) -> np.ndarray:
-    """Return bool[256, 256] by next byte and byte: cuts between bytes that are neighbours in no piece."""
+    """bool[256, 256] by next byte and byte: cuts between bytes that are neighbours in no piece."""
     if model["type"] == "BPE":
         _require(
             not model.get("ignore_merges"),

@@ -101,7 +101,7 @@ class _Kinds:
                 _require(False, "unpacks messages", target)
 
     def _kind(self, node: nodes.Node) -> str:
-        """Return the kind of an expression; raise NotVerbatim if it isn't allowed."""
+        """The kind of an expression; raise NotVerbatim if it isn't allowed."""
         match node:
             case nodes.Const() | nodes.TemplateData():
                 return PLAIN
@@ -142,7 +142,7 @@ class _Kinds:
         return PLAIN
 
     def _member(self, node: nodes.Node, of: nodes.Node, key: nodes.Node) -> str:
-        """Return the kind of `of.key` or `of[key]`."""
+        """The kind of `of.key` or `of[key]`."""
         kind = self._kind(of)
         name = key.value if isinstance(key, nodes.Const) else None
         if kind == PLAIN:

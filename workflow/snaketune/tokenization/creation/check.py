@@ -2,13 +2,21 @@
 
 The most common mistake of chat templates is an unsupervised end of turn, after which the model never stops generating; the
 second is a marker around too much text. Both are errors here.
+
+For chat templates of well-known models, TRL ships training templates: the same text, with {% generation %} markers. They are
+files of the package `trl`, found without importing it (and torch with it). Some write more than the original (the reasoning of
+earlier turns); whether one is used for a conversation is decided by comparing the two texts (`chat_template`).
 """
 
+from importlib.metadata import PackageNotFoundError, files
 from typing import Any
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer, Encoded
 from snaketune.tokenization.template import SHIPPED, Message, Refused, writes_date
+
+# Of NAME_training.jinja, beside NAME.jinja.
+SUFFIX = "_training.jinja"
 
 QUESTIONS, ANSWERS = ("Quartz jumbles vex?", "Why nymph dwarf?"), ("Zebra flock.", "Boxing kumquat.")
 CONVERSATION: list[Message] = [
@@ -90,7 +98,7 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
 
 
 def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> list[str]:
-    """Return the text of each span; SnaketuneError if they aren't one per assistant turn, up to its end. The last turn has one;
+    """The text of each span; SnaketuneError if they aren't one per assistant turn, up to its end. The last turn has one;
     one before it that the template rewrites is the `tokenize` stage's matter."""
     turns = sum(message["role"] == "assistant" for message in messages)
     spans = [span for span in encoded.spans if span]
@@ -114,6 +122,24 @@ def _supervised_texts(chat: ChatTokenizer, messages: list[Message], encoded: Enc
 
 
 def _shortened(text: str) -> str:
-    """Return the start and the end of a text, where mistakes of templates show."""
+    """The start and the end of a text, where mistakes of templates show."""
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"
+
+
+def training_template(template: str) -> tuple[str, str] | None:
+    """The name and the text of TRL's training template for a chat template; None if TRL has none for it.
+
+    Two templates are the same up to spaces at their ends, which editors change.
+    """
+    try:
+        shipped = {path.name: path for path in files("trl") or () if path.parent.name == "chat_templates"}
+    except PackageNotFoundError:
+        return None
+    for name in sorted(shipped):
+        original = name.replace(SUFFIX, ".jinja")
+        if not name.endswith(SUFFIX) or original not in shipped:
+            continue
+        if shipped[original].read_text(encoding="utf-8").strip() == template.strip():
+            return original.removesuffix(".jinja"), shipped[name].read_text(encoding="utf-8")
+    return None

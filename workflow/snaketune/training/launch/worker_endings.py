@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.cluster.deadline import requeue_job
+from snaketune.cluster.job_endings import requeue_job
 from snaketune.errors import SnaketuneError
 
 FAILED, PREEMPTED = "failed", "preempted.json"

@@ -16,7 +16,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.cluster.deadline import job_end_time, seconds_until
+from snaketune.cluster.job_endings import job_end_time, seconds_until
 
 # Seconds reserved for a checkpoint before the time limit. SLURM may send its own signals up to this early.
 MIN_SAVE_SECONDS = 60
