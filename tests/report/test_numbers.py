@@ -1,6 +1,8 @@
 """The numbers in the tables: they add up, and the page says so if they don't."""
 
 import csv
+import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,19 +38,33 @@ def source(**counts: int) -> dict[str, Any]:
     return {"files": ["a"], "quarantined": 0, "dropped": {}, "layouts": {}} | counts
 
 
-def test_rows_add_up_from_reading_to_packing(sweep):
-    reported = result_set(sweep)
-    chat = next(flow for flow in corpus_flows(reported) if flow.name == "chat")
-    assert chat.rows.quarantined == chat.sources[0].rows.quarantined == 3
-    assert chat.contamination["hits"] and sum(chat.contamination["hits"].values()) == 2
-    packs = {flow.name: flow for flow in pack_flows(reported)}
-    pack, pairs = packs["chat-demo-128-aa"], packs["pairs-demo-128-cc"]
-    assert chat.kept == {split.split: split.read for split in pack.splits}
-    assert sum(split.truncated["tokens"] for split in pack.splits) == 20
-    assert sum(sum(split.dropped.values()) for split in pack.splits) == 3
-    assert sum(split.shared["prompts"] for split in pairs.splits) == 50
-    assert sum(split.shared["answers"] for split in pairs.splits) == 3
-    assert sum(split["rows"] for split in pack.tokenized.counts.values()) == 80
+def test_rows_add_up_from_reading_to_packing(sweep_pages):
+    rows: Counter[tuple[str, ...]] = Counter()
+    tokens: Counter[tuple[str, ...]] = Counter()
+    for line in table(sweep_pages / "data.csv"):
+        key = line["stage"], line["name"], line["source"], line["what"]
+        rows[key] += int(line["rows"] or 0)
+        tokens[key] += int(line["tokens"] or 0)
+    for stage, name, source in {key[:3] for key in rows if key[0] in ("corpus", "pack")}:
+        incoming, outgoing = (
+            sum(rows[stage, name, source, what] for what in parts)
+            for parts in (("read", "extra", "repeated"), ("joined", "quarantined", "dropped", "kept"))
+        )
+        assert incoming == outgoing, (name, source)
+    for name in {key[1] for key in tokens if key[0] == "pack"}:
+        outgoing = sum(
+            tokens["pack", name, "", what]
+            for what in ("dropped", "truncated", "shared prompts", "shared answers", "kept")
+        )
+        assert tokens["pack", name, "", "read"] == outgoing, name
+    assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
+    assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
+    assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
+    assert tokens["pack", "chat-demo-128-aa", "", "truncated"] == 20
+    assert tokens["pack", "pairs-demo-128-cc", "", "shared prompts"] == 50
+    assert tokens["pack", "pairs-demo-128-cc", "", "shared answers"] == 3
+    assert rows["tokenize", "chat-tokens-aa", "", "tokenized"] == 80
+    assert rows["corpus", "chat", "", "rows that hit"] == 2
 
 
 @pytest.mark.parametrize(
@@ -115,6 +131,8 @@ def test_ignored_columns_are_listed_with_their_rows(results):
     page = (pages / "corpus.html").read_text("utf-8")
     assert "Ignored in a: <code>messages[].weight</code> (5 rows), <code>id</code> (1 rows)." in page
     assert page.count("Ignored in") == 1
+    found = {line["reason"]: line["rows"] for line in table(pages / "data.csv") if line["what"] == "ignored"}
+    assert found == {"messages[].weight": "5", "id": "1"}
 
 
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
@@ -225,6 +243,9 @@ def test_inputs_are_those_of_the_jobs(sweep):
         ({"tokens": 3000, "tokens_per_epoch": 1500}, 2.0, 3000, 2.0),
         # Raw rows, whose tokens per epoch aren't known.
         ({"tokens": 300}, 0.25, 300, 0.25),
+        # Older results without token counts: from the epochs in their log.
+        ({"tokens_per_epoch": 1500}, 0.25, 375, 0.25),
+        ({"tokens_per_epoch": 1500}, None, None, None),
         ({}, 0.25, None, 0.25),
     ],
 )
@@ -294,6 +315,8 @@ def test_scores_side_by_side(sweep, sweep_pages):
     rows = {(row["evaluation"], row["on"], row["measure"]): row for row in table(sweep_pages / "evaluation.csv")}
     assert rows["main", "chat", "exact match: counting"]["sft:small"] == "0.5"
     assert rows["main", "chat", "exact match"]["sft:raw"] == ""
+    scores = json.loads((sweep_pages / "evaluation.json").read_text("utf-8"))
+    assert scores["main"]["base:small"]["preferences"]["pairs"]["reward_accuracy"] is None
 
 
 def test_samples_are_round_robin_over_tasks_with_all_models(results):

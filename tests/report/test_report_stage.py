@@ -90,6 +90,7 @@ def test_the_pages_of_a_graph_follow_from_its_stages(tmp_path, monkeypatch):
     }
     assert list(pages_of(JobGraph(*load(config)))) == [
         "index.html",
+        "data.csv",
         "corpus.html",
         "characters.svg",
     ]

@@ -115,6 +115,20 @@ def test_figures_hold_text_as_text(pages):
             assert not [name for name in element.attrib if name.lower().startswith("on")], path
 
 
+def test_no_cell_of_a_table_is_a_formula(tmp_path):
+    """A spreadsheet would compute the name of a data column."""
+    from hostile_report import hostile_corpus
+    from invented_results import Results
+
+    results = Results(tmp_path)
+    hostile_corpus(results, "=HYPERLINK(1)")
+    _, pages = results.report()
+    with (pages / "data.csv").open(newline="", encoding="utf-8") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert "'=HYPERLINK(1)" in cells
+    assert not [cell for cell in cells if re.match(r"[=+@\t\r]|-(?![\d.])", cell)]
+
+
 @pytest.mark.parametrize("name", ["run.json", "model/only.txt"])
 def test_of_a_compared_result_nothing_outside_its_folder_is_read(tmp_path, name):
     from invented_results import Results

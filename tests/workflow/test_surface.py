@@ -150,7 +150,7 @@ def test_graphs_summary_and_lint(finished, argument, shown):
 def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
     project.snakemake("--report", "report.html")
     html = project.read("report.html")
-    for page in ("index.html", "sft.svg", "dpo.svg", "packing.svg", "evaluation.csv", "samples.html",
+    for page in ("index.html", "sft.svg", "dpo.svg", "packing.svg", "evaluation.csv", "samples.html", "data.csv",
                  "variants.csv", "variants.svg", "preferences.html", "preferences.svg"):  # fmt: skip
         assert page in html
     for caption in ("a curve per run", "the first of each corpus by id"):

@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from snaketune.artifacts.manifest import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
 from snaketune.report.charts.style import Chart, model_styles, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
-from snaketune.report.csv_files import Table, csv_text, prompt_corpora, score_rows, tables, variant_rows
+from snaketune.report.csv_files import Table, count_rows, csv_text, prompt_corpora, score_rows, tables, variant_rows
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.job_table import cards, job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
@@ -48,6 +49,14 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
                 _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
             case ".svg":
                 _write(path, svg_file(pages.charts[path.stem]))
+            case ".json":
+                write_json(
+                    path,
+                    {
+                        name: {scored.model: scored.scores for scored in models}
+                        for name, models in results.evaluations.items()
+                    },
+                )
             case ".csv":
                 _write(path, csv_text(pages.tables[path.stem]()))
     for key, names in side_by_side_files(prompt_corpora(results.evaluations)).items():
@@ -106,6 +115,7 @@ class Pages:
             "compare": lambda: {"comparisons": earlier.comparisons},
         }
         self.tables: dict[str, Callable[[], Table]] = {
+            "data": lambda: count_rows(results),
             "variants": lambda: variant_rows(self.variants),
             "evaluation": lambda: score_rows(results),
         }

@@ -9,7 +9,7 @@ FILES = ("side_by_side", "blind", "key")
 
 # Stages that must have results, and for each file of the report its category in Snakemake's report and its caption.
 PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
-    (set(), {"index.html": ("Overview", "overview")}),
+    (set(), {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}),
     ({"corpus"}, {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}),
     # The length of a document in tokens is known only after packing.
     (
@@ -25,7 +25,7 @@ PAGES: tuple[tuple[set[str], dict[str, tuple[str, str]]], ...] = (
     ({"dpo"}, {"dpo.svg": ("Training", "dpo")}),
     ({"dpo"}, {f"variants.{suffix}": ("Variants", "variants") for suffix in ("svg", "csv")}),
     ({"race"}, {"race.svg": ("Variants", "race")}),
-    ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg")}),
+    ({"eval"}, {f"evaluation.{suffix}": ("Evaluation", "evaluation") for suffix in ("csv", "svg", "json")}),
     ({"eval"}, {"samples.html": ("Evaluation", "samples")}),
     (
         {"dpo", "eval"},
@@ -62,7 +62,7 @@ def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tupl
         compared: Whether `report.compare` names earlier runs.
 
     >>> list(pages_for({"corpus"}))
-    ['index.html', 'corpus.html', 'characters.svg']
+    ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
     """
     pages = {name: about for needed, some in PAGES if needed <= {*stages} for name, about in some.items()}
     return pages | (COMPARISON if compared else {})

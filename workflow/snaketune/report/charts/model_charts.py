@@ -284,7 +284,9 @@ def _curve(measure: Measure, runs: dict[str, list[tuple[float, str]]], styles: d
         for run, points in runs.items():
             style = styles.get(run) or styles[points[-1][1]]
             known = [
-                (x, y, measure.interval(model)) for x, model in points if (y := measure.values.get(model)) is not None
+                (x, y, measure.intervals.get(model))
+                for x, model in points
+                if (y := measure.values.get(model)) is not None
             ]
             for x, interval in ((x, interval) for x, _, interval in known if interval):
                 ax.plot([x, x], interval, color=style.hex, alpha=0.5)

@@ -1,4 +1,4 @@
-"""The measures of the score tables and of evaluation.csv, from the scores of all models."""
+"""The measures of the score tables, evaluation.csv and evaluation.json, from the scores of all models."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -59,7 +59,7 @@ class Measure:
 
     def shown_interval(self, model: str) -> str:
         """The interval as `[55.1%, 67.3%]`; empty if there is none."""
-        bounds = self.interval(model)
+        bounds = self.intervals.get(model)
         return f"[{', '.join(FORMATS[self.unit](bound) for bound in bounds)}]" if bounds else ""
 
     def of(self, models: list[str]) -> "Measure":
