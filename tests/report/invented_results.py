@@ -33,7 +33,7 @@ class Results(DataResults):
             "sft",
             name,
             spec={"training": {"epochs": 2.0}},
-            counts={"rows": 12, "steps": steps} | ({} if trl else {"tokens": 3000, "tokens_per_epoch": 1500}),
+            counts={"rows": 12, "steps": steps, "tokens": 3000} | ({} if trl else {"tokens_per_epoch": 1500}),
             inputs={"pack": [pack], "tokenizer": [tokenizer], "base": []},
             run={"history": history, "device": "cpu"} | ({} if trl else {"tokens_per_second_median": 22000.0}),
             **({"trainer": "trl", "parameters": 33440} if trl else {"parameters": 33440, "kernel": "sdpa"}),
@@ -184,6 +184,9 @@ class Results(DataResults):
         write_json(self.payload("eval", name, "scores.json"), scores)
         lines = [json.dumps(row) + "\n" for row in rows]
         self.payload("eval", name, "responses.jsonl").write_text("".join(lines), encoding="utf-8")
+        for file, schema in (("pairs.arrow", PAIRS), ("losses.arrow", LOSSES)):
+            if not (path := self.payload("eval", name, file)).exists():
+                write_table(path, schema.empty_table())
         spec = {"samples": samples, "conversations": list(corpora)}
         inputs = {"packs": list(packs)}
         return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})

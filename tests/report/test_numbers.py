@@ -231,8 +231,8 @@ def test_inputs_are_those_of_the_jobs(sweep):
     flows = {flow.label: flow for flow in training_flows(reported)}
     assert flows["sft:small"].tokens == 3000
     # TRL tokenizes raw rows itself.
-    assert flows["sft:raw"].tokens is None
     assert flows["dpo:soft"].tokens == 1800
+    assert flows["sft:raw"].tokens_per_epoch is None
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,6 @@ def test_inputs_are_those_of_the_jobs(sweep):
         ({"tokens": 3000, "tokens_per_epoch": 1500}, 2.0, 3000, 2.0),
         # Raw rows, whose tokens per epoch aren't known.
         ({"tokens": 300}, 0.25, 300, 0.25),
-        # Older results without token counts: from the epochs in their log.
-        ({"tokens_per_epoch": 1500}, 0.25, 375, 0.25),
-        ({"tokens_per_epoch": 1500}, None, None, None),
-        ({}, 0.25, None, 0.25),
     ],
 )
 def test_tokens_trained_are_those_of_the_steps_that_ran(results, counts, epoch, tokens, epochs):
@@ -258,7 +254,7 @@ def test_tokens_trained_are_those_of_the_steps_that_ran(results, counts, epoch, 
     assert (flow.tokens, flow.epochs) == (tokens, epochs)
     assert trainings(reported)[0].epochs == epochs
     shown = [card.value for card in cards(reported) if card.title == "Tokens trained"]
-    assert shown == ([short(tokens)] if tokens else [])
+    assert shown == [short(tokens)]
     _, pages = results.report()
     assert "Training data" in (pages / "index.html").read_text("utf-8")
 
@@ -274,7 +270,7 @@ def test_cost_is_summed(sweep):
     assert cost["Tokens per second"].values == (("sft", "22 k"), ("dpo", "9 k"))
     # Two DPO runs of one second with two processes each; CPU jobs aren't counted.
     assert cost["GPU hours"].value == "under 0.01"
-    assert "by 4 runs, 5,081 steps in total; 1 more on raw rows" in cost["Tokens trained"].note
+    assert "by 5 runs, 5,081 steps in total" in cost["Tokens trained"].note
     assert cost["Compute time"].value == "32.0 s"
 
 
@@ -284,14 +280,16 @@ def test_gpu_hours_are_of_all_gpus(results):
         "b": {"device": "cpu", "seconds": 9000.0},
         "c": {"device": "cuda:0", "seconds": 1800.0},
     }.items():
-        results.add("sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
+        results.add(
+            "sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1, "tokens": 9}, run=run
+        )
     (card,) = (card for card in cards(result_set(results)) if card.title == "GPU hours")
     assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200")
 
 
 def test_the_time_of_a_run_includes_all_attempts(results):
     run = {"device": "cpu", "seconds": 310.0, "attempts": [100.0, 200.0, 10.0], "waited_for_data_s": 5.0}
-    results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
+    results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1, "tokens": 9}, run=run)
     reported = result_set(results)
     (row,) = job_rows(reported)
     assert (row["seconds"], "3 attempts, the last one 10.0 s" in row["facts"]) == ("5 min 10 s", True)

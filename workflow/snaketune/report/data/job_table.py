@@ -119,12 +119,10 @@ def cards(results: ResultSet) -> Iterator[Card]:
     if hours := _gpu_hours(timed):
         note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
         yield Card(title="GPU hours", value=_hours(sum(hours.values())), note=note)
-    flows = training_flows(results)
-    if known := [flow.tokens for flow in flows if flow.tokens]:
-        steps, uncounted = sum(flow.steps for flow in flows), len(flows) - len(known)
-        note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in total"
-        note += f"; {uncounted} more on raw rows, whose tokens weren't counted" if uncounted else ""
-        yield Card(title="Tokens trained", value=short(sum(known)), note=note)
+    if flows := training_flows(results):
+        steps = sum(flow.steps for flow in flows)
+        note = f"without padding, by {len(flows)} {'run' if len(flows) == 1 else 'runs'}, {whole(steps)} steps in total"
+        yield Card(title="Tokens trained", value=short(sum(flow.tokens for flow in flows)), note=note)
     speeds: dict[str, list[float]] = {}
     devices = set()
     for run in results.of("sft", "dpo"):

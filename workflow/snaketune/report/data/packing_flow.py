@@ -144,7 +144,7 @@ class TrainingFlow:
     """Rows, steps and tokens of one training.
 
     Attributes:
-        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if they aren't known.
+        epochs, tokens: Of the steps that ran, which may be fewer than configured; of raw rows, epochs are None without a log.
     """
 
     label: str
@@ -153,7 +153,7 @@ class TrainingFlow:
     pairs: int | None
     steps: int
     epochs: float | None
-    tokens: float | None
+    tokens: int
     tokens_per_epoch: int | None
 
 
@@ -211,7 +211,7 @@ def training_flows(results: ResultSet) -> list[TrainingFlow]:
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
     pack, counts = results.first(result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
-    tokens, per_epoch = counts.get("tokens"), counts.get("tokens_per_epoch")
+    tokens, per_epoch = counts["tokens"], counts.get("tokens_per_epoch")
     logged = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
     return TrainingFlow(
         label=result.label,

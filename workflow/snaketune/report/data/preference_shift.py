@@ -108,7 +108,7 @@ def preference_changes(results: ResultSet) -> list[PreferenceChange]:
     for models in results.evaluations.values():
         pairs_of = {scored.model: scored.pairs for scored in models}
         for scored in models:
-            if scored.model in runs and scored.pairs is not None:
+            if scored.model in runs:
                 initial = results.initial_models.get(scored.model)
                 for corpus in scored.pairs["corpus"].unique().to_pylist():
                     changes.append(_change(results, corpus, runs[scored.model], scored, initial, pairs_of.get(initial)))

@@ -26,7 +26,12 @@ T = TypeVar("T")
 Columns = dict[str, tuple[Callable[[pa.DataType], bool], ...]]
 TEXT, NUMBER = (pa.types.is_string,), (pa.types.is_integer, pa.types.is_floating)
 LOGPS = ("chosen_logp", "rejected_logp", "reference_chosen_logp", "reference_rejected_logp")
-PAIRS = {"corpus": TEXT, "id": TEXT, **dict.fromkeys((*LOGPS, "chosen_tokens", "rejected_tokens"), NUMBER)}
+PAIRS = {
+    "corpus": TEXT,
+    "id": TEXT,
+    "source": NUMBER,
+    **dict.fromkeys((*LOGPS, "chosen_tokens", "rejected_tokens"), NUMBER),
+}
 LOSSES = {"corpus": TEXT, "document": NUMBER, "loss_nats": NUMBER, "tokens": NUMBER}
 
 MODEL_KINDS = ("base", "sft", "dpo", "merge")
@@ -51,19 +56,14 @@ class ScoredModel:
         return f"{kind}:{name}"
 
     @cached_property
-    def pairs(self) -> pa.Table | None:
-        """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`); None without pairs."""
+    def pairs(self) -> pa.Table:
+        """Log-probabilities of the held-out pairs (columns: `evaluation.preference_accuracy.PAIRS`)."""
         return self._table("pairs.arrow", PAIRS)
 
     @cached_property
     def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
-        """Summed loss and tokens of each held-out document: corpus → (pack digest, document) → (nats, tokens).
-
-        Empty without held-out rows.
-        """
+        """Summed loss and tokens of each held-out document: corpus → (pack digest, document) → (nats, tokens)."""
         manifest, table = self.result.manifest, self._table("losses.arrow", LOSSES)
-        if table is None:
-            return {}
         packs = dict(zip(manifest["spec"].get("conversations", ()), manifest["inputs"].get("packs", ())))
         losses: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
         for row in table.to_pylist():
@@ -71,9 +71,7 @@ class ScoredModel:
             losses.setdefault(row["corpus"], {})[document] = row["loss_nats"], row["tokens"]
         return losses
 
-    def _table(self, name: str, columns: Columns) -> pa.Table | None:
-        if name not in self.result.manifest["payload"]:
-            return None
+    def _table(self, name: str, columns: Columns) -> pa.Table:
         path = self.result.artifact.file(name)
         return check_table(path, read_table(path), columns)
 
