@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from safetensors.torch import load_file
 
 from snaketune.tracking.to_tensorboard import read_events
-from tests.forked import python
 
 from .event_files import points_of
 from .pipeline_runs import pack
@@ -82,7 +82,7 @@ def runs(tmp_path_factory) -> Path:
         ]
         (root / "attempts.json").write_text(json.dumps({"attempts": attempts, "held": [UNDISTURBED, KILLED]}))
         done = subprocess.run(
-            [python(), "-m", "tests.training.tracking_runs", str(root)],
+            [sys.executable, "-m", "tests.training.tracking_runs", str(root)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
