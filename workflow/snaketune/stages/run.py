@@ -18,7 +18,7 @@ from snaketune.config.operation import Execution
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.build_once import build_once
-from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked, templates
+from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage
 from snaketune.stages.findings import report_findings
@@ -59,8 +59,8 @@ def run(job: JobFile) -> None:
             else:
                 more = {"operation": operation} if stage.takes_operation else {}
                 outcome = import_module(stage.module).build(spec, work, **stage.arguments(artifacts, files), **more)
-        if templates(stage.module):
-            # Templates are read during the build.
+        if not stage.launcher:
+            # Templates are read during the build, and some modules.
             check_code(stage.module, code, stage.name)
         return outcome
 
