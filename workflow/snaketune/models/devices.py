@@ -15,8 +15,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
 
 # The width of a model from which a second thread pays. Between operations threads sleep, to release their cores, and waking one
-# takes longer than a small operation. The demo's model, of 128: 10,150 tokens/s in SFT with one thread, and in DPO 5,400 to
-# 6,100 with two (on two idle cores; the same steps take about the same time).
+# takes longer than a small operation. The demo's DPO, of width 128: 5,400 and 6,100 tokens/s with two threads on idle cores,
+# and 4,900 and 6,900 with one while other processes ran on both; with two that spin, its SFT makes 900 then.
 MIN_WIDTH_FOR_THREADS = 192
 # mallopt(3): M_MMAP_THRESHOLD, smaller blocks aren't mmapped; M_TRIM_THRESHOLD, the heap's top isn't returned; M_ARENA_MAX, one
 # arena, since others return their heaps.
