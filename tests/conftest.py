@@ -8,7 +8,6 @@ import tempfile
 import pytest
 
 from tests.durations import Recorder, ordered
-from tests.forked import share_server
 
 # Tests set the number of threads if it matters; elsewhere idle threads that spin would slow down other processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,7 +36,6 @@ def pytest_configure(config):
         cache = tempfile.TemporaryDirectory(prefix="datasets-")
         config.add_cleanup(cache.cleanup)
         os.environ["HF_DATASETS_CACHE"] = cache.name
-    share_server()
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 

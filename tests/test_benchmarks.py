@@ -1,13 +1,10 @@
 """The benchmarks run, at a tiny size, and both sides of them do the same work."""
 
 import json
-import os
-import sys
 import time
 
 import pytest
 import torch
-from benchmarks import processes
 from benchmarks.data_path.rows import numbered
 from benchmarks.gpu import measure, peers, worker
 from benchmarks.gpu.__main__ import Results, figures, run_part
@@ -18,13 +15,11 @@ from benchmarks.gpu.rows import PROPORTIONS, make_pairs
 from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
 from benchmarks.gpu.table import table as gpu_table
 from benchmarks.jobs import Project
-from benchmarks.processes import ONE_THREAD
 from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS, speed
 from benchmarks.sft.material import MODEL, made
 
 from snaketune.models.kernels import KERNELS
-from tests.forked import python
 from tests.models.conftest import CPU
 
 ABOUT = {"rehearsal": False, "date": "2026-11-23", "command": "python -m benchmarks.gpu"}
@@ -43,12 +38,7 @@ def project(tmp_path, monkeypatch) -> Project:
     return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 3), vocab_size=300)
 
 
-def test_all_sides_train_on_the_same_tokens(project, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(python()))
-    # What libraries read when they are imported would need a new Python process, so all sides use one cache here.
-    for name in ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE"):
-        monkeypatch.delitem(ONE_THREAD, name)
-    monkeypatch.setattr(processes, "environment", lambda cache: os.environ | ONE_THREAD)
+def test_all_sides_train_on_the_same_tokens(project, tmp_path):
     # More steps than an epoch has: each side goes through all rows once.
     result = speed(1, project, warm_up=0, steps=10**6)
     ours, *peers = (

@@ -112,8 +112,6 @@ class Chain:
             command = ["bash", "-c", f'{before}; exec "$@"', "bash", *command]
         variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            # Faults are planted where a process starts Python, which forks don't.
-            "SNAKETUNE_FORKS": "none",
             "PYTHONPATH": str(self.folder / "workflow"),
             "TORTURE_CHAIN": str(self.folder),
             "OMP_WAIT_POLICY": "PASSIVE",

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from snaketune.models.batches import collate
 from snaketune.models.forward import logits_at, packed_inputs
 from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.models.selftest import self_test
-from tests.forked import python
 
 from .conftest import gradients
 
@@ -234,6 +234,8 @@ def test_the_forward_still_returns_logits_without_supervised():
 
 
 def test_under_ddp_and_fsdp_gradients_equal_those_without_chunks():
-    done = subprocess.run([python(), "-m", "tests.models.wrapped_heads"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.wrapped_heads"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert done.stdout.count(": equal") == 12

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
@@ -138,13 +139,13 @@ def test_autocast_runs_matmuls_in_the_compute_data_type():
         assert (weights @ weights).dtype == torch.float32
 
 
-def test_small_matmuls_use_one_thread():
+def test_small_models_use_one_thread():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        use_threads(256, 2048, CPU)
+        use_threads(LlamaConfig(hidden_size=256), CPU)
         assert torch.get_num_threads() == 2
-        use_threads(128, 1024, CPU)
+        use_threads(LlamaConfig(hidden_size=128), CPU)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)

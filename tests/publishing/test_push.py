@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.push import requested_models
 from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
-from tests.forked import python
 
 from .hub import TOKEN, Hub, running
 from .invented import files_of, write_handed_on
@@ -47,7 +47,7 @@ def started(hub: Hub, folder: Path, *arguments: str, token: str | None = TOKEN, 
     }
     models = json.dumps({"demo": PUSH | push})
     return subprocess.Popen(
-        [python(), "-m", "snaketune", "push", "--models", models, *arguments],
+        [sys.executable, "-m", "snaketune", "push", "--models", models, *arguments],
         cwd=folder, env=environment | ({"HF_TOKEN": token} if token else {}), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

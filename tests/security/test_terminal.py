@@ -62,10 +62,9 @@ def test_so_are_warnings_logs_and_tracebacks_of_libraries():
 
 
 def test_every_process_of_the_package_prints_this_way(tmp_path):
-    """All modules that run as one, but the server of forks, which prints what snaketune asks of it."""
     starts = [(path, text) for path in PACKAGE_FOLDER.rglob("*.py") if MAIN in (text := path.read_text("utf-8"))]
-    assert {path.name for path, _ in starts} == {"__main__.py", "worker.py", "fork_server.py"}
-    assert all("    quiet_libraries()\n" in text for path, text in starts if path.name != "fork_server.py")
+    assert {path.name for path, _ in starts} == {"__main__.py", "worker.py"}
+    assert all("    quiet_libraries()\n" in text for path, text in starts)
     job = tmp_path / f"job{ESCAPES.replace('/', '')}"
     command = [sys.executable, "-m", "snaketune", "corpus", job]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})

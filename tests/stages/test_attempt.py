@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -291,16 +292,36 @@ def test_code_that_changes_while_it_is_imported_is_refused(own_code):
     assert "the code of the plan stage changed after this run was planned" in said
 
 
-def test_once_imported_it_may_be_edited(own_code):
-    """A training of days isn't lost because of edits: nothing of the package is imported later."""
-    said = by_hand(
-        own_code,
-        "import sys\n"
-        "from snaketune.stages.cache.code_digest import code_digest, import_checked, shaping_modules\n"
-        "import_checked('snaketune.corpus.corpus', code_digest('snaketune.corpus.corpus'), 'corpus')\n"
-        "print(shaping_modules('snaketune.corpus.corpus') - set(sys.modules))",
-    )
-    assert said == "set()\n"
+DATA = ("corpus", "tokenizer", "tokenize", "plan", "write", "pack", "card", "report", "audit", "race", "diagnosis")
+ADAPTERS = {"snaketune.models.adapters", "snaketune.models.adapter_targets"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "without", "later"),
+    [
+        (DATA, {"torch", "transformers"}, set()),
+        (
+            ("eval", "ref_logps", "ref_pass"),
+            {"transformers.trainer", "peft", "bitsandbytes", "trl", "lm_eval"},
+            ADAPTERS,
+        ),
+        (("sft", "dpo"), {"trl", "lm_eval"}, {"snaketune.training.loop.trl_trainer"}),
+    ],
+)
+def test_a_job_imports_at_once_all_that_it_needs_and_no_library_besides(stages, without, later):
+    """A training of days isn't lost because of edits: nothing else of the package is imported later."""
+    code = f"""
+        import sys
+        from snaketune.stages.cache.code_digest import import_checked, shaping_modules, code_digest
+        from snaketune.stages.table import STAGES
+        for name in {stages}:
+            module = STAGES[name].module
+            import_checked(module, code_digest(module), name)
+        print({without} & set(sys.modules))
+        print(sorted({{one for name in {stages} for one in shaping_modules(STAGES[name].module)}} - set(sys.modules)))
+        """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", str(sorted(later))]
 
 
 def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch, capsys):

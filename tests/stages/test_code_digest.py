@@ -88,7 +88,6 @@ CALLED = {
     "stages.cache.code_digest": {"code_digest", "import_checked"},
     "stages.host.cgroups": {"oom_kills"},
     "stages.host.disk_errors": {"disk_error_message"},
-    "stages.host.forks": {"die_with_parent", "run_as_fork"},
     "stages.host.threads": {"available_threads"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
     "stages.job": {"result_at"},

@@ -60,7 +60,6 @@ SHAPELESS = {
     "stages.graph": "a type",
     "stages.host.cgroups": "memory limits and kills; micro-batches shape no result by contract",
     "stages.host.disk_errors": "words of errors",
-    "stages.host.forks": "starts processes",
     "stages.host.gpus": "which GPUs a job has; their kind is in the fingerprint",
     "stages.host.launch_command": "how many processes run, which shapes no result by contract",
     "stages.host.locks": "waits",

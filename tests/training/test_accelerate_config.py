@@ -9,7 +9,6 @@ from pathlib import Path
 from snaketune.config.operation import Operation
 from snaketune.stages.host.launch_command import command
 from snaketune.training.launch.accelerate_config import accelerate_config, deepspeed_config, write_launch_files
-from tests.forked import python
 
 WRITE_ENVIRONMENT = """
 import json, os, sys
@@ -72,7 +71,7 @@ def started(
     state.mkdir(exist_ok=True)
     (state / "write.py").write_text(WRITE_ENVIRONMENT, encoding="utf-8")
     write_launch_files(operation, state, cpu=True)
-    *words, last = command(operation, state / "job.json", state, str(python()))
+    *words, last = command(operation, state / "job.json", state, sys.executable)
     launches = []
     for number in range(1 + also):
         script = f"{state / 'write.py'} {state / f'environment{number}'}"

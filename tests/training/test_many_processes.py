@@ -11,8 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.forked import python
-
 pytestmark = pytest.mark.slow
 
 CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
@@ -28,7 +26,7 @@ def run(executable: str | Path, folder: Path, which: str, environment: dict[str,
 
 
 def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
-    log = run(python(), tmp_path, "plain", dict(os.environ))
+    log = run(sys.executable, tmp_path, "plain", dict(os.environ))
     # Muon computes its steps in bfloat16.
     same(tmp_path / "muon-ddp", tmp_path / "muon-single", rounding=1e-3)
     same(tmp_path / "eva-ddp", tmp_path / "eva-single")

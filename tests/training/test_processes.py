@@ -259,8 +259,11 @@ def test_a_process_knows_whether_its_parent_lives(monkeypatch):
     monkeypatch.setenv(processes.PARENT_VARIABLE, str(os.getpid()))
     assert not worker.parent_is_gone()
     gone = subprocess.Popen(["true"])
-    gone.wait()
     monkeypatch.setenv(processes.PARENT_VARIABLE, str(gone.pid))
+    # A zombie first.
+    os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+    assert worker.parent_is_gone()
+    gone.wait()
     assert worker.parent_is_gone()
 
 

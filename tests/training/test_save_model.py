@@ -4,6 +4,7 @@ import json
 import math
 import os
 import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from snaketune.training import dpo, ref_logps, sft
 from snaketune.training.checkpoint import save_model
 from snaketune.training.checkpoint.checkpoints import copy_trained
 from snaketune.training.loop import pipeline
-from tests.forked import python
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
@@ -214,7 +214,7 @@ def kinds(tmp_path_factory, tokenizer):
         kinds.dpo("dpo, lora", "tied", LORA, epochs=4)
         (folder / "plain.py").write_text(PLAIN, encoding="utf-8")
         done = subprocess.run(
-            [python(), "-m", "plain", *(str(result.folder) for result in kinds.results.values())],
+            [sys.executable, "-m", "plain", *(str(result.folder) for result in kinds.results.values())],
             capture_output=True, text=True, cwd=folder, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

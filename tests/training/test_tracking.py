@@ -5,14 +5,13 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from tests.forked import python
 
 from .event_files import SPEED, points_of
 from .pipeline_runs import pack
@@ -81,7 +80,7 @@ def runs(tmp_path_factory) -> Path:
         ]
         (root / "attempts.json").write_text(json.dumps({"attempts": attempts, "held": [UNDISTURBED, KILLED]}))
         done = subprocess.run(
-            [python(), "-m", "tests.training.tracking_runs", str(root)],
+            [sys.executable, "-m", "tests.training.tracking_runs", str(root)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip

@@ -5,11 +5,11 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 import pytest
 
 from snaketune.stages.host.locks import try_lock
-from tests.forked import python
 
 from .conftest import ROOT, rules_in
 from .reruns import DPO, SFT
@@ -63,7 +63,7 @@ def test_a_job_by_hand_is_one_short_command(project):
     project.config["dpo"]["run"]["beta"] = 0.2
     said = project.snakemake("--dry-run", "--printshellcmds", "results/dpo/run/manifest.json")
     (words,) = re.findall(r"python (-m snaketune dpo \S+) 2>&1", said)
-    command = [python(), *words.split()]
+    command = [sys.executable, *words.split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
     done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,6 @@ from snaketune.artifacts.manifest import read_artifact
 from snaketune.publishing import convert
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ConvertSpec
-from tests.forked import python
 from tests.publishing.hub import TOKEN, running
 from tests.publishing.test_convert import STAND_IN
 
@@ -31,7 +30,7 @@ PUSH = {"run": {"model": "dpo:run", "repository": "owner/name"}}
 
 def run_module(name: str, beside: Path, *arguments: str, folder: Path | None = None) -> str:
     """Run a module that is in the folder `beside`."""
-    command, variables = [python(), "-m", name, *arguments], os.environ | {"PYTHONPATH": str(beside)}
+    command, variables = [sys.executable, "-m", name, *arguments], os.environ | {"PYTHONPATH": str(beside)}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -4,12 +4,11 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-
-from tests.forked import python
 
 from .command_line import snakemake
 from .conftest import ROOT, copy_code
@@ -40,7 +39,7 @@ def with_gpus(folder: Path, count: int) -> dict[str, str]:
     retained = {
         name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "SNAKEMAKE_PROFILE")
     }
-    return retained | {"PATH": f"{tool.parent}:{python().parent}:{os.environ['PATH']}"}
+    return retained | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def provided_in(said: str) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ def provided_in(said: str) -> tuple[int, ...]:
 )
 def test_a_bare_snakemake_takes_what_the_machine_has_and_the_command_line_wins(own_project, gpus, arguments, provided):
     done = subprocess.run(
-        [python(), "-m", "snakemake", *arguments],
+        [sys.executable, "-m", "snakemake", *arguments],
         cwd=own_project, env=with_gpus(own_project, gpus), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +72,7 @@ def test_beside_another_profile_the_default_one_limits_nothing_to_this_machine(o
     (own_project / "profiles/ours").mkdir()
     (own_project / "profiles/ours/config.yaml").write_text("cores: 5\nresources: [gpu=9]\n", encoding="utf-8")
     done = subprocess.run(
-        [python(), "-m", "snakemake", "--profile", "profiles/ours"],
+        [sys.executable, "-m", "snakemake", "--profile", "profiles/ours"],
         cwd=own_project, env=with_gpus(own_project, 3), capture_output=True, text=True,
     )  # fmt: skip
     assert provided_in(done.stdout + done.stderr) == (5, 9)

@@ -4,10 +4,9 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 import pytest
-
-from tests.forked import python
 
 from .conftest import ROOT
 from .test_cluster import Cluster
@@ -18,6 +17,7 @@ MODULE = '''
 """The `lengths` stage: of each DPO model, how many bytes its files have."""
 
 import json
+import sys
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
@@ -75,7 +75,7 @@ def with_toy(own_code):
 
 def by_hand(project, *arguments: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(project.code / "workflow")}
-    command = [python(), "-m", "snaketune", *arguments]
+    command = [sys.executable, "-m", "snaketune", *arguments]
     return subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=True)
 
 

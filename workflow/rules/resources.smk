@@ -1,5 +1,4 @@
-"""The resources that rules request from the scheduler, the groups of jobs sent as one, the log of why jobs are pending, and the
-process whose forks run jobs on this machine."""
+"""The resources that rules request from the scheduler, the groups of jobs sent as one, and the log of why jobs are pending."""
 
 import atexit
 import shutil
@@ -12,7 +11,6 @@ from snaketune.cluster import sbatch
 from snaketune.cluster.resources import MAX_JOBS, TURN, ResourceRequests
 from snaketune.cluster.site import read_site, site_file
 from snaketune.cluster.submission_check import check, wait_for_controller
-from snaketune.stages.host.forks import fork_jobs
 
 with plain_errors():
     requests = ResourceRequests(
@@ -110,5 +108,3 @@ onstart:
         watch(logger.info)
         if ON_SLURM:
             sbatch.install(logger.warning)
-    elif planner.computes() and not DEPLOYS:
-        fork_jobs(PREFIX, [stage for stage in STAGES if STAGES[stage].gpu], Path("results/logs/forks.log"))

@@ -6,19 +6,12 @@ if __name__ == "__main__":
     install()
 
 # isort: split
-import sys
-
-from snaketune.stages.host.forks import run_as_fork
-
-if __name__ == "__main__":
-    run_as_fork(["snaketune", *sys.argv[1:]])
-
-# isort: split
 import argparse
 import json
 import os
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 from snaketune.cluster.job_endings import note_job_number

@@ -32,7 +32,7 @@ from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.attention import use_own_attention
-from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.devices import Compute, resolve_compute, use_threads
 from snaketune.models.load_model import parameter_count, set_special_tokens
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.fingerprint import cached_entries
@@ -78,6 +78,7 @@ def score_model(
     tasks_at = prepared_tasks(spec.tasks, folder, tokenizer.folder, work.state) if spec.tasks else nullcontext()
     with tasks_at as prepared:
         loaded, config = _load(stack, ref_logps, chat, compute)
+        use_threads(loaded.config, compute)
         # Before the model's own attention is replaced.
         generates = bool(spec.conversations or prepared)
         mode = choose_generation_mode(loaded, chat, compute) if generates else MODES[0]

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from transformers import PretrainedConfig
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import usable_kernels
 
-# FLOPs of a matmul from which a second thread pays. Between matmuls threads sleep, to release their cores, and waking one
-# takes longer than a small matmul.
-MIN_FLOPS_FOR_THREADS = 5e7
+# The width of a model from which a second thread pays. Between operations threads sleep, to release their cores, and waking one
+# takes longer than a small operation. The demo's DPO, of width 128: 5,400 and 6,100 tokens/s with two threads on idle cores,
+# and 4,900 and 6,900 with one while other processes ran on both; with two that spin, its SFT makes 900 then.
+MIN_WIDTH_FOR_THREADS = 192
 # mallopt(3): M_MMAP_THRESHOLD, smaller blocks aren't mmapped; M_TRIM_THRESHOLD, the heap's top isn't returned; M_ARENA_MAX, one
 # arena, since others return their heaps.
 MALLOC_OPTIONS = {-3: 32 * 2**20, -1: 2**31 - 1, -8: 1}
@@ -98,9 +100,9 @@ def resolve_compute(precision: str, training: bool = False) -> Compute:
     return Compute(device=device, dtype=dtype, kernel=kernel, matmul_precision="medium" if reduced else "highest")
 
 
-def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:
-    """On a CPU, compute with one thread if matmuls of `tokens` tokens are too small to gain from several."""
-    if compute.device.type == "cpu" and 2 * tokens * hidden_size**2 < MIN_FLOPS_FOR_THREADS:
+def use_threads(config: PretrainedConfig, compute: Compute) -> None:
+    """On a CPU, compute with one thread if the model is too small to gain from several."""
+    if compute.device.type == "cpu" and config.get_text_config().hidden_size < MIN_WIDTH_FOR_THREADS:
         torch.set_num_threads(1)
 
 

@@ -115,10 +115,6 @@ class Planner:
         jobs = self._to_run.items()
         return [key for key, job in jobs if changed_at(Path(job.manifest)) < changed_at(self.job_file(job))]
 
-    def computes(self) -> bool:
-        """Whether a stale job whose inputs were looked up computes with torch."""
-        return any(STAGES[job.stage].gpu for job in self._to_run.values())
-
     def _content(self, job: Job) -> JobFile:
         stage, config = STAGES[job.stage], self.graph.config
         return JobFile(

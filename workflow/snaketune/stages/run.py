@@ -11,7 +11,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.stages.cache.build_once import build_once
-from snaketune.stages.cache.code_digest import check_code, import_checked, templates
+from snaketune.stages.cache.code_digest import check_code, import_checked
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.host.gpus import claimed_gpus, gpu_findings, visible_gpus
@@ -40,8 +40,8 @@ def run(job: LoadedJob) -> None:
             else:
                 more = {"operation": operation} if stage.takes_operation else {}
                 outcome = import_module(stage.module).build(job.spec, work, **job.arguments, **more)
-        if templates(stage.module):
-            # Templates are read during the build.
+        if not stage.launcher:
+            # Templates are read during the build, and some modules.
             check_code(stage.module, job.code, stage.name)
         return outcome
 

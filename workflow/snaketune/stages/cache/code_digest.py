@@ -67,14 +67,15 @@ def check_code(entry: str, expected: str, stage: str) -> None:
 
 
 def import_checked(entry: str, expected: str, stage: str) -> None:
-    """Import every module that shapes the stage's result, and raise SnaketuneError unless their digest is the expected one.
+    """Import what the stage's module imports, and raise SnaketuneError unless the digest of its code is the expected one.
 
     The digest is compared before and after the imports, so the imported code is the digested code. Later edits on disk don't
-    reach a training that runs for days.
+    reach a training that runs for days. Modules that only some jobs import, in a function of another module, are those of
+    peft in jobs that don't train, and of TRL: seconds.
     """
     check_code(entry, expected, stage)
     with importing():
-        for module in sorted(shaping_modules(entry)):
+        for module in sorted(Modules().imported_by(entry)):
             import_module(module)
     check_code(entry, expected, stage)
 
@@ -115,6 +116,11 @@ class Modules:
         parts += sorted({*computing(settings, self._settings)})
         parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in templates(entry)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def imported_by(self, entry: str) -> set[str]:
+        """Return the modules that shape the result of the stage and that its own module names, also in its functions."""
+        named = {name for imported, defining in self._syntax(entry)[1] for name in (imported.module, defining)}
+        return {entry, *named & self.shaping(entry)}
 
     def shaping(self, entry: str) -> set[str]:
         """See `shaping_modules`."""

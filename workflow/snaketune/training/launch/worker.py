@@ -1,16 +1,8 @@
 """A worker process: read the job, verify code and inputs, build the stage, write its outcome."""
 
-import sys
-
-from snaketune.stages.host.forks import die_with_parent, run_as_fork
-
-if __name__ == "__main__":
-    die_with_parent()
-    run_as_fork([__spec__.name, *sys.argv[1:]], waits=True)
-
-# isort: split
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -62,9 +54,13 @@ def is_main_process() -> bool:
 
 
 def parent_is_gone() -> bool:
-    """Whether the launcher of this process has died."""
+    """Whether the launcher of this process has died. In a container perhaps nobody asks for its exit status: then it stays as a
+    zombie."""
     parent = os.environ.get(PARENT_VARIABLE)
-    return parent is not None and not psutil.pid_exists(int(parent))
+    try:
+        return parent is not None and psutil.Process(int(parent)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def end_with_parent() -> None:

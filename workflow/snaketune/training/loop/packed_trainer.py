@@ -42,11 +42,11 @@ class PackedTrainer(BaseTrainer, Trainer):
     """A Trainer whose batches come from `collate`; subclasses define the loss and the items that it is averaged over."""
 
     def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: TrainingRun):
-        items, micro_batch_tokens = EqualTokens(rows), run.operation.micro_batch_rows * rows.row_length
+        items = EqualTokens(rows)
         self.router_loss = RouterLoss.of(inner_model(model))
         # Rows of the step, without those of padding alone; counted for the router loss only.
         self.step_rows: torch.Tensor | None = None
-        use_threads(model.config.get_text_config().hidden_size, micro_batch_tokens, run.compute)
+        use_threads(model.config, run.compute)
         super().__init__(
             run=run,
             rows=rows,

@@ -17,7 +17,6 @@ from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, Tra
 from transformers.trainer_callback import PrinterCallback
 
 from snaketune.config.operation import Execution
-from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.machine import is_out_of_memory
@@ -32,7 +31,6 @@ from snaketune.training.autotune.batch_plan import IN_STEPS, record_out_of_memor
 from snaketune.training.checkpoint.average import AveragedWeights
 from snaketune.training.checkpoint.checkpoints import CheckpointMixin, diverged
 from snaketune.training.held_out.measuring import HeldOutMixin
-from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.log_lines import LogLinesMixin
 from snaketune.training.loop.optimizers import OptimizerMixin
 from snaketune.training.loop.passed_tests import record_of_test
@@ -259,9 +257,6 @@ class LogCallback(TrainerCallback):
         state.compute_steps(args, state.max_steps)
 
     def on_step_end(self, args, state, control, **_):
-        """Raise SnaketuneError if the launcher is gone: a requeued job may already wait for this folder."""
-        if parent_is_gone():
-            raise SnaketuneError("the process that launched this training is gone; stopping")
         if self.warm is None:
             self.warm = state.global_step, time.monotonic()
         # The last step has a line. Preemption, which comes after this, adds none: the training goes on later.

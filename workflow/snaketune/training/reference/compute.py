@@ -23,7 +23,7 @@ from snaketune.config.base_models import Pretrained
 from snaketune.config.model_files import model_files
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapter_stack import ADAPTER, AdapterStack, is_adapter_only
-from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.devices import Compute, resolve_compute, use_threads
 from snaketune.models.load_model import own_tokenizer
 from snaketune.models.logprobs import losses_of_rows
 from snaketune.models.machine import inspect_machine
@@ -81,6 +81,7 @@ class ReferenceModel:
         loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
         if not spec.quantization:
             loaded = loaded.to(compute.device)
+        use_threads(loaded.config, compute)
         tested = self_test(loaded, packs, compute, training=False)
         if spec.apart and not merged:
             from snaketune.models.adapters import load_adapter
