@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 import yaml
 
 from tests.cluster.slurm_commands import SlurmCommands
-from tests.forked import python
 
 from .command_line import snakemake
 
@@ -109,11 +109,11 @@ class Project:
         ]
 
     def command(self, *arguments: str) -> list[str]:
-        return [str(python()), "-m", "snakemake", *self.arguments(*arguments)]
+        return [sys.executable, "-m", "snakemake", *self.arguments(*arguments)]
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake and return all it printed."""
-        status, said = snakemake(self.arguments(*arguments), self.folder, self.umask)
+        status, said = snakemake(self.arguments(*arguments), self.folder, self.umask, apart=self.code != ROOT)
         if check and status:
             raise AssertionError(said[-6000:])
         return said

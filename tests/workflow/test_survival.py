@@ -17,7 +17,6 @@ from safetensors.numpy import load_file
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job import result_at
 from snaketune.training.launch import worker
-from tests.forked import python
 from tests.training.event_files import points_of
 
 from .command_line import environment
@@ -30,7 +29,7 @@ WORKER = "snaketune.training.launch.worker"
 
 
 def processes(needle: str, folder: Path) -> list[int]:
-    """Processes in `folder` whose command line holds `needle`; that of a fork is the server's, and its client has its own."""
+    """Processes in `folder` whose command line holds `needle`."""
     result = []
     for entry in Path("/proc").iterdir():
         try:
@@ -49,15 +48,14 @@ def kill(needle: str, project) -> None:
             os.kill(number, signal.SIGKILL)
 
 
-def start_and_wait_for_checkpoint(project, target: str = SFT, interpreter: Path | None = None) -> subprocess.Popen:
-    """Start Snakemake, whose jobs run with `interpreter` or are forks, and wait for one more checkpoint."""
-    variables = environment()
-    if interpreter:
-        variables["PATH"] = f"{interpreter.parent}:{variables['PATH']}"
+def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
+    """Start Snakemake, and wait for one more checkpoint."""
     pattern = f"results/.work/{target.split('/')[1]}/*/state/checkpoints/checkpoint-*/complete"
     before = set(project.folder.glob(pattern))
     with (project.folder / "first.log").open("w") as log:
-        running = subprocess.Popen(project.command(target), cwd=project.folder, stdout=log, stderr=log, env=variables)
+        running = subprocess.Popen(
+            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment()
+        )
     while not set(project.folder.glob(pattern)) - before:
         assert running.poll() is None, project.read("first.log")
         time.sleep(0.05)
@@ -80,7 +78,7 @@ def lengthen(project):
     return project
 
 
-@pytest.mark.parametrize("target", [SFT, DPO])
+@pytest.mark.parametrize("target", [SFT, pytest.param(DPO, marks=pytest.mark.slow)])
 def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, target):
     interrupted, straight = (finished.copy_to(tmp_path / name) for name in ("interrupted", "straight"))
     for project in (interrupted, straight):
@@ -123,13 +121,13 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
     return [point for point in points if not point[1].startswith("speed/")]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):
     """One of two that train, and the one that started both: the job ends, says why at last, and resumes."""
     project = lengthen(finished.copy_to(tmp_path / "two"))
     project.config["sft"]["run"]["operation"] |= {"gpus": 2, "allow_cpu": True}
-    # The kernel ends workers with the process that started them, which forks are no children of.
-    for killed, interpreter in ((WORKER, None), ("accelerate.commands.launch", Path(sys.executable))):
-        running = start_and_wait_for_checkpoint(project, interpreter=interpreter)
+    for killed in (WORKER, "accelerate.commands.launch"):
+        running = start_and_wait_for_checkpoint(project)
         *_, victim = processes(f"-m {killed}", project.folder)
         os.kill(victim, signal.SIGKILL)
         assert running.wait(timeout=60) != 0
@@ -141,6 +139,7 @@ def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):
     assert json.loads(project.read("results/sft/run/run.json"))["processes"] == 2
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_training_with_what_to_do(project):
     """A limit on the size of files simulates a full disk: the first checkpoint doesn't fit."""
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
@@ -195,11 +194,12 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(finished, tmp_path):
     """Launched as accelerate does on two GPUs (by torch's launcher), here over gloo on the CPU."""
     work, job = job_of_sft(finished, tmp_path / "two")
     done = subprocess.run(
-        [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
          "-m", "snaketune.training.launch.worker", str(job)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
@@ -214,6 +214,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     assert (work.payload / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_path):
     project = lengthen(finished.copy_to(tmp_path / "orphan"))
     running = start_and_wait_for_checkpoint(project)
