@@ -42,7 +42,8 @@ def snakemake(arguments: list[str], folder: Path, umask: int = -1, *, apart: boo
     register = atexit.register
 
     def registered(function: Callable, *arguments: object) -> Callable:
-        if function.__module__.startswith(("snakemake.workflow", "snaketune.")):
+        # Functions of a Snakefile have no module.
+        if (function.__module__ or "snaketune.").startswith("snaketune."):
             at_exit.append(function)
             return function
         return register(function, *arguments)
