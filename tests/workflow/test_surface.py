@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from .command_line import snakemake
-from .conftest import ROOT, copy_code
+from .conftest import ROOT, Project, copy_code
 
 pytestmark = pytest.mark.workflow
 RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
@@ -62,24 +62,22 @@ def test_a_bare_snakemake_runs_the_config_of_a_clone_with_what_the_machine_has(f
         (["--profile", "ours"], (5, 9)),
     ],
 )
-def test_command_line_and_another_profile_win(finished, tmp_path, three_gpus, arguments, provided):
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "ours/config.yaml").write_text("cores: 5\nresources: [gpu=9]\n", encoding="utf-8")
-    finished.write_config()
-    config = finished.folder / "config.yaml"
-    assert provided_in(cleaning(tmp_path, "--configfile", str(config), *arguments)) == provided
+def test_command_line_and_another_profile_win(project, three_gpus, arguments, provided):
+    (project.folder / "ours").mkdir()
+    (project.folder / "ours/config.yaml").write_text("cores: 5\nresources: [gpu=9]\n", encoding="utf-8")
+    assert provided_in(cleaning(project, *arguments)) == provided
 
 
-def test_a_machine_without_gpus_runs_one_job_of_those_that_need_one(finished, tmp_path, monkeypatch):
+def test_a_machine_without_gpus_runs_one_job_of_those_that_need_one(project, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    finished.write_config()
-    said = cleaning(tmp_path, "--configfile", str(finished.folder / "config.yaml"))
-    assert provided_in(said) == (os.cpu_count(), 1)
+    assert provided_in(cleaning(project)) == (os.cpu_count(), 1)
 
 
-def cleaning(folder: Path, *arguments: str) -> str:
-    """Run the shortest job that there is."""
-    status, said = snakemake(["--snakefile", str(ROOT / "Snakefile"), "clean_work", *arguments], folder)
+def cleaning(project: Project, *arguments: str) -> str:
+    """Run the shortest job that there is, with the default profile."""
+    project.write_config()
+    command = ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml", *arguments, "--", "clean_work"]
+    status, said = snakemake(command, project.folder)
     assert status == 0, said
     return said
 
