@@ -55,6 +55,7 @@ def test_both_sides_learn_the_same_from_the_same_pairs(project):
     assert all(result["pairs_by_step"])
 
 
+@pytest.mark.slow
 def test_an_epoch_of_each_side_is_over_the_same_pairs(project):
     result = speed(1, project, "raschka")
     ours, theirs, defaults = (result["rounds"][side][0] for side in ("snaketune", "trl", "trl, defaults"))

@@ -38,6 +38,7 @@ def project(tmp_path, monkeypatch) -> Project:
     return made(tmp_path, numbered(raw, tmp_path / "rows.jsonl", 3), vocab_size=300)
 
 
+@pytest.mark.slow
 def test_all_sides_train_on_the_same_tokens(project, tmp_path):
     # More steps than an epoch has: each side goes through all rows once.
     result = speed(1, project, warm_up=0, steps=10**6)
@@ -86,7 +87,7 @@ def test_wrong_and_failing_kernels_are_reported(monkeypatch):
     assert result[0]["why"] == "RuntimeError: no such instruction"
 
 
-@pytest.mark.parametrize("name", ["23m", "1_5b_full", "7b_lora"])
+@pytest.mark.parametrize("name", ["23m", pytest.param("1_5b_full", marks=pytest.mark.slow), "7b_lora"])
 def test_a_plain_loop_replaces_what_the_trainer_lacks(name, monkeypatch):
     shape, settings = rehearsed(SHAPES[name]), {"warm_up": 1, "steps": 2, "compiled": False}
     result = measure.measure(shape, CPU, **settings)
@@ -131,6 +132,7 @@ def test_the_peer_trains_on_the_same_shapes():
     assert 0.4 < result["supervised"] / result["tokens"] < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proportion", PROPORTIONS)
 def test_preferences_are_trained_beside_their_peers(proportion, monkeypatch):
     shape, settings = rehearsed(PREFERENCES["1_5b"]), {"warm_up": 1, "steps": 2}

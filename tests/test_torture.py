@@ -22,10 +22,11 @@ def reference(tmp_path_factory) -> Reference:
     return Reference.make(tmp_path_factory.mktemp("torture") / "undisturbed", "--", CORPUS)
 
 
-def of(reference: Reference, folder: Path) -> Trial:
+def of(reference: Reference | None, folder: Path) -> Trial:
     return Trial(reference=reference, folder=folder, point="", drawn=random.Random(0))
 
 
+@pytest.mark.slow
 @pytest.mark.workflow
 def test_a_chain_killed_before_its_manifest_comes_to_the_undisturbed_results(reference, tmp_path):
     assert list(reference.state) == ["corpus/chat/manifest.json"]
@@ -101,8 +102,8 @@ def test_what_differs_is_named():
         ("error: results/b/manifest.json: the entry isn't as written; remove the file's folder and run again", []),
     ],
 )
-def test_the_command_in_a_message_is_run(reference, tmp_path, said, more):
-    trial = of(reference, tmp_path)
+def test_the_command_in_a_message_is_run(tmp_path, said, more):
+    trial = of(None, tmp_path)
     trial.chain = Chain(tmp_path)
     removed = tmp_path / "results/b/manifest.json"
     removed.parent.mkdir(parents=True)

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_it_runs_without_this_projects_environment(tmp_path):
     """An unrelated package named `benchmarks` is installed too."""
     (tmp_path / "strangers/benchmarks").mkdir(parents=True)

@@ -59,7 +59,12 @@ def _noted(step, counted):
 
 @pytest.mark.parametrize(
     ("family", "lora", "checkpointing"),
-    [("llama", None, False), ("llama", Lora(rank=2), False), ("qwen2", None, True), ("mistral", None, False)],
+    [
+        pytest.param("llama", None, False, marks=pytest.mark.slow),
+        ("llama", Lora(rank=2), False),
+        pytest.param("qwen2", None, True, marks=pytest.mark.slow),
+        ("mistral", None, False),
+    ],
 )
 def test_sft(tmp_path, calls, graphs, segments, family, lora, checkpointing):
     rows = make_rows(2 * STEPS, 64, VOCABULARY)
@@ -78,7 +83,7 @@ def test_sft(tmp_path, calls, graphs, segments, family, lora, checkpointing):
         assert calls[-1]["window"] == 11
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+@pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.slow), Lora(rank=2)])
 def test_dpo(tmp_path, calls, graphs, segments, lora):
     pairs = Trained(tmp_path, rows=12, family="qwen2", compute=VARLEN, frozen=bool(lora))
     settings = {"batch_rows": 2, "micro_batch_rows": 2, "epochs": 1}

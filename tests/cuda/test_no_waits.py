@@ -78,8 +78,7 @@ def waits(monkeypatch):
 LORA = Lora(rank=2, dropout=0.1)
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("lora", "checkpointing"), [(None, True), (LORA, False)])
 def test_sft(tmp_path, calls, waits, lora, checkpointing):
     training = spec(lora, epochs=1, gradient_checkpointing=checkpointing)
     with waits:
@@ -87,12 +86,11 @@ def test_sft(tmp_path, calls, waits, lora, checkpointing):
     assert waits.records == []
 
 
-@pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize(
-    "loss", [{"loss": "sigmoid"}, {"loss": {"ipo": 1.0, "sft": 0.1}}, {"loss": "simpo"}, {"loss": "aot"}], ids=str
+    ("lora", "loss"), [(LORA, "sigmoid"), (None, {"ipo": 1.0, "sft": 0.1}), (LORA, "simpo"), (None, "aot")], ids=str
 )
 def test_dpo(tmp_path, calls, waits, lora, loss):
     pairs = Trained(tmp_path, rows=24, family="qwen2", compute=VARLEN, frozen=bool(lora))
     with waits:
-        pairs.train("work", loss, lora=lora, micro_batch_rows=2, every=1000, log_steps=1000, epochs=1)
+        pairs.train("work", {"loss": loss}, lora=lora, micro_batch_rows=2, every=1000, log_steps=1000, epochs=1)
     assert waits.records == []

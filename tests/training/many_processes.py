@@ -299,6 +299,12 @@ def plans() -> list[Plan]:
     ]
 
 
+def brief_plans() -> list[Plan]:
+    """Those that each change of the code is tested with."""
+    names = {"full-single", "full-ddp", "full-fsdp", "fsdp-killed", "fsdp-fsdp-2"}
+    return [plan for plan in plans() if plan.name in names]
+
+
 def plans_with_deepspeed() -> list[Plan]:
     # Two learning rates.
     lora = Lora(rank=2, loraplus_lr_ratio=4)
@@ -319,4 +325,4 @@ def plans_with_deepspeed() -> list[Plan]:
 
 
 if __name__ == "__main__":
-    run_all({"plain": plans, "deepspeed": plans_with_deepspeed}[sys.argv[2]](), Path(sys.argv[1]))
+    run_all({"plain": plans, "brief": brief_plans, "deepspeed": plans_with_deepspeed}[sys.argv[2]](), Path(sys.argv[1]))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from snaketune.config.operation import Operation
 from snaketune.stages.host.launch_command import command
 from snaketune.training.launch.accelerate_config import accelerate_config, deepspeed_config, write_launch_files
@@ -46,6 +48,7 @@ for file in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_deepspeed_takes_its_config_as_the_trainer_fills_it_in(with_deepspeed, tmp_path):
     stages = (2, 3)
     files = [tmp_path / f"{stage}.json" for stage in stages]
@@ -92,6 +95,7 @@ def started(
     return environments
 
 
+@pytest.mark.slow
 def test_two_launches_at_once_meet_at_different_ports(tmp_path):
     first, second = started(Operation(gpus=2), tmp_path / "state", os.environ | {"OMP_NUM_THREADS": "1"}, also=1)
     ports = [{one["MASTER_PORT"] for one in launch} for launch in (first, second)]
@@ -115,18 +119,20 @@ for step in "${steps[@]}"; do wait "$step" || exit 1; done
 """
 
 
-def test_nodes_rendezvous_by_slurm_variables(tmp_path):
+def test_nodes_rendezvous_by_slurm_variables_and_get_no_sharding_settings(tmp_path):
+    """The trainer shards the model itself."""
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "srun").write_text(SRUN, encoding="utf-8")
     (tools / "srun").chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    (environments,) = started(Operation(gpus=2, nodes=2), tmp_path / "state", environment)
+    (environments,) = started(Operation(gpus=2, nodes=2, launch="fsdp"), tmp_path / "state", environment)
     assert [one["RANK"] for one in environments] == ["0", "1", "2", "3"]
     assert [one["LOCAL_RANK"] for one in environments] == ["0", "1", "0", "1"]
     assert {(one["WORLD_SIZE"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in environments} == {
         ("4", "127.0.0.1", "14021")
     }
+    assert not [one for one in environments if "ACCELERATE_USE_FSDP" in one]
     called = (tools / "called").read_text(encoding="utf-8")
     assert called.startswith("--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 ")
 
@@ -134,13 +140,6 @@ def test_nodes_rendezvous_by_slurm_variables(tmp_path):
 def test_a_single_process_is_started_without_accelerate(tmp_path):
     words = command(Operation(gpus=1), Path("job.json"), tmp_path, "python")
     assert words == ["python", "-m", "snaketune.training.launch.worker", "job.json", str(tmp_path)]
-
-
-def test_accelerate_gets_no_sharding_settings(tmp_path):
-    """The trainer shards the model itself."""
-    ((only,),) = started(Operation(gpus=1, launch="fsdp"), tmp_path / "state", dict(os.environ))
-    assert only["WORLD_SIZE"] == "1"
-    assert "ACCELERATE_USE_FSDP" not in only
 
 
 def test_accelerate_passes_deepspeed_its_config(with_deepspeed, tmp_path):

@@ -152,7 +152,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["llama", pytest.param("tied", marks=pytest.mark.slow), pytest.param("experts", marks=pytest.mark.slow)]
+)
 def test_results_on_adapters_equal_results_on_merged_weights(tmp_path, tokenizer, case):
     family, dtype, settings = CASES[case]
     model = model_of(family) if family == "mixtral" else tiny_model(family, tie_word_embeddings=case == "tied")

@@ -81,7 +81,11 @@ def test_held_out_rows_are_measured_without_compiling_anything(tmp_path, nothing
 
 @pytest.mark.parametrize(
     ("family", "lora", "checkpointing"),
-    [("llama", None, False), ("qwen2", Lora(rank=2), True), ("mistral", None, True)],
+    [
+        pytest.param("llama", None, False, marks=pytest.mark.slow),
+        ("qwen2", Lora(rank=2), True),
+        pytest.param("mistral", None, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_training_is_the_same_and_compiles_once(
     tmp_path, nothing_again, compiled_calls, family, lora, checkpointing

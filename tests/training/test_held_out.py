@@ -257,7 +257,16 @@ def test_pairs_have_the_metrics_of_an_evaluation(tmp_path):
     assert min(last[f"sources.{n}/margin"] for n in (0, 1)) <= last["margin"]
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "simpo", "aot", {"sigmoid": 1.0, "sft": 0.5}, "kto"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("sigmoid", marks=pytest.mark.slow),
+        pytest.param("simpo", marks=pytest.mark.slow),
+        "aot",
+        {"sigmoid": 1.0, "sft": 0.5},
+        "kto",
+    ],
+)
 def test_every_loss_is_measured_without_a_trace(tmp_path, loss):
     kind = "unpaired" if loss == "kto" else "preference"
     trained = Trained(tmp_path, kind)

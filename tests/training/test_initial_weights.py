@@ -3,6 +3,7 @@ further, on 4-bit weights, or with another model as the reference."""
 
 import math
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +90,11 @@ KINDS = {
     "qlora": {"lora": SECOND, "quantization": FOUR_BITS},
     "continued in 4 bits": {"lora": Lora(rank=4), "continued": True, "quantization": FOUR_BITS},
 }
+# Each branch once; the others combine them.
+EACH = {"full", "continued", "qlora"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in EACH else pytest.mark.slow) for kind in KINDS])
 def test_every_kind_trains_from_its_reference_and_resumes(tmp_path, tokenizer, monkeypatch, kind):
     settings = KINDS[kind]
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
@@ -113,11 +116,19 @@ def test_every_kind_trains_from_its_reference_and_resumes(tmp_path, tokenizer, m
     assert "model.safetensors" in named
 
 
-@pytest.mark.parametrize("merge", [True, False])
-@pytest.mark.parametrize("kind", ["full", "lora", "continued"])
+SETTINGS = [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}, {"precision": "auto"}]
+ZERO = list(product(SETTINGS, ("full", "lora", "continued"), (True, False)))
+ZERO_EACH = [
+    (SETTINGS[0], "full", True),
+    (SETTINGS[1], "full", False),
+    (SETTINGS[1], "lora", True),
+    (SETTINGS[1], "continued", False),
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}, {"precision": "auto"}],
+    ("settings", "kind", "merge"),
+    [pytest.param(*case, marks=[] if case in ZERO_EACH else pytest.mark.slow) for case in ZERO],
 )
 def test_a_run_with_negligible_learning_rate_has_rewards_of_zero(
     tmp_path, tokenizer, monkeypatch, settings, kind, merge
@@ -209,7 +220,7 @@ def load_size(chain: Chain) -> int:
     return ChatTokenizer.load(chain.tokenizer.folder).vocab_size
 
 
-@pytest.mark.parametrize("kind", ["full", "qlora", "continued"])
+@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.slow), "qlora", "continued"])
 def test_another_model_can_be_the_reference_of_any_kind(tmp_path, tokenizer, kind):
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
     # More embedding rows than tokens, as in many models.

@@ -75,8 +75,9 @@ def test_after_a_change_the_changed_pairs_are_computed_and_the_bytes_are_those_o
         assert warm.run["pairs_computed"] >= least
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.bfloat16), ("gpt2", torch.float32), ("gemma3_text", torch.float32)]
+)
 def test_the_bits_of_a_unit_do_not_depend_on_the_other_units_of_its_batch(tmp_path, tokenizer, family, dtype):
     torch.set_num_threads(1)
     pack, loaded = pairs_in(tmp_path, tokenizer), tiny_of(model_in(tmp_path / "model", tokenizer, family))

@@ -121,7 +121,10 @@ def test_every_source_has_its_own_metrics(pairs, completions, of):
             assert first != second, name
 
 
-@pytest.mark.parametrize("what", LOSSES)
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(one, marks=pytest.mark.slow if one in ("sigmoid", "sorted") else []) for one in LOSSES],
+)
 def test_a_step_is_the_same_in_any_micro_batches(pairs, tmp_path, what):
     name, loss_settings = what.replace(" ", "-"), LOSSES[what]
     whole = pairs.train(f"{name}-4", loss_settings)
@@ -133,7 +136,7 @@ def test_a_step_is_the_same_in_any_micro_batches(pairs, tmp_path, what):
     assert last["margin"] > first["margin"]
 
 
-@pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
+@pytest.mark.parametrize("loss", ["kto", pytest.param("apo_zero_unpaired", marks=pytest.mark.slow)])
 def test_single_completions_are_the_same_in_any_micro_batches(completions, loss):
     loss_settings = {"loss": loss, "desirable_weight": 1.3}
     whole = completions.train(f"{loss}-4", loss_settings)

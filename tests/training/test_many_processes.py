@@ -11,22 +11,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.slow
-
 CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
 
 
-def run(executable: str | Path, folder: Path, which: str, environment: dict[str, str]) -> str:
+def run(folder: Path, which: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [executable, "-m", "tests.training.many_processes", str(folder), which],
+        [sys.executable, "-m", "tests.training.many_processes", str(folder), which],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
 
+def test_two_processes_learn_what_one_does_killed_or_not(tmp_path):
+    run(tmp_path, "brief", dict(os.environ))
+    for name in ("full-ddp", "full-fsdp", "fsdp-fsdp-2"):
+        same(tmp_path / name, tmp_path / "full-single")
+    assert not differing(tmp_path / "fsdp-fsdp-2", tmp_path / "full-fsdp")
+
+
+@pytest.mark.slow
 def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
-    log = run(sys.executable, tmp_path, "plain", dict(os.environ))
+    log = run(tmp_path, "plain", dict(os.environ))
     # Muon computes its steps in bfloat16.
     same(tmp_path / "muon-ddp", tmp_path / "muon-single", rounding=1e-3)
     same(tmp_path / "eva-ddp", tmp_path / "eva-single")
@@ -68,8 +74,9 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
         assert sorted(item for item in seen if item < 22) == list(range(22))
 
 
+@pytest.mark.slow
 def test_deepspeed_learns_the_same(with_deepspeed, tmp_path):
-    run(sys.executable, tmp_path, "deepspeed", with_deepspeed | {"DS_ACCELERATOR": "cpu"})
+    run(tmp_path, "deepspeed", with_deepspeed | {"DS_ACCELERATOR": "cpu"})
     for name in ("adapters", "frozen"):
         same(tmp_path / f"{name}-zero-3", tmp_path / f"{name}-single")
     # Killed after four of eleven steps, whose losses the checkpoint holds.

@@ -50,7 +50,17 @@ def ends_the_same(folder, monkeypatch, **training) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+# One of each library, and one with paged states.
+OPTIMIZERS = {"adamw_torch_fused", "muon", "adafactor", "adamw_8bit", "paged_lion_32bit"}
+SCHEDULES = {"cosine", "polynomial", "warmup_stable_decay"}
+
+
+def each(names: tuple[str, ...], fast: set[str]) -> list:
+    assert fast <= {*names}
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("optimizer", each(get_args(OptimizerName), OPTIMIZERS))
 def test_an_optimizer_learns_and_resumes_exactly(optimizer, tmp_path, monkeypatch, capsys):
     losses = ends_the_same(tmp_path, monkeypatch, optimizer=optimizer, weight_decay=0.1)
     # The same rows once more.
@@ -58,7 +68,13 @@ def test_an_optimizer_learns_and_resumes_exactly(optimizer, tmp_path, monkeypatc
     assert (f"on cpu {optimizer} isn't paged" in capsys.readouterr().out) == optimizer.startswith("paged")
 
 
-@pytest.mark.parametrize("name", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_ademamix_8bit"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "paged_adamw_8bit",
+        *(pytest.param(f"paged_{one}", marks=pytest.mark.slow) for one in ("adamw_32bit", "ademamix_8bit")),
+    ],
+)
 def test_paged_states_are_restored_paged(name, tmp_path, monkeypatch):
     """Host memory stands in for CUDA's paged memory."""
     from bitsandbytes import functional
@@ -119,7 +135,7 @@ def test_which_states_are_paged():
     assert not optimizer_states._is_paged(plain, parameter(100_000, "cuda"))
 
 
-@pytest.mark.parametrize("schedule", get_args(ScheduleName))
+@pytest.mark.parametrize("schedule", each(get_args(ScheduleName), SCHEDULES))
 def test_a_schedule_resumes_exactly(schedule, tmp_path, monkeypatch):
     ends_the_same(tmp_path, monkeypatch, schedule=schedule, schedule_options=OPTIONS.get(schedule, {}))
 

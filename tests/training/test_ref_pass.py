@@ -136,7 +136,7 @@ def test_a_killed_pass_resumes_with_the_same_result(tmp_path, tokenizer, small_s
     assert 0 < outcome.run["pairs_computed"] < 28
 
 
-@pytest.mark.parametrize("damage", ["emptied", "cut off", "one byte"])
+@pytest.mark.parametrize("damage", ["emptied", pytest.param("cut off", marks=pytest.mark.slow), "one byte"])
 def test_only_the_pairs_of_a_damaged_file_are_computed_again(
     tmp_path, tokenizer, small_steps, monkeypatch, capsys, damage
 ):
@@ -185,7 +185,7 @@ def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: Re
     return str(folder / f"ref_pass/*-of-{count}/manifest.json")
 
 
-@pytest.mark.parametrize("count", [2, 3, 40])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3, 40])
 def test_gathered_parts_equal_the_result_of_one_job(tmp_path, tokenizer, count):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     whole, one = reference(tmp_path / "whole", pack, model)

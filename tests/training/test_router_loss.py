@@ -101,7 +101,7 @@ def trl_step(folder: Path, model: torch.nn.Module, rows) -> tuple[torch.Tensor, 
     return loss.detach(), gradients(model, loss)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", [pytest.param("mixtral", marks=pytest.mark.slow), "qwen3_moe"])
 def test_loss_and_gradients_equal_trl_s_at_any_size_of_the_micro_batches(tmp_path, family):
     rows = pack(tmp_path / "pack", ROWS, documents=(LENGTH,))
     theirs = trl_step(tmp_path / "trl", experts(family).train(), rows)
@@ -171,7 +171,9 @@ def test_a_shared_prompt_counts_once():
     torch.testing.assert_close(packed, COEFFICIENT * sum(losses), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"compile": True}])
+@pytest.mark.parametrize(
+    "settings", [{"gradient_checkpointing": True}, pytest.param({"compile": True}, marks=pytest.mark.slow)]
+)
 def test_it_learns_the_same_with_recomputed_and_compiled_layers(tmp_path, settings):
     def losses(name: str, **training) -> list[float]:
         outcome = train(
@@ -182,7 +184,7 @@ def test_it_learns_the_same_with_recomputed_and_compiled_layers(tmp_path, settin
     assert losses("one", **settings) == pytest.approx(losses("other"), rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "bco_pair"])
+@pytest.mark.parametrize("loss", [pytest.param("sigmoid", marks=pytest.mark.slow), "bco_pair"])
 def test_preference_runs_add_it_at_any_size_of_the_micro_batches(tmp_path, monkeypatch, loss):
     def losses(name: str, micro_batch: int) -> list[float]:
         outcome, _ = Trained(tmp_path / name, family="mixtral").train(

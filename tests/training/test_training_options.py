@@ -54,7 +54,13 @@ def train_straight_and_resumed(folder, rows, made, monkeypatch) -> None:
     train(folder / "resumed", rows, made)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+# Each way to initialize adapters is resumed alike.
+LIKE_PISSA = {"pissa, fast", "olora", "orthogonal"}
+
+
+@pytest.mark.parametrize(
+    "option", [pytest.param(one, marks=pytest.mark.slow if one in LIKE_PISSA else []) for one in OPTIONS]
+)
 def test_an_option_resumes_exactly_and_matters(option, rows, tmp_path, monkeypatch):
     settings, lora, loss = OPTIONS[option]
     made = spec(lora, epochs=2, **settings).model_copy(update={"loss": loss})

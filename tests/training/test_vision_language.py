@@ -102,8 +102,15 @@ def check(kinds: Kinds, name: str, base: Path) -> None:
             torch.testing.assert_close(logits, kinds.rounded[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", TEXT_ONLY)
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [
+        ("qwen3_5", False),
+        ("llama4", True),
+        pytest.param("qwen3_5", True, marks=pytest.mark.slow),
+        pytest.param("llama4", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_text_part_is_saved_as_the_whole_model(family, tied, kinds, capsys):
     base = tiny_base(family, kinds.folder / "base", tied=tied)
     kinds.sft("full", Pretrained(path=str(base)))
@@ -182,8 +189,14 @@ def test_other_names_of_a_text_part_are_those_of_the_base(kinds):
     assert torch.equal(loaded.language_model.lm_head.weight, model.lm_head.weight)
 
 
-@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
-@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [
+        pytest.param(family, lora, marks=[] if (family in WHOLE[:2]) == bool(lora) else pytest.mark.slow)
+        for family in WHOLE
+        for lora in (None, Lora(rank=2))
+    ],
+)
 def test_of_a_whole_model_the_text_part_is_trained(family, lora, kinds, capsys):
     base = tiny_base(family, kinds.folder / "base", tied=family == "gemma3")
     kinds.sft("sft", Pretrained(path=str(base)), lora)

@@ -113,7 +113,7 @@ class Project:
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake and return all it printed."""
-        status, said = snakemake(self.arguments(*arguments), self.folder, self.umask)
+        status, said = snakemake(self.arguments(*arguments), self.folder, self.umask, apart=self.code != ROOT)
         if check and status:
             raise AssertionError(said[-6000:])
         return said

@@ -46,9 +46,8 @@ class Cluster:
 
     def look(self, *arguments, check=True):
         # The resources of this machine are no limit there.
-        status, said = snakemake(
-            [*self.project.arguments()[:-4], "-n", "--profile", "profiles/slurm", *arguments], self.project.folder
-        )
+        planning = [*self.project.arguments()[:-4], "-n", "--profile", "profiles/slurm", *arguments]
+        status, said = snakemake(planning, self.project.folder, apart=self.project.code != ROOT)
         assert not (check and status), said
         return said
 

@@ -49,6 +49,7 @@ def columns(fresh):
     return fresh
 
 
+@pytest.mark.slow
 def test_tools_weights_and_documents_pass_all_stages(columns):
     shutil.rmtree(columns.folder / "results", ignore_errors=True)
     columns.umask = 0o077

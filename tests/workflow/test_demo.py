@@ -54,6 +54,7 @@ def run_demo(folder: Path) -> None:
     assert done.returncode == 0, done.stdout[-6000:]
 
 
+@pytest.mark.slow
 def test_the_modes_of_all_results_are_those_of_the_umask(demo):
     assert wrong_modes(demo / "results", 0o022) == {}
 
@@ -62,6 +63,7 @@ def scores(demo: Path, model: str) -> dict:
     return json.loads((demo / f"results/eval/demo/{model}-demo/scores/scores.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_model_learns_the_tasks_and_then_the_habit(demo):
     base, sft, dpo = (scores(demo, model) for model in ("base", "sft", "dpo"))
     exact = {
@@ -75,6 +77,7 @@ def test_the_model_learns_the_tasks_and_then_the_habit(demo):
     assert sft["tasks"]["demo_choice"]["acc"] > base["tasks"]["demo_choice"]["acc"]
 
 
+@pytest.mark.slow
 def test_the_habit_is_visible_in_the_samples(demo):
     brief = {}
     for model in ("sft", "dpo"):
@@ -85,6 +88,7 @@ def test_the_habit_is_visible_in_the_samples(demo):
     assert brief["dpo"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_best_of_the_sweep_is_linked_and_recorded(demo):
     output = json.loads((demo / "results/report/manifest.json").read_text(encoding="utf-8"))["best"]
     pairs = {
@@ -101,14 +105,10 @@ def test_the_best_of_the_sweep_is_linked_and_recorded(demo):
     assert not [name for name in demo.glob("results/dpo/*/manifest.json") if '"stopped"' in name.read_text("utf-8")]
 
 
-def test_every_count_adds_up_from_raw_rows_to_trained_tokens(demo):
-    for name in ("demo-chat", "demo-preferences"):
-        corpus = json.loads((demo / f"results/corpus/{name}/manifest.json").read_text(encoding="utf-8"))["counts"]
-        raw = (
-            (ROOT / f"resources/demo/{'chat' if name == 'demo-chat' else 'preferences'}.jsonl")
-            .read_bytes()
-            .count(b"\n")
-        )
+def test_every_count_adds_up_from_raw_rows_to_trained_tokens(finished):
+    for name, file in (("chat", "chat"), ("pairs", "preferences")):
+        corpus = json.loads(finished.read(f"results/corpus/{name}/manifest.json"))["counts"]
+        raw = finished.read(f"data/{file}.jsonl").count("\n")
         retained = corpus["kept"]
         assert raw == corpus["read"]
         assert (
@@ -118,11 +118,11 @@ def test_every_count_adds_up_from_raw_rows_to_trained_tokens(demo):
             + retained["train"]
             + retained["held_out"]
         )
-        (path,) = demo.glob(f"results/pack/{name}-*/manifest.json")
+        (path,) = finished.folder.glob(f"results/pack/{name}-*/manifest.json")
         packed = json.loads(path.read_text(encoding="utf-8"))["counts"]
         for split in ("train", "held_out"):
             assert packed[split]["read"] == retained[split]
             assert packed[split]["read"] == packed[split]["kept"] + sum(packed[split]["dropped"].values())
-        if name == "demo-chat":
-            trained = json.loads((demo / "results/sft/demo/manifest.json").read_text(encoding="utf-8"))["counts"]
+        if name == "chat":
+            trained = json.loads(finished.read("results/sft/run/manifest.json"))["counts"]
             assert trained["tokens_per_epoch"] == packed["train"]["tokens"]

@@ -23,11 +23,11 @@ CORPUS = "results/corpus/chat/manifest.json"
 
 @pytest.fixture
 def volume(tmp_path) -> Path:
-    """A clone on the volume, with data and a config; the profile names the place."""
+    """A folder on the volume, with data, a config, and a profile that names the place."""
     folder = tmp_path / "volume"
-    copy_code(folder)
     Project(folder).write_data().write_config()
     (folder / "results").mkdir()
+    shutil.copytree(ROOT / "profiles/kubernetes", folder / "profiles/kubernetes")
     profile = folder / "profiles/kubernetes/config.yaml"
     profile.write_text(profile.read_text(encoding="utf-8").replace("/mnt/snaketune", str(folder)), encoding="utf-8")
     return folder
@@ -45,7 +45,7 @@ def arguments(*more: str) -> list[str]:
 
 
 def plan(volume: Path, *more: str) -> tuple[int, str]:
-    return snakemake(arguments("--dry-run", *more), volume)
+    return snakemake(arguments("--snakefile", str(ROOT / "Snakefile"), "--dry-run", *more), volume)
 
 
 def test_the_profile_plans_the_demo(volume):
@@ -60,6 +60,12 @@ def test_the_profile_plans_the_demo(volume):
 
 @pytest.mark.skipif(not shutil.which("rsync"), reason="Snakemake's storage plugin fs copies by rsync, which isn't here")
 def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(volume, tmp_path):
+    # The code is there too.
+    profile = volume / "profiles/kubernetes/config.yaml"
+    text = profile.read_text(encoding="utf-8")
+    shutil.rmtree(volume / "profiles")
+    copy_code(volume)
+    profile.write_text(text, encoding="utf-8")
     cluster, config = start(tmp_path)
     # Its client reads KUBECONFIG when it is imported.
     done = subprocess.run(
@@ -102,6 +108,6 @@ def test_a_training_on_several_nodes_is_refused(volume):
     config = yaml.safe_load((volume / "config.yaml").read_text(encoding="utf-8"))
     config["sft"]["run"]["operation"] = {"gpus": 0, "nodes": 2}
     (volume / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    status, said = snakemake(arguments(), volume)
+    status, said = snakemake(arguments("--snakefile", str(ROOT / "Snakefile")), volume)
     assert status != 0
     assert "operation.nodes: 2 nodes need a SLURM batch job" in said

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.workflow
 TRAINING = {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002}
 
 
+@pytest.mark.slow
 def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_need(finished, tmp_path):
     project = finished.copy_to(tmp_path / "project")
     rows = [json.loads(line) for line in project.read("data/preferences.jsonl").splitlines()]

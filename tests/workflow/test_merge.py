@@ -1,15 +1,50 @@
 """Merged models: the mean of weights, also of adapters, evaluated like trained ones."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from snaketune.config.load import load
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.job import result_at
+from snaketune.training import merge
+
 pytestmark = pytest.mark.workflow
 
 
-def test_merged_weights_are_the_mean_and_are_evaluated(finished, tmp_path):
+SOUPS = {
+    "soup": {"models": {"sft:run": 1, "dpo:run": 3}},
+    "sphere": {"models": {"sft:run": 1, "dpo:run": 1}, "method": "slerp"},
+}
+
+
+def check(sft: dict, dpo: dict, soup: dict, sphere: dict) -> None:
+    assert soup.keys() == sft.keys() == sphere.keys()
+    for name in sft:
+        torch.testing.assert_close(soup[name], 0.25 * sft[name] + 0.75 * dpo[name], rtol=0, atol=1e-6)
+        # Between two weights of nearly the same direction and length, arc and chord are nearly the same.
+        torch.testing.assert_close(sphere[name], (sft[name] + dpo[name]) / 2, rtol=1e-2, atol=1e-3)
+
+
+def test_merged_weights_are_the_mean(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    graph = JobGraph(*load(finished.config | {"merge": SOUPS}))
+    models = [load_file(f"results/{name}/run/model/model.safetensors") for name in ("sft", "dpo")]
+    for name in SOUPS:
+        job, work = graph.job("merge", name), WorkFolder(tmp_path / name)
+        work.start()
+        merge.build(job.spec, work, models=[result_at(Path(one.manifest)) for one in job.artifacts["models"]])
+        assert (work.payload / "tokenizer.json").is_file()
+        models.append(load_file(work.payload / "model.safetensors"))
+    check(*models)
+
+
+@pytest.mark.slow
+def test_merged_models_and_adapters_are_evaluated(finished, tmp_path):
     project = finished.copy_to(tmp_path / "project")
     project.cores = 2
     rows = {"corpus": "chat", "tokenizer": "small", "packing": {"length": 256}}
@@ -19,9 +54,7 @@ def test_merged_weights_are_the_mean_and_are_evaluated(finished, tmp_path):
         "adapter": rows | {"use_base": "sft:run", "lora": lora, "training": learning},
         "merged": rows | {"use_base": "sft:run", "lora": {"rank": 2}, "training": learning},
     }
-    project.config["merge"] = {
-        "soup": {"models": {"sft:run": 1, "dpo:run": 3}},
-        "sphere": {"models": {"sft:run": 1, "dpo:run": 1}, "method": "slerp"},
+    project.config["merge"] = SOUPS | {
         "alone": {"models": {"sft:adapter": 1, "sft:run": 1}},
         "whole": {"models": {"sft:merged": 1, "sft:run": 1}},
     }
@@ -36,12 +69,7 @@ def test_merged_weights_are_the_mean_and_are_evaluated(finished, tmp_path):
     def weights(result):
         return load_file(project.folder / f"results/{result}/model/model.safetensors")
 
-    sft, dpo, soup, sphere = map(weights, ("sft/run", "dpo/run", "merge/soup", "merge/sphere"))
-    assert soup.keys() == sft.keys() == sphere.keys()
-    for name in sft:
-        torch.testing.assert_close(soup[name], 0.25 * sft[name] + 0.75 * dpo[name], rtol=0, atol=1e-6)
-        # Between two weights of nearly the same direction and length, arc and chord are nearly the same.
-        torch.testing.assert_close(sphere[name], (sft[name] + dpo[name]) / 2, rtol=1e-2, atol=1e-3)
+    check(*map(weights, ("sft/run", "dpo/run", "merge/soup", "merge/sphere")))
     # An adapter alone is applied to its base first.
     alone, whole = weights("merge/alone"), weights("merge/whole")
     assert all(torch.equal(alone[name], whole[name]) for name in whole)

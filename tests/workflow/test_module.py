@@ -83,16 +83,19 @@ class User:
 
     def __init__(self, project: Project, repository: Path):
         self.project, self.folder, self.repository = project, project.folder, repository
+        # Whether the module is a file, with its package beside it.
+        self.is_path = False
         project.write_config()
 
     def write(self, snakefile: str, use: str = "use rule * from snaketune", config: str = "config") -> "User":
         text = MODULE.format(snakefile=snakefile, use=use, config=config)
         (self.folder / "Snakefile").write_text(text, encoding="utf-8")
+        self.is_path = snakefile.startswith(f'"{self.repository}')
         return self
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake where snaketune is installed as in these tests: the code under test, from the repository."""
-        status, said = snakemake(["--cores", "1", *arguments], self.folder)
+        status, said = snakemake(["--cores", "1", *arguments], self.folder, apart=self.is_path)
         assert not (check and status), said[-6000:]
         assert check or status, "it ended well"
         return said
@@ -133,7 +136,7 @@ def user(fresh, repository, tmp_path, monkeypatch) -> User:
     return User(fresh, repository)
 
 
-@pytest.mark.parametrize("kind", ["path", "git+file", "github"])
+@pytest.mark.parametrize("kind", [pytest.param("path", marks=pytest.mark.slow), "git+file", "github"])
 def test_a_module_runs_and_then_has_nothing_to_do(kind, user):
     user.write(
         {
@@ -144,10 +147,10 @@ def test_a_module_runs_and_then_has_nothing_to_do(kind, user):
     )
     assert rules_in(user.snakemake("--dry-run")) >= {"corpus", "tokenizer", "sft", "dpo", "eval", "report"}
     assert not (user.folder / CORPUS).exists()
-    user.snakemake(TOKENIZER)
-    assert json.loads((user.folder / TOKENIZER).read_text(encoding="utf-8"))["payload"]
+    user.snakemake(CORPUS)
+    assert json.loads((user.folder / CORPUS).read_text(encoding="utf-8"))["payload"]
     assert imported_from(user.repository / "workflow" if kind == "path" else user.copy())
-    assert "Nothing to be done" in user.snakemake(TOKENIZER)
+    assert "Nothing to be done" in user.snakemake(CORPUS)
 
 
 def test_a_module_runs_with_the_package_that_pip_installs(user, installed, tmp_path):
@@ -185,6 +188,8 @@ def test_rules_may_be_renamed_and_the_default_target_is_all_of_them(user, path):
 
 
 def test_a_renamed_rule_that_is_forced_takes_what_is_made_of_it_along(user):
+    user.project.config["tokenizers"]["small"]["train"]["corpora"] = ["chat"]
+    user.project.write_config()
     user.write(GITHUB, "use rule * from snaketune as snaketune_*").snakemake(TOKENIZER)
     planned = user.snakemake("--dry-run", "--forcerun", "snaketune_corpus", "--", TOKENIZER)
     assert rules_in(planned) == {"snaketune_corpus", "snaketune_tokenizer"}
@@ -212,7 +217,7 @@ rule lines:
 def test_a_rule_of_the_users_own_that_makes_a_file_is_seen_though_the_result_made_of_it_is_current(user):
     shutil.copy(user.folder / "data/chat.jsonl", user.folder / "downloaded.jsonl")
     user.write(
-        f'"{user.repository}/workflow/Snakefile"',
+        GITHUB,
         """use rule * from snaketune
 rule copy:
     input:
@@ -336,7 +341,7 @@ def test_a_package_of_another_revision_is_refused(user, tmp_path):
 def test_two_revisions_in_one_workflow_are_refused(user, tmp_path):
     copy_code(tmp_path / "code")
     user.write(
-        f'"{user.repository}/workflow/Snakefile"',
+        GITHUB,
         f"""use rule * from snaketune
 module other:
     snakefile: "{tmp_path}/code/workflow/Snakefile"

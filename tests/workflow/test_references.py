@@ -94,6 +94,7 @@ def test_other_kernels_and_devices_count_as_the_same_if_configured(finished, mon
     assert len(accepted) == len(set(accepted)) > 6
 
 
+@pytest.mark.slow
 def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, monkeypatch):
     """One run of many: what each reference took from where is in its log."""
     # Jobs side by side.
@@ -135,6 +136,18 @@ def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, mon
     assert "Nothing to be done" in project.snakemake(*dict.fromkeys(job.manifest for job in jobs.values()))
 
 
+def test_parts_are_jobs_which_a_result_that_is_there_does_not_need(project):
+    target = "results/dpo/run/manifest.json"
+    for parts in (2, 3, 1):
+        project.config["dpo"]["run"]["reference_pass"] = {"parts": parts}
+        assert project.stale(target) == set()
+    project.config["dpo"]["run"] |= {"reference_pass": {"parts": 2}}
+    project.config["dpo"]["run"]["training"] |= {"precision": "bfloat16"}
+    table = project.snakemake("--dry-run", target)
+    assert re.search(r"^ref_pass +2$", table, re.MULTILINE) and re.search(r"^ref_logps +1$", table, re.MULTILINE)
+
+
+@pytest.mark.slow
 def test_parts_are_jobs_whose_results_are_gathered_and_not_computed_again(project, monkeypatch):
     project.config["dpo"]["run"] |= {"reference_pass": {"parts": 2}}
     project.config["dpo"]["run"]["training"] |= {"precision": "bfloat16"}

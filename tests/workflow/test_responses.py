@@ -21,6 +21,7 @@ def answers(project: Project) -> list[dict[str, dict]]:
     return [{row["id"]: row for row in map(json.loads, text.splitlines())} for text in texts]
 
 
+@pytest.mark.slow
 def test_only_what_was_not_written_yet_is_generated(project):
     first, before = generated(project), answers(project)
     assert all(first) and first[0] == len(before[0])

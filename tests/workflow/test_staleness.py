@@ -226,11 +226,17 @@ CODE = {
 }
 
 
-def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(finished.folder)
-    plan = JobGraph(*load(finished.config))
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """A copy of the package, to edit, from which the planner computes digests."""
     monkeypatch.setattr(code, "PACKAGE_FOLDER", tmp_path / "snaketune")
     shutil.copytree(ROOT / "workflow/snaketune", code.PACKAGE_FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
+    return code.PACKAGE_FOLDER
+
+
+def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, package, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    plan = JobGraph(*load(finished.config))
 
     def digests() -> dict[str, str]:
         modules = code.Modules()
@@ -243,7 +249,7 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp
 
     planned = digests()
     for module, expected in CODE.items():
-        path = code.PACKAGE_FOLDER / module
+        path = package / module
         before = path.read_text(encoding="utf-8")
         path.write_text(before + "\n\n# A comment changes nothing.\n", encoding="utf-8")
         assert digests() == planned, f"a comment in {module}"
@@ -256,13 +262,12 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp
         path.write_text(before, encoding="utf-8")
 
 
-def test_snakemake_sees_an_edited_module(own_code):
-    assert own_code.stale() == set()
-    path = own_code.code / "workflow/snaketune/training/preference/dpo_loss.py"
+def test_snakemake_sees_an_edited_module(finished, package):
+    path = package / "training/preference/dpo_loss.py"
     path.write_text(path.read_text(encoding="utf-8") + "\n\n# A comment changes nothing.\n", encoding="utf-8")
-    assert own_code.stale() == set()
+    assert finished.stale() == set()
     path.write_text(path.read_text(encoding="utf-8") + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
-    assert own_code.stale() == CODE["training/preference/dpo_loss.py"]
+    assert finished.stale() == CODE["training/preference/dpo_loss.py"]
 
 
 def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(project):
@@ -270,11 +275,13 @@ def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(proje
     lines = chat.read_text(encoding="utf-8").splitlines(keepends=True)
     chat.write_text("".join([*lines, lines[0]]), encoding="utf-8")
     assert project.stale() == CORPUS | {"preflight"}
-    said = project.snakemake()
-    computed = set(re.findall(r"^(\w+): made ", said, re.MULTILINE))
-    assert computed == {"corpus", "preflight", "card", "report"}, said
+    (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
+    target = str(pack.relative_to(project.folder))
+    said = project.snakemake(target)
+    assert set(re.findall(r"^(\w+): made ", said, re.MULTILINE)) == {"corpus"}, said
     assert json.loads(project.read("results/corpus/chat/manifest.json"))["counts"]["dropped"]["duplicate"] == 1
-    assert project.stale() == set()
+    # Nor is a training stale any more, which has the same rows.
+    assert not project.stale() & {*TOKENS, "sft"}
 
 
 def curves(project) -> dict[str, bytes]:
@@ -283,7 +290,30 @@ def curves(project) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_config_put_back_brings_yesterdays_model_back_and_clean_work_frees_the_other(project):
+def test_a_config_put_back_brings_yesterdays_result_back_and_clean_work_frees_the_other(project):
+    target, corpus = "results/corpus/chat/manifest.json", project.config["corpora"]["chat"]
+    yesterday = project.read(target)
+    corpus["held_out"] = 0.4
+    assert "corpus: made" in project.snakemake(target)
+    assert project.read(target) != yesterday
+    corpus["held_out"] = 0.2
+    said = project.snakemake(target)
+    assert "corpus: nothing to compute" in said
+    assert "corpus: made" not in said
+    assert project.read(target) == yesterday
+
+    folders = project.folder / "results/.work/corpus"
+    assert len([*folders.iterdir()]) == 3
+    assert "MB freed" in project.snakemake("clean_work")
+    current = {
+        json.loads(project.read(f"results/corpus/{name}/manifest.json"))["fingerprint"] for name in ("chat", "pairs")
+    }
+    assert {path.name for path in folders.iterdir()} == current
+    assert "Nothing to be done" in project.snakemake(target)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_brought_back_has_its_curves(project):
     target = "results/sft/run/manifest.json"
     yesterday, drawn = project.read(target), curves(project)
     assert [Path(path).parts[0] for path in drawn] == [json.loads(yesterday)["fingerprint"][:8]]
@@ -298,14 +328,6 @@ def test_a_config_put_back_brings_yesterdays_model_back_and_clean_work_frees_the
     # Its curves are where they were, those of the other training in a folder of their own.
     assert len(curves(project)) == 2
     assert drawn.items() <= curves(project).items()
-
-    before = {path.name for path in project.folder.glob("results/.work/sft/*")}
-    assert len(before) == 2
-    said = project.snakemake("clean_work")
-    current = json.loads(yesterday)["fingerprint"]
-    assert {path.name for path in project.folder.glob("results/.work/sft/*")} == {current}
-    assert "MB freed" in said
-    assert "Nothing to be done" in project.snakemake(target)
 
 
 def test_two_betas_share_everything_up_to_the_reference(project):

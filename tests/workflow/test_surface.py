@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,35 +10,27 @@ import pytest
 import yaml
 
 from .command_line import snakemake
-from .conftest import ROOT, copy_code
+from .conftest import ROOT, Project, copy_code
 
 pytestmark = pytest.mark.workflow
 RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
 
 
-@pytest.fixture
-def own_project(finished, tmp_path) -> Path:
-    """The finished project as one folder with the code, as after a clone; only its report has to be made."""
-    folder = finished.copy_to(tmp_path / "project").folder
-    copy_code(folder)
-    (folder / "config").mkdir()
-    # A spec of the report as with hundreds of jobs, longer than Linux allows for one argument (128 KiB).
-    config = finished.config | {"report": {"note": "All of it. " * 20_000}}
-    (folder / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (folder / "results/report/manifest.json").unlink()
-    return folder
-
-
-def with_gpus(folder: Path, count: int) -> dict[str, str]:
-    """An environment whose nvidia-smi shows so many GPUs."""
-    tool = folder / "tools/nvidia-smi"
+def put_first(monkeypatch, folder: Path, program: str, script: str) -> None:
+    """Let a program be found before all others of its name."""
+    tool = folder / "tools" / program
     tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\n" + "".join(f"echo {n}\n" for n in range(count)), encoding="utf-8")
+    tool.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     tool.chmod(0o755)
-    retained = {
-        name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "SNAKEMAKE_PROFILE")
-    }
-    return retained | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    monkeypatch.setenv("PATH", f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def three_gpus(tmp_path, monkeypatch) -> None:
+    """A machine whose nvidia-smi lists three."""
+    for name in ("CUDA_VISIBLE_DEVICES", "SNAKEMAKE_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    put_first(monkeypatch, tmp_path, "nvidia-smi", "seq 0 2")
 
 
 def provided_in(said: str) -> tuple[int, ...]:
@@ -49,33 +40,46 @@ def provided_in(said: str) -> tuple[int, ...]:
     return tuple(int(number) for number in result.groups())
 
 
+def test_a_bare_snakemake_runs_the_config_of_a_clone_with_what_the_machine_has(finished, tmp_path, three_gpus):
+    folder = finished.copy_to(tmp_path / "project").folder
+    copy_code(folder)
+    (folder / "config").mkdir()
+    # A spec of the report as with hundreds of jobs, longer than Linux allows for one argument (128 KiB).
+    config = finished.config | {"report": {"note": "All of it. " * 20_000}}
+    (folder / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "results/report/manifest.json").unlink()
+    status, said = snakemake([], folder, apart=True)
+    assert status == 0, said
+    assert provided_in(said) == (os.cpu_count(), 3)
+    assert (folder / "results/report/manifest.json").is_file()
+
+
 @pytest.mark.parametrize(
-    ("gpus", "arguments", "provided"),
+    ("arguments", "provided"),
     [
-        (0, [], (os.cpu_count(), 1)),
-        (3, [], (os.cpu_count(), 3)),
-        (3, ["--cores", "7", "--resources", "gpu=2"], (7, 2)),
+        (["--cores", "7", "--resources", "gpu=2"], (7, 2)),
+        # Beside another profile the default one limits nothing to this machine.
+        (["--profile", "ours"], (5, 9)),
     ],
 )
-def test_a_bare_snakemake_takes_what_the_machine_has_and_the_command_line_wins(own_project, gpus, arguments, provided):
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", *arguments],
-        cwd=own_project, env=with_gpus(own_project, gpus), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout + done.stderr
-    assert provided_in(said) == provided
-    assert (own_project / "results/report/manifest.json").is_file()
+def test_command_line_and_another_profile_win(project, three_gpus, arguments, provided):
+    (project.folder / "ours").mkdir()
+    (project.folder / "ours/config.yaml").write_text("cores: 5\nresources: [gpu=9]\n", encoding="utf-8")
+    assert provided_in(cleaning(project, *arguments)) == provided
 
 
-def test_beside_another_profile_the_default_one_limits_nothing_to_this_machine(own_project):
-    (own_project / "profiles/ours").mkdir()
-    (own_project / "profiles/ours/config.yaml").write_text("cores: 5\nresources: [gpu=9]\n", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", "profiles/ours"],
-        cwd=own_project, env=with_gpus(own_project, 3), capture_output=True, text=True,
-    )  # fmt: skip
-    assert provided_in(done.stdout + done.stderr) == (5, 9)
+def test_a_machine_without_gpus_runs_one_job_of_those_that_need_one(project, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert provided_in(cleaning(project)) == (os.cpu_count(), 1)
+
+
+def cleaning(project: Project, *arguments: str) -> str:
+    """Run the shortest job that there is, with the default profile."""
+    project.write_config()
+    command = ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml", *arguments, "--", "clean_work"]
+    status, said = snakemake(command, project.folder)
+    assert status == 0, said
+    return said
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -189,8 +193,9 @@ def test_a_config_on_the_command_line_is_not_merged(fresh):
     assert "demo-chat" not in fresh.snakemake("--dry-run")
 
 
-def test_what_preflight_finds_is_not_tried_again(project):
-    project.config["sft"]["run"]["training"]["optimizer"] = "paged_adamw_8bit"
+def test_what_preflight_finds_is_not_tried_again(project, monkeypatch):
+    project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
+    put_first(monkeypatch, project.folder, "python", "exit 1")
     said = project.snakemake("results/preflight/run/manifest.json", "--retries", "2", check=False)
     assert "Error in rule preflight" in said
     assert "Trying to restart" not in said

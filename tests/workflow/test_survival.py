@@ -17,8 +17,10 @@ from safetensors.numpy import load_file
 from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
+from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.launch_command import OPERATION_FILE
+from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.loaded_job import read_job
 from snaketune.training.launch import worker
@@ -55,11 +57,12 @@ def kill(needle: str, project) -> None:
 
 def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
     """Start Snakemake, and wait for one more checkpoint."""
-    command = project.command(target)
     pattern = f"results/.work/{target.split('/')[1]}/*/state/checkpoints/checkpoint-*/complete"
     before = set(project.folder.glob(pattern))
     with (project.folder / "first.log").open("w") as log:
-        running = subprocess.Popen(command, cwd=project.folder, stdout=log, stderr=log, env=environment())
+        running = subprocess.Popen(
+            project.command(target), cwd=project.folder, stdout=log, stderr=log, env=environment()
+        )
     while not set(project.folder.glob(pattern)) - before:
         assert running.poll() is None, project.read("first.log")
         time.sleep(0.05)
@@ -82,7 +85,7 @@ def lengthen(project):
     return project
 
 
-@pytest.mark.parametrize("target", [SFT, DPO])
+@pytest.mark.parametrize("target", [SFT, pytest.param(DPO, marks=pytest.mark.slow)])
 def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, target):
     interrupted, straight = (finished.copy_to(tmp_path / name) for name in ("interrupted", "straight"))
     for project in (interrupted, straight):
@@ -125,6 +128,7 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
     return [point for point in points if point[1].removeprefix("train/") not in SPEED]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):
     """One of two that train, and the one that started both: the job ends, says why at last, and resumes."""
     project = lengthen(finished.copy_to(tmp_path / "two"))
@@ -146,6 +150,7 @@ def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path):
     assert json.loads(project.read("results/sft/run/run.json"))["processes"] == 2
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_training_with_what_to_do(project):
     """A limit on the size of files simulates a full disk: the first checkpoint doesn't fit."""
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
@@ -199,6 +204,7 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does(finished, tmp_path):
     """Launched as accelerate does on two GPUs (by torch's launcher), here over gloo on the CPU."""
     work, job = job_of_sft(finished, tmp_path / "two")
@@ -218,6 +224,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     assert (work.payload / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_path):
     project = lengthen(finished.copy_to(tmp_path / "orphan"))
     running = start_and_wait_for_checkpoint(project)
@@ -229,18 +236,15 @@ def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_
     assert len(list(project.folder.glob("results/.work/sft/*/payload"))) == 2
 
 
-def test_a_damaged_shard_is_named_and_healed_by_the_command_given(project):
-    shard = next(project.folder.glob("results/pack/chat-*/shards/train-00000.arrow"))
+def test_a_damaged_shard_is_named_and_healed_by_the_command_given(project, monkeypatch):
+    monkeypatch.chdir(project.folder)
+    shard = next(Path("results/pack").glob("chat-*/shards/train-00000.arrow"))
+    manifest = str(shard.parents[1] / "manifest.json")
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.chmod(0o644)
     shard.write_bytes(content)
-    project.config["sft"]["run"]["training"]["learning_rate"] = 0.003
-    said = project.snakemake(SFT, check=False)
-    relative = shard.relative_to(project.folder)
-    assert f"{relative} is damaged" in said
-    assert "Traceback" not in said
-    heal = f"--forcerun {relative.parent.parent}/manifest.json"
-    assert heal in said
-    project.snakemake(SFT, "--forcerun", f"{relative.parent.parent}/manifest.json")
-    assert json.loads(project.read(SFT))["spec"]["training"]["learning_rate"] == 0.003
+    with pytest.raises(SnaketuneError, match=f"{shard} is damaged.* --forcerun {manifest}"):
+        result_at(Path(manifest)).files()
+    project.snakemake(manifest, "--forcerun", manifest)
+    result_at(Path(manifest)).files()

@@ -79,6 +79,7 @@ def by_hand(project, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert with_toy.stale() == set()
     assert with_toy.stale(MANIFEST) == {"lengths"}
@@ -106,6 +107,7 @@ def test_a_stage_is_one_module_and_one_rule_file(with_toy):
     assert json.loads(with_toy.read(MANIFEST))["counts"] == {"files_measured": 1}
 
 
+@pytest.mark.slow
 def test_it_requests_from_a_cluster_what_it_declares(with_toy, slurm, monkeypatch):
     requested = Cluster(with_toy, slurm, monkeypatch).requested(MANIFEST)
     assert requested.keys() == {"lengths"}
@@ -117,6 +119,7 @@ def test_it_requests_from_a_cluster_what_it_declares(with_toy, slurm, monkeypatc
     }
 
 
+@pytest.mark.slow
 def test_a_result_of_another_stage_is_refused_while_planning(with_toy):
     path = with_toy.code / "workflow/snaketune/publishing/lengths.py"
     path.write_text(
