@@ -21,7 +21,7 @@ from .edits import put, refused
         (
             "corpora.labels.sources.0.fields",
             {"prompt": "a", "response": "b"},
-            ["corpora.labels", "completions with a label; found fields.prompt"],
+            ["corpora.labels", "completions with a label; found fields without label"],
         ),
     ],
 )

@@ -121,7 +121,7 @@ WRONG = [
     ("corpora.demo-chat.sources.0.files", ["gone.jsonl"], ["corpora.demo-chat.sources.0.files", "'gone.jsonl'"]),
     ("corpora.demo-chat.sources", [], ["corpora.demo-chat.sources", "at least 1"]),
     ("corpora.a/b", {}, ["corpora.a/b"]),
-    ("corpora.demo-chat.sources.0.fields", {"prompt": "q"}, ["sources.0.fields", "prompt and response"]),
+    ("corpora.demo-chat.sources.0.fields", {"prompt": "q"}, ["sources.0.fields", "map one of: prompt, response"]),
     ("tokenizers.demo.adopt", "some/model", ["tokenizers.demo", "exactly one of `train` and `adopt`"]),
     ("sft.demo.lora", {"rank": 8}, ["sft.demo", "lora", "from scratch"]),
     ("sft.demo.grid", {"training.epochs": 3}, ["sft.demo.grid", "lists of values"]),

@@ -21,13 +21,14 @@ COMPUTING = {
     "config.base": {*LOADING, "report", "tokenizer"},  # names of earlier runs and of a model's files
     "config.base_models": LOADING,  # how long the positions of a scaled model are
     "config.conditions": {"corpus"},  # the words of a condition in its counts
-    "config.corpus_sources": {"report", "tokenize"},  # names of kinds of personal data and of reasoning
+    # Names of kinds of personal data and of reasoning; what is removed around texts.
+    "config.corpus_sources": {"corpus", "report", "tokenize"},
     "config.held_out": OPTIMIZED,  # whether measurements decide which weights are kept
     "config.load": {"card"},  # what a Hub id looks like
     "config.lora": LOADING,  # whether adapters take a part of the base weights
     "config.losses": PREFERENCES,  # weights of losses, what they need, thresholds
     "config.model_files": {*LOADING, "tokenizer"},  # which files of a model are loaded
-    "config.operation": {*LOADING, "bottleneck"},  # the number of processes
+    "config.operation": {*LOADING - {"eval"}, "bottleneck"},  # the number of processes
     "config.optimizers": {*OPTIMIZED, "ref_logps", "ref_pass"},  # states of optimizers, for estimates of memory
     "config.packing": {"pack"},  # the lengths of rows
     "config.score_names": {"report"},  # which scores are rewards

@@ -91,8 +91,12 @@ def files_at(path: str) -> list[str]:
     Hidden files and those that begin with `_`, as finished jobs of other programs leave them, aren't data. ValueError: no file.
     """
     place = Path(path)
-    is_pattern = not place.exists() and any(character in path for character in "*?[")
-    if not (place.is_dir() or is_pattern):
+    try:
+        is_pattern = not place.exists() and any(character in path for character in "*?[")
+        if not (place.is_dir() or is_pattern):
+            return [path]
+    except (OSError, ValueError):
+        # A name that no file can have is reported where the file is read.
         return [path]
     anchor = Path(place.anchor)
     found = anchor.glob(str(place.relative_to(anchor))) if is_pattern else place.rglob("*")
