@@ -292,7 +292,7 @@ def test_code_that_changes_while_it_is_imported_is_refused(own_code):
     assert "the code of the plan stage changed after this run was planned" in said
 
 
-DATA = ("corpus", "tokenizer", "tokenize", "plan", "write", "pack", "card", "report", "audit", "race", "diagnosis")
+DATA = ("corpus", "tokenizer", "tokenize", "plan", "write", "pack", "card", "report", "race", "bottleneck")
 ADAPTERS = {"snaketune.models.adapters", "snaketune.models.adapter_targets"}
 
 
