@@ -206,3 +206,11 @@ def test_a_path_that_is_neither_a_folder_nor_an_id_of_the_hub_names_the_nearest_
         ) as error:
             load(raw)
         assert ("did you mean the folder 'model'?" in str(error.value)) == (name == "modle")
+    # What could be `owner/name` of the Hub isn't asked for there if a folder beside it has nearly that name.
+    (tmp_path / "data/smollm2-135m").mkdir(parents=True)
+    raw["sft"]["demo"]["base"] = {"path": "data/smollm2-135"}
+    with pytest.raises(SnaketuneError, match=r"no folder 'data/smollm2-135'.*did you mean 'data/smollm2-135m'"):
+        load(raw)
+    raw["sft"]["demo"]["base"] = {"path": "data/llama"}
+    with pytest.raises(SnaketuneError, match="'data/llama' has another vocabulary"):
+        load(raw)

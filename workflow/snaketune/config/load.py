@@ -255,6 +255,12 @@ def _check_model(key: str, path: str, weights: bool = True) -> None:
                 f"{key}: {path!r} is neither a folder (in {Path.cwd()}) nor a model of the Hub, `owner/name`{meant}"
             )
         _check_hub_id(key, path, "a folder, or a model")
+        owner, name = Path(path).parent, Path(path).name
+        beside = [one.name for one in owner.iterdir() if one.is_dir()] if owner.is_dir() else []
+        if folders := get_close_matches(name, beside, n=1):
+            # The Hub would be asked for minutes, and have no such model.
+            meant = f"did you mean {str(owner / folders[0])!r}? For a model of the Hub, rename the folder {owner}"
+            raise SnaketuneError(f"{key}: there is no folder {path!r} (in {Path.cwd()}); {meant}")
         return
     _check_local(key, path, Path.is_dir, "a folder")
     if weights:

@@ -68,6 +68,7 @@ class _Collection:
 
     anchor: str | None
     keys: set[str] | None  # of a mapping, so far; None for a list
+    key: str = ""  # of a mapping, the last one
     size: int = 1  # number of values so far; those of an alias are counted at each use
     at_key: bool = False  # whether a mapping's key is next
 
@@ -96,6 +97,13 @@ def _check_event(where: str, event: yaml.Event, inside: list[_Collection], sizes
             if current.keys is not None and current.at_key:
                 _check_key(where, event.value, event.value in current.keys and event.value != MERGE)
                 current.keys.add(event.value)
+                current.key = event.value
+            elif current.keys is not None and not event.value and not event.style:
+                raise SnaketuneError(
+                    f"{where}: `{current.key}:` is empty, which could mean its defaults or none of it; write "
+                    f"`{current.key}: {{}}` for the defaults, `{current.key}: null` for none of it (also of what `extends` "
+                    "inherits), or remove it"
+                )
             if event.anchor:
                 sizes[event.anchor] = 1
         case yaml.CollectionStartEvent():
