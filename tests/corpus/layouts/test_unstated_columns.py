@@ -128,6 +128,14 @@ def test_all_columns_in_question_are_named_at_once_and_soon(make, monkeypatch):
     assert len(read) == 10
 
 
+def test_the_entry_of_many_files_names_none():
+    columns = UnstatedColumns(Source(files=[f"f{i}" for i in range(11)], weight=2.0))
+    columns.in_question["extra"] = "row 1", '"a"'
+    text = columns.entry("messages")
+    assert text.startswith("- # files: as they are\n  weight: 2.0\n")
+    assert yaml.safe_load(text) == [{"weight": 2.0, "layout": "messages", "ignore": ["extra"]}]
+
+
 def test_the_message_names_place_value_and_another_layout(make):
     raws = rows(chosen=lambda i: f"a better answer, number {i}")
     with pytest.raises(SnaketuneError) as error:

@@ -54,6 +54,8 @@ class HubDataset(Model):
     """Commit, tag or branch. Only a commit is immutable: a branch or tag can change without being noticed."""
 
 
+# More than a person would write down.
+MANY_FILES = 10
 # The columns that make a row, in each of the ways in which `fields` map them.
 MAPPINGS = (
     ("prompt", "response"),
@@ -199,10 +201,13 @@ class Source(Model):
     def entry(self, **keys: Any) -> str:
         """The lines of a config for this source with further keys, as YAML; each value in a line, like JSON."""
         keys = self.model_dump(mode="json", exclude_defaults=True) | keys
+        if many := len(self.files) > MANY_FILES:
+            # A folder or a pattern, most likely.
+            del keys["files"]
         lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
         # YAML refuses characters that aren't printable.
         escaped = ("".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in line) for line in lines)
-        return "- " + "\n  ".join(escaped)
+        return "\n  ".join(["- # files: as they are", *escaped] if many else [f"- {next(escaped)}", *escaped])
 
     @field_validator("files")
     @classmethod

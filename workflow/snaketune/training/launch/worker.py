@@ -54,7 +54,7 @@ def is_main_process() -> bool:
 
 
 def parent_is_gone() -> bool:
-    """Whether the launcher of this process has died. In a container perhaps nobody asks for its exit status: then it stays as a
+    """Whether the launcher of this process has died. In a container whose first process reaps no children, it stays as a
     zombie."""
     parent = os.environ.get(PARENT_VARIABLE)
     try:
