@@ -122,7 +122,7 @@ def _result(
             except Malformed as error:
                 error.repairs = repairs_for(row)
                 raise
-            if any(turn["content"] in MISSING for turn in row.turns):
+            if any(len(turn["content"]) < 5 and turn["content"] in MISSING for turn in row.turns):
                 row.notes += ("missing_as_text",)
         except Malformed as error:
             return RowResult(raw, layout, error)

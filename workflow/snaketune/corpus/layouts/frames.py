@@ -5,8 +5,9 @@ answers one ending, and these hold marks (`<…>`, `[…]`, `### X`, a word and 
 the entry that removes or keeps them (`frame`).
 """
 
+import math
 import re
-from collections import Counter
+from os.path import commonprefix
 
 from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.excerpts import excerpt, printable
@@ -93,15 +94,11 @@ def strip_frame(row: Row, frame: Frame) -> None:
 
 def _shared(texts: set[str], *, ends: bool = False) -> str:
     """The longest beginning (or end) of nearly all texts; "" if there are fewer than two."""
-    candidates = [text[: -LONGEST - 1 : -1] if ends else text[:LONGEST] for text in texts]
-    least, shared = max(2, NEARLY_ALL * len(candidates)), ""
-    while candidates:
-        characters = Counter(text[len(shared)] for text in candidates if len(text) > len(shared))
-        character, count = characters.most_common(1)[0] if characters else ("", 0)
-        if count < least:
-            break
-        shared += character
-        candidates = [text for text in candidates if text.startswith(shared)]
+    # Sorted, texts with one beginning stand together: it is that of the first and the last of them.
+    ordered = sorted(text[: -LONGEST - 1 : -1] if ends else text[:LONGEST] for text in texts)
+    least = max(2, math.ceil(NEARLY_ALL * len(ordered)))
+    groups = zip(ordered, ordered[least - 1 :])
+    shared = max((commonprefix(group) for group in groups), key=len, default="")  # noqa: RUF071 (of texts)
     return shared[::-1] if ends else shared
 
 

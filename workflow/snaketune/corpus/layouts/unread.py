@@ -113,7 +113,7 @@ def bad_row_marks(raw: Raw, unread: Iterable[str]) -> tuple[str, ...]:
     >>> bad_row_marks({"is_correct": False, "helpfulness": 0.0, "id": 0}, ("is_correct", "helpfulness", "id"))
     ('is_correct: false', 'helpfulness: 0')
     """
-    texts = ((name, plain_text(raw.get(name)) or "") for name in unread)
+    texts = ((name, plain_text(raw.get(name)) or "") for name in unread if _bad_values(name))
     return tuple(
         f"{name}: {text}" for name, text in texts if text.strip().lower().removesuffix(".0") in _bad_values(name)
     )

@@ -68,6 +68,10 @@ class UnstatedColumns:
             fields.answer,
             fields.task,
         }
+        # What begins with these is ignored as well; and columns that hold JSON which a stated path leads into.
+        self.ignored = tuple(f"{name}{mark}" for name in source.ignore for mark in ".[")
+        paths = [name.split(".") for name in self.stated if name]
+        self.parents = {".".join(keys[:count]) for keys in paths for count in range(1, len(keys))}
         self.rows: Counter[str] = Counter()
         self.categories: dict[str, set[str]] = {}
         self.in_question: dict[str, tuple[str, str]] = {}
@@ -78,8 +82,13 @@ class UnstatedColumns:
         if not (self.guessed and result.ignored):
             return
         self.first = self.first or result
+        row = result.raw.value
         for name in result.ignored:
-            if name in self.stated:
+            # Nearly all columns are numbers, or texts that are settled soon.
+            value = row.get(name)
+            if name in self.stated or (type(value) in NEVER_A_TURN and not marks_rows(name)):
+                continue
+            if type(value) is str and name not in self.in_question and not self._may_be_turn(name, value):
                 continue
             for value in values_at(result.raw.value, name):
                 for path, leaf in _leaves(value, name):
@@ -114,10 +123,7 @@ class UnstatedColumns:
         return self.source.entry(layout=layout, ignore=[*self.source.ignore, *self.in_question])
 
     def _may_be_turn(self, path: str, value: Any) -> bool:
-        if path in self.stated or any(path.startswith((f"{name}.", f"{name}[")) for name in self.source.ignore):
-            return False
-        if any(name and name.startswith(f"{path}.") for name in self.stated):
-            # A text with JSON that a path leads into.
+        if path in self.stated or path in self.parents or path.startswith(self.ignored):
             return False
         if marks_rows(path):
             return True
