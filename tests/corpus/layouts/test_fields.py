@@ -78,7 +78,7 @@ def test_one_message_per_row():
         {"chat": "1", "at": 1, "who": "caller", "said": "Hi"},
         {"chat": 2, "at": "09:00", "who": "caller", "said": "Open?"},
         {"chat": None, "at": 1, "who": "caller", "said": "lost"},
-        {"chat": "3", "at": 1, "who": "nobody known", "said": "?"},
+        {"chat": "3", "at": 1, "who": "stranger", "said": "?"},
     ]
     fields = {"conversation": "chat", "order": "at", "role": "who", "content": "said"}
     speakers = {"agent": "assistant", "caller": "user"}

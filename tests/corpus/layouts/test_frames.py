@@ -7,6 +7,9 @@ import pytest
 import yaml
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from snaketune.config.corpus_sources import Source
+from snaketune.corpus.layouts.frames import COMPARED, SharedFrame
+from snaketune.corpus.rows import Conversation
 from snaketune.errors import SnaketuneError
 from tests.corpus.row_spelling import PREFERENCES, turns
 
@@ -113,6 +116,13 @@ def test_one_row_or_one_prompt_tells_nothing(make):
     framed = rows("### User:\n{}\n\n### Assistant:\n", count=1)
     assert make(framed).train
     assert len(make([framed[0] | {"response": f"r{i}"} for i in range(5)]).train) == 5
+
+
+def test_so_many_rows_are_compared_and_no_more():
+    shared = SharedFrame(Source(files=["x"]))
+    for i in range(COMPARED + 5):
+        shared.add(Conversation(messages=turns(f"U question {i}", "A yes")))
+    assert (len(shared.prompts), len(shared.answers)) == (COMPARED, 1)
 
 
 def test_the_run_stops_soon(make, monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from snaketune.config.corpus_sources import Source
+from snaketune.corpus.layouts import unstated
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.layouts.unstated import UnstatedColumns
 from snaketune.corpus.rows import Dropped, Malformed, RawRow, RowResult
@@ -72,7 +73,10 @@ def test_short_texts_in_columns_of_known_metadata_may_all_differ(make):
         (lambda i: "line\nline", ["extra"]),
         (lambda i: ["coding", "maths"], ["extra"]),
         (lambda i: turns("U q", "A r"), ["extra"]),
-        (lambda i: {"id": i, "comment": f"The whole story of row {i}, told by one who has read it"}, ["extra.comment"]),
+        (
+            lambda i: {"id": i, "comment": f"The whole story of row {i}, in more words than a category has"},
+            ["extra.comment"],
+        ),
         (lambda i: {"inner": {"turns": turns("U q")}}, ["extra.inner.turns"]),
         (lambda i: None if i < 50 else f"Only the last rows have this text, here {i}", ["extra"]),
     ],
@@ -126,6 +130,15 @@ def test_all_columns_in_question_are_named_at_once_and_soon(make, monkeypatch):
 
     assert stops(make, raws)[0] == ["is_correct"]
     assert len(read) == 10
+
+
+def test_keys_that_are_ids_are_in_question_after_so_many(monkeypatch):
+    monkeypatch.setattr(unstated, "PATHS", 20)
+    columns = UnstatedColumns(Source(files=("x",)))
+    for i in range(40):
+        raw = RawRow("line", i, {"remarks": {f"key{i}": "short text"}})
+        columns.add(RowResult(raw, "messages", Malformed("", ""), ("remarks",)))
+    assert len(columns.in_question) == 20
 
 
 def test_the_entry_of_many_files_names_none():

@@ -14,7 +14,7 @@ from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.rows import Malformed, Message, Row
 from snaketune.errors import SnaketuneError
 
-# The share of the texts that have a shared beginning or end, the texts that are compared, and the longest shared text.
+# The share of the texts that have a shared beginning or end, the rows that are compared, and the longest shared text.
 NEARLY_ALL, COMPARED, LONGEST = 0.9, 1000, 4000
 ROLE = "system|user|human|question|instruction|input|assistant|answer|response|output|model|bot|ai|gpt"
 # A tag in brackets, with the role that follows it in a line of its own; a heading; or a word and a colon.
@@ -32,14 +32,15 @@ class SharedFrame:
     """The texts of one file's rows that are compared, and what they share."""
 
     def __init__(self, source: Source):
-        self.source = source
+        self.source, self.rows = source, 0
         self.prompts: set[str] = set()
         self.answers: set[str] = set()
 
     def add(self, row: Row) -> None:
         """Compare a row that is used, unless enough have been."""
-        if self.source.frame is not None or len(self.answers) >= COMPARED:
+        if self.source.frame is not None or self.rows == COMPARED:
             return
+        self.rows += 1
         users = [turn["content"] for turn in row.opening if turn["role"] == "user"]
         if users:
             self.prompts.add(users[-1])

@@ -21,7 +21,7 @@ from snaketune.errors import SnaketuneError
 
 # Rows after which the run stops for the columns in question so far, so that it stops soon and names most of them at once.
 ROWS_BEFORE_STOP = 1000
-CATEGORIES, CATEGORY_LENGTH, METADATA_LENGTH = 50, 40, 200
+CATEGORIES, CATEGORY_LENGTH, METADATA_LENGTH, PATHS = 50, 40, 200, 1000
 # One word with a digit or an inner mark, as ids, hashes, paths, links and times have; or a date and a time.
 IDENTIFIER = re.compile(r"(?=\S*(?:\d|\w[/_:@.-]\w))[!-~]{1,400}|[\d\s:.,/+TZ-]+")
 # The last word of the names of columns whose short texts say where a row is from or what it is about.
@@ -135,7 +135,9 @@ class UnstatedColumns:
             texts = self.categories.setdefault(path, set())
             texts.add(value)
             self.rows[path] += 1
-            return len(value) > CATEGORY_LENGTH or "\n" in value or len(texts) > CATEGORIES
+            # Where keys are ids, there is a path for each row.
+            many = len(texts) > CATEGORIES or len(self.categories) > PATHS
+            return many or len(value) > CATEGORY_LENGTH or "\n" in value
         return not (isinstance(value, NEVER_A_TURN) or hasattr(value, "isoformat") or _are_numbers(value))
 
 
