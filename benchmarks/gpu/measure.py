@@ -19,12 +19,12 @@ from benchmarks.clock import Clock, packed_counts
 from benchmarks.gpu.rows import MadePairRows, MadeRows, make_pairs, make_rows, pair_rows
 from benchmarks.gpu.shapes import Shape, add_adapters, make_model
 
-from snaketune.models.batches import collate
-from snaketune.models.compiling import compile_layers
-from snaketune.models.devices import Compute, deterministic_algorithms
-from snaketune.models.logprobs import pair_logprobs, summed_losses, token_losses
-from snaketune.models.machine import reset_peak_memory
-from snaketune.models.selftest import self_test
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.compiling import compile_layers
+from snaketune.engine.model.devices import Compute, deterministic_algorithms
+from snaketune.engine.model.logprobs import pair_logprobs, summed_losses, token_losses
+from snaketune.engine.model.machine import reset_peak_memory
+from snaketune.engine.model.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")
 LEARNING_RATE = 1e-5
@@ -123,20 +123,20 @@ def _measured(steps: Steps) -> dict[str, Any]:
 
 
 def _trainer(model: torch.nn.Module, steps: Steps) -> dict[str, Any]:
-    """Run training steps as `training.loop.pipeline` does; return the share of the peak, and of SFT the expected memory."""
+    """Run training steps as `training.pipeline` does; return the share of the peak, and of SFT the expected memory."""
     from benchmarks.jobs import started
 
     from snaketune.config.base_models import Scratch
     from snaketune.config.lora import Lora
     from snaketune.config.operation import Execution
     from snaketune.config.training_runs import Learning
-    from snaketune.models.forward import inner_model
+    from snaketune.engine.dpo import DpoTrainer
+    from snaketune.engine.model.forward import inner_model
+    from snaketune.engine.sft import SftTrainer
+    from snaketune.engine.trainer import TrainingRun
     from snaketune.stages.specs import DpoSpec, SftSpec
     from snaketune.training.autotune.machine_check import check_machine
-    from snaketune.training.loop.pipeline import fit
-    from snaketune.training.loop.sft_trainer import SftTrainer
-    from snaketune.training.loop.trainer import TrainingRun
-    from snaketune.training.preference.dpo_trainer import DpoTrainer
+    from snaketune.training.pipeline import fit
 
     shape, rows, compute, clock = steps.shape, steps.rows, steps.compute, steps.clock
     settings = Learning(batch_rows=shape.batch_rows, learning_rate=LEARNING_RATE, compile=steps.compiled)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from snaketune.packing.best_fit import plan_best_fit_decreasing
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import IGNORED
+from snaketune.engine.packing.best_fit import plan_best_fit_decreasing
+from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.packing.shards import IGNORED
 
 # Mean tokens of a prompt and of each of its completions, as shares of a sequence; as long as this, give or take a quarter.
 PROPORTIONS = {"1:1": (1 / 2, 1 / 2), "3:1": (3 / 4, 1 / 4)}
@@ -37,7 +37,7 @@ class MadeRows(PackedRows):
 
 
 class MadePairRows(MadeRows):
-    """Rows of pairs with the interface of `training.preference.pair_dataset`; zero reference, one source."""
+    """Rows of pairs with the interface of `training.pair_rows`; zero reference, one source."""
 
     unpaired, sources = False, 1
 

@@ -7,12 +7,12 @@ from benchmarks.families.tiny import tiny_config, tiny_model
 from benchmarks.gpu.rows import make_rows
 
 from snaketune.config.lora import Lora
-from snaketune.packing.shards import IGNORED
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import LogCallback
-from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_trainer import DpoTrainer
-from snaketune.training.preference.pair_dataset import PairRows
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.packing.shards import IGNORED
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.trainer import LogCallback
+from snaketune.training.pair_rows import PairRows
 from tests.models.conftest import VOCABULARY
 from tests.training.pipeline_runs import spec, train
 from tests.training.preference_runs import Trained

@@ -9,13 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
 from snaketune.config.lora import Lora
-from snaketune.models.compiling import CompileChoice
-from snaketune.models.devices import Compute
-from snaketune.packing.reader import EqualTokens
-from snaketune.training.loop import packed_trainer
-from snaketune.training.loop.packed_trainer import PackedTrainer
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.preference import dpo_trainer
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine import packed_trainer
+from snaketune.engine.model.compiling import CompileChoice
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.packed_trainer import PackedTrainer
+from snaketune.engine.packing.rows import EqualTokens
+from snaketune.engine.sft import SftTrainer
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained
 
@@ -50,7 +50,7 @@ def trainers(tmp_path, monkeypatch, calls):
         made.append(trainer)
         raise Made
 
-    monkeypatch.setattr("snaketune.training.loop.pipeline.fit", caught)
+    monkeypatch.setattr("snaketune.training.pipeline.fit", caught)
 
     def make(kind: str, lora: Lora | None = None) -> PackedTrainer:
         with pytest.raises(Made):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
 from snaketune.config.lora import Lora
-from snaketune.training.loop.trainer import BaseTrainer
+from snaketune.engine.trainer import BaseTrainer
 from tests.cuda import standin
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained

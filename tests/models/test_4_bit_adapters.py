@@ -7,11 +7,11 @@ import torch
 
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
-from snaketune.errors import SnaketuneError
-from snaketune.models import load_model
-from snaketune.models.adapters import (
+from snaketune.engine.model.adapters import (
     add_lora,
 )
+from snaketune.errors import SnaketuneError
+from snaketune.models import load_model
 from snaketune.models.load_model import load_pretrained
 
 from .conftest import tiny_model

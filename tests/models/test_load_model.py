@@ -14,8 +14,8 @@ from tokenizers.models import WordLevel
 
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora, Quantization
+from snaketune.engine.model.adapters import add_lora
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora
 from snaketune.models.load_model import (
     grow_vocabulary,
     load_base,

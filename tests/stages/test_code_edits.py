@@ -33,7 +33,7 @@ COMPUTING = {
     "config.packing": {"pack"},  # the lengths of rows
     "config.score_names": {"report"},  # which scores are rewards
     "config.secrets": {*LOADING, "tokenizer"},  # what is masked in messages; texts in a model's config
-    "config.suggestions": {*LOADING, "report"},  # near names in errors
+    "suggestions": {*LOADING, "report"},  # near names in errors
     "config.training_runs": {*TRAININGS, "merge", "preflight"},  # the data types of saved weights
     "stages.races": {"preflight", "race", "report"},  # which variants earlier races paused
 }
@@ -59,7 +59,7 @@ SHAPELESS = {
     "stages.declaration": "declares stages; spec and inputs are in the fingerprint",
     "stages.findings": "prints and refuses",
     "stages.graph": "a type",
-    "stages.host.cgroups": "memory limits and kills; micro-batches shape no result by contract",
+    "engine.model.cgroups": "memory limits and kills; micro-batches shape no result by contract",
     "stages.host.disk_errors": "words of errors",
     "stages.host.gpus": "which GPUs a job has; their kind is in the fingerprint",
     "stages.host.launch_command": "how many processes run, which shapes no result by contract",
@@ -69,7 +69,7 @@ SHAPELESS = {
     "stages.loaded_job": "reads the job file; spec, inputs and code are in the fingerprint",
     "stages.outcome": "carries counts and entries",
     "stages.plan.published_jobs": "plans jobs",
-    "stages.progress": "passes on what it iterates over: test_code_digest",
+    "progress": "passes on what it iterates over: test_code_digest",
     "stages.specs": "the fields of specs",
     "stages.table": "finds the declaration of a stage",
     "tracking.curves": "draws logs; the weights are the same without: test_tracking",

@@ -24,22 +24,23 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
+from snaketune.engine import checkpoints
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine.dpo import DpoTrainer
+from snaketune.engine.fsdp import local
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.trainer import TrainingRun
+from snaketune.files import write_json
 from snaketune.models import load_model
-from snaketune.packing.reader import EqualTokens, PackedRows, SourcedRows
+from snaketune.packing.reader import EqualTokens
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
-from snaketune.training.checkpoint import checkpoints
+from snaketune.training import pipeline
 from snaketune.training.launch.accelerate_config import deepspeed_config
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import TrainingRun
-from snaketune.training.parallel.fsdp import local
-from snaketune.training.preference import dpo_trainer
-from snaketune.training.preference.dpo_trainer import DpoTrainer
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
@@ -115,7 +116,7 @@ def use_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def train_rows(plan: Plan, root: Path) -> Outcome:
-    rows, made = PackedRows(read_pack(root), "train"), spec(plan.lora, **plan.training)
+    rows, made = open_rows(read_pack(root), "train"), spec(plan.lora, **plan.training)
     made = made.model_copy(update={"quantization": plan.quantization})
     compute = replace(CPU, dtype=plan.dtype)
     outcome = train(
@@ -129,7 +130,7 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
         zero_stage=plan.zero_stage,
         compute=compute,
         # The training's own rows: seven of them, which two processes can't share evenly.
-        held_out=SourcedRows(read_pack(root), "train"),
+        held_out=open_rows(read_pack(root, columns=sources_of), "train"),
         evaluate="evaluate" in plan.training and made.training.evaluate,
     )
     if "held_out" in outcome.run and os.environ["RANK"] == "0":

@@ -14,18 +14,18 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
-from snaketune.models.device_speed import peak_of, probe
-from snaketune.models.devices import Compute
+from snaketune.engine.model.device_speed import peak_of, probe
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.packing.shards import documents_schema, list_columns, row_batch, schema
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.models.load_model import reload_model
-from snaketune.packing.reader import PackedRows, SourcedRows
-from snaketune.packing.shards import documents_schema, list_columns, row_batch, schema
+from snaketune.packing.reader import PackedRows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
+from snaketune.training import pipeline
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed, made_by
 
@@ -83,7 +83,7 @@ def pack(
     write_table(folder / "shards/documents.arrow", pa.Table.from_pylist(described, schema=documents_schema("sft")))
     manifest = {"format_version": version, "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "shards")
-    return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
+    return open_rows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
 
 
 def spec(lora: Lora | None = None, **training: Any) -> SftSpec:
@@ -165,10 +165,10 @@ def copy_after(save: int, work: Path, copy: Path, monkeypatch) -> None:
     monkeypatch.setattr(BaseTrainer, "on_save", saved)
 
 
-def held_out_pack(folder: Path, **what: Any) -> SourcedRows:
+def held_out_pack(folder: Path, **what: Any) -> PackedRows:
     """Write rows as `pack` does; return them as a training reads its held-out rows."""
     pack(folder / "pack", **what)
-    return SourcedRows(read_pack(folder), "train")
+    return open_rows(read_pack(folder, columns=sources_of), "train")
 
 
 def read_pack(folder: Path) -> Artifact:

@@ -13,6 +13,7 @@ import torch
 from snaketune.config.lora import Lora
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
+from snaketune.engine.packed_trainer import PackedTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
@@ -22,7 +23,6 @@ from snaketune.training.autotune import calibration, timed_steps
 from snaketune.training.autotune.batch_plan import CURVE, record_killed, record_out_of_memory
 from snaketune.training.autotune.search import TRIALS
 from snaketune.training.launch import oom_retry, processes, worker
-from snaketune.training.loop.packed_trainer import PackedTrainer
 from tests.packing import chain
 from tests.stages.demo_jobs import job_of
 from tests.tokenization.small_tokenizers import messages
@@ -310,7 +310,7 @@ def test_a_training_too_short_for_a_trial_on_a_cpu_starts_no_process(
 CAPPED = """
 import resource
 import torch
-from snaketune.models.machine import host_memory_limit, is_out_of_memory
+from snaketune.engine.model.machine import host_memory_limit, is_out_of_memory
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 try:

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.checkpoints import (
+from snaketune.engine.checkpoints import (
     COMPLETE,
     CheckpointMixin,
     last_checkpoint,
     remove_incomplete,
 )
-from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.checkpoint.random_states import load_random_state, save_random_state
+from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
+from snaketune.engine.random_states import load_random_state, save_random_state
+from snaketune.errors import SnaketuneError
 
 
 def trained(steps: int, seed: int = 0):

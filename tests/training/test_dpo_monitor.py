@@ -3,8 +3,8 @@
 import pytest
 
 from snaketune.config.losses import WINDOW, PreferenceLoss
-from snaketune.training.preference.dpo_monitor import DpoMonitor
-from snaketune.training.preference.metrics import SUMS
+from snaketune.engine.preference_metrics import SUMS
+from snaketune.engine.preference_monitor import DpoMonitor
 
 SETTINGS = PreferenceLoss(beta=0.1)
 REFERENCE_FREE = PreferenceLoss(loss="cpo", beta=0.1)

@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
+from snaketune.engine import checkpoints
+from snaketune.engine import held_out as measuring
+from snaketune.engine.held_out_samples import SamplePrompts
+from snaketune.engine.model import packing_support
+from snaketune.engine.model.attention import use_own_attention
+from snaketune.engine.model.logprobs import all_pair_logprobs
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.sft import SftTrainer, prepare_training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import held_out_loss
-from snaketune.models import packing_support
-from snaketune.models.attention import use_own_attention
-from snaketune.models.logprobs import all_pair_logprobs
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.checkpoint import checkpoints
-from snaketune.training.held_out import measuring
-from snaketune.training.held_out.samples import SamplePrompts
 from snaketune.training.launch.worker_endings import Preempted
-from snaketune.training.loop.sft_trainer import SftTrainer, prepare_training
 from tests.models.conftest import CPU, VOCABULARY
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
@@ -248,7 +248,7 @@ def test_pairs_have_the_metrics_of_an_evaluation(tmp_path):
     first, last = points(outcome)[0], points(outcome)[-1]
     assert first["loss"] == pytest.approx(0.693147, abs=1e-4) and first["margin"] == pytest.approx(0.0, abs=1e-4)
     model = AutoModelForCausalLM.from_pretrained(work.payload, dtype=torch.float32)
-    evaluated = PackedRows(trained.packed, "train")
+    evaluated = open_rows(trained.packed, "train")
     self_test(model, [evaluated], CPU, training=False)
     sums, counts = all_pair_logprobs(model, evaluated, CPU, "pairs")
     assert last["chosen_logp_per_token"] == pytest.approx(float(sums[:, 0].sum() / counts[:, 0].sum()), abs=1e-4)

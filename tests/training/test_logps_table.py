@@ -15,9 +15,9 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
+from snaketune.engine.model.devices import resolve_compute
+from snaketune.engine.model.kernels import KERNELS
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import resolve_compute
-from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
 from snaketune.training.reference.cache_key import KERNEL_FAMILIES

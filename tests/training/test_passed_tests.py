@@ -11,18 +11,18 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Learning
+from snaketune.engine import trainer
+from snaketune.engine.model import kernels, selftest
+from snaketune.engine.model.packing_support import choose_kernel
+from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.model.selftest_rows import rows_to_test
 from snaketune.evaluation import held_out
 from snaketune.evaluation.held_out import choose_forward
-from snaketune.models import kernels, selftest
-from snaketune.models.packing_support import choose_kernel
-from snaketune.models.passed_test import PassedTest
-from snaketune.models.selftest import self_test
-from snaketune.models.selftest_rows import rows_to_test
 from snaketune.stages.cache.attempt import Attempt
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
-from snaketune.training.loop import trainer
-from snaketune.training.loop.passed_tests import record_of_evaluation, record_of_test
+from snaketune.training.passed_tests import record_of_evaluation, record_of_test
 from tests.models.conftest import CPU, tiny_model
 from tests.models.test_attention import packed_rows
 from tests.models.test_selftest import Rows

@@ -7,8 +7,8 @@ import pytest
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.config.lora import Lora
-from snaketune.training.checkpoint import checkpoints
-from snaketune.training.preference.dpo_trainer import DpoTrainer
+from snaketune.engine import checkpoints
+from snaketune.engine.dpo import DpoTrainer
 
 from .pipeline_runs import Interrupted
 from .preference_runs import Trained

@@ -8,12 +8,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.config.lora import Lora
+from snaketune.engine import prefetch
+from snaketune.engine.model.attention import KERNELS
+from snaketune.engine.model.batches import Batch
+from snaketune.engine.prefetch import Prefetcher
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
-from snaketune.models.attention import KERNELS
-from snaketune.models.batches import Batch
-from snaketune.training.loop import prefetch
-from snaketune.training.loop.prefetch import Prefetcher
-from snaketune.training.loop.sft_trainer import SftTrainer
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 

@@ -11,15 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
-from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoint.checkpoints import (
+from snaketune.engine.checkpoints import (
     WEIGHTS,
     CheckpointMixin,
     last_checkpoint,
     load_weights,
     save_weights,
 )
-from snaketune.training.loop.trainer import LogCallback
+from snaketune.engine.trainer import LogCallback
+from snaketune.errors import SnaketuneError
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, copy_after, held_out_pack, pack, spec, stop_after, train

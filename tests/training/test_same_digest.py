@@ -8,8 +8,9 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.lora import Lora
+from snaketune.engine import sft as sft_trainer
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.loop import pipeline, sft_trainer
+from snaketune.training import pipeline
 
 from .sft_runs import packed_rows, raw_rows, sft_run
 from .test_pipeline import preference_training

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch.utils.data import SequentialSampler
 
-from snaketune.training.loop.sample_order import EpochPermutation, SampleOrderMixin
+from snaketune.engine.sample_order import EpochPermutation, SampleOrderMixin
 
 
 def test_each_epoch_has_its_own_permutation_and_the_same_one_again():

@@ -13,14 +13,16 @@ from trl.models.activation_offloading import OffloadActivations
 
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Sft
+from snaketune.engine import packed_trainer, trainer
+from snaketune.engine import sft as sft_trainer
+from snaketune.engine.embedding_noise import EmbeddingNoise
+from snaketune.engine.model.batches import collate
+from snaketune.engine.model.parameters import train_only
+from snaketune.engine.optimizers import MuonWithAdamW
 from snaketune.errors import SnaketuneError
-from snaketune.models.batches import collate
 from snaketune.models.memory import trace_model
-from snaketune.models.trainable import train_only
-from snaketune.packing.reader import PackedRows
-from snaketune.training.loop import packed_trainer, pipeline, sft_trainer, trainer
-from snaketune.training.loop.embedding_noise import EmbeddingNoise
-from snaketune.training.loop.optimizers import MuonWithAdamW
+from snaketune.packing.reader import open_rows
+from snaketune.training import pipeline
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import copy_after, pack, spec, train
@@ -120,7 +122,7 @@ def test_dft_is_trls(tmp_path, tokenizer):
     curves = []
     for name, rows in (("packed", packed_rows(tmp_path / "rows", tokenizer)), ("trl", raw_rows(tmp_path / "trl"))):
         run = sft_run(tmp_path / name)
-        count = 12 if name == "trl" else len(PackedRows(rows, "train"))
+        count = 12 if name == "trl" else len(open_rows(rows, "train"))
         training = run.spec.training.model_copy(update={"batch_rows": count, "epochs": 4.0, "learning_rate": 0.05})
         operation = run.operation.model_copy(update={"micro_batch_rows": count})
         made = run.spec.model_copy(update={"loss": "dft", "training": training})

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
+from snaketune.engine import sft as sft_trainer
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.loop import pipeline, sft_trainer
-from snaketune.training.loop.trl_trainer import RawRows, RawTrainer
+from snaketune.training import pipeline
+from snaketune.training.trl_trainer import RawRows, RawTrainer
 from tests.tokenization.small_tokenizers import messages
 
 from .pipeline_runs import Interrupted, stop_after

@@ -19,13 +19,13 @@ import pytest
 from transformers.integrations import TensorBoardCallback
 
 from snaketune.config.tracking import Tracking
-from snaketune.packing.reader import PackedRows
+from snaketune.engine import checkpoints
+from snaketune.engine.sft import SftTrainer
+from snaketune.engine.trainer import PreparedTraining, TrainingRun
+from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tracking.curves import Curves, TrackedRun
-from snaketune.training.checkpoint import checkpoints
-from snaketune.training.loop import pipeline
-from snaketune.training.loop.sft_trainer import SftTrainer
-from snaketune.training.loop.trainer import PreparedTraining, TrainingRun
+from snaketune.training import pipeline
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed, made_by
 
@@ -49,7 +49,7 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
         compute=CPU,
         tracked=tracked,
     )
-    rows = PackedRows(read_pack(root), "train")
+    rows = open_rows(read_pack(root), "train")
     initial = made_by(lambda *_: tiny_model("llama"))
     pipeline.train(PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial))
 

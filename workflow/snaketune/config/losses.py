@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveFloat, PositiveInt
-from snaketune.config.suggestions import unknown
+from snaketune.suggestions import unknown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,24 +17,25 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.diagnostics.step_profile import PROFILED_STEPS, profiler_of, shares_of_parts
 from snaketune.diagnostics.timing_files import MEASURED, TRACE
+from snaketune.engine import dpo as dpo_trainer
+from snaketune.engine import sft as sft_trainer
+from snaketune.engine.model.device_speed import probe
+from snaketune.engine.model.devices import keep_freed_memory
+from snaketune.engine.throughput import GB
+from snaketune.engine.trainer import BaseTrainer, PreparedTraining, TrainingRun
 from snaketune.errors import SnaketuneError
-from snaketune.models.device_speed import probe
-from snaketune.models.devices import keep_freed_memory
+from snaketune.files import write_json
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TimingSpec
 from snaketune.training.launch.worker import is_main_process
-from snaketune.training.loop import sft_trainer
-from snaketune.training.loop.pipeline import examine_machine, ready_trainer
-from snaketune.training.loop.throughput import GB
-from snaketune.training.loop.trainer import BaseTrainer, PreparedTraining, TrainingRun
-from snaketune.training.preference import dpo_trainer
+from snaketune.training.pipeline import examine_machine, ready_trainer
 
 WINDOWS = 10
 

@@ -13,9 +13,9 @@ from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAF
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Quantization
 from snaketune.config.model_files import check_index, check_model_files, texts
+from snaketune.engine.model.text_part import auto_class, freeze_other_parts
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.models.rope_scaling import check_scaled, scaled_config
-from snaketune.models.text_part import auto_class, freeze_other_parts
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Names of reserved tokens, which base models aren't trained on.
@@ -46,7 +46,7 @@ def load_pretrained(
     base: Pretrained, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
 ) -> PreTrainedModel:
     """Load a causal language model from a local folder or the Hub, or the one in a vision-language model
-    (`models.text_part`). SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in
+    (`text_part`). SnaketuneError: there is no such model, it has no safetensors, weights are missing, or weights are in
     other folders."""
     _check_own_weights(base)
     config = read_config(base)

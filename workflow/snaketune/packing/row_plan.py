@@ -18,10 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.rows import ORDER_COLUMN
-from snaketune.errors import SnaketuneError
-from snaketune.packing.best_fit import (
+from snaketune.engine.packing.best_fit import (
     PackedUnits,
     Units,
     lower_bound_rows,
@@ -29,11 +28,11 @@ from snaketune.packing.best_fit import (
     plan_best_fit_decreasing,
     plan_in_order,
 )
-from snaketune.packing.conversation_overflow import fit_conversations, wrap
-from snaketune.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
-from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
-from snaketune.packing.prefix_trees import build_trees
-from snaketune.packing.shards import (
+from snaketune.engine.packing.conversation_overflow import fit_conversations, wrap
+from snaketune.engine.packing.pair_overflow import CompletionTokens, PlannedPairs, fit_pairs, whole_pairs
+from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
+from snaketune.engine.packing.prefix_trees import build_trees
+from snaketune.engine.packing.shards import (
     COPIED,
     FORMAT_VERSIONS,
     RAW_FORMAT_VERSION,
@@ -42,7 +41,9 @@ from snaketune.packing.shards import (
     WEIGHTED_VERSION,
     documents_schema,
 )
-from snaketune.packing.truncation import DropCounts, lost_to_length, warning
+from snaketune.engine.packing.truncation import DropCounts, lost_to_length, warning
+from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.errors import SnaketuneError
-from snaketune.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
-from snaketune.packing.shards import (
+from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
+from snaketune.engine.packing.ragged import alternating, offsets_of
+from snaketune.engine.packing.shards import (
     IGNORED,
     RAW_FORMAT_VERSION,
     SPLITS,
@@ -28,13 +28,13 @@ from snaketune.packing.shards import (
     row_batch,
     schema,
 )
+from snaketune.errors import SnaketuneError
+from snaketune.progress import progress
 from snaketune.stages.cache.payload_files import sync
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec
 from snaketune.tables import read_table
-from snaketune.tokenization.encoded_rows import alternating, offsets_of
 from snaketune.tokenization.token_store import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.engine.packing.ragged import offsets_of
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.encoded_rows import offsets_of
 from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")

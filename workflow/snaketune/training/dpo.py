@@ -58,11 +58,11 @@ def build(
         ref_logps: one artifact, or none for a loss without a reference.
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
-    from snaketune.training.checkpoint.save_model import copy_other_files
+    from snaketune.engine.dpo import prepare_training
+    from snaketune.engine.trainer import TrainingRun
     from snaketune.training.launch.worker import is_main_process
-    from snaketune.training.loop.pipeline import train
-    from snaketune.training.loop.trainer import TrainingRun
-    from snaketune.training.preference.dpo_trainer import prepare_training
+    from snaketune.training.pipeline import train
+    from snaketune.training.save_model import copy_other_files
 
     for result in (model, *base_layers):
         result.files()

@@ -1,5 +1,5 @@
 """The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model, in worker processes
-(`training.loop.sft_trainer`)."""
+(`engine.sft`)."""
 
 import shutil
 from collections.abc import Sequence
@@ -55,11 +55,11 @@ def build(
         base: the folder of the base model, if the training starts from a local one.
         model, base_layers: the result that the training starts from, and the results that its adapters are applied to.
     """
-    from snaketune.training.checkpoint.save_model import warn_if_tokenizer_differs
+    from snaketune.engine.sft import prepare_training
+    from snaketune.engine.trainer import TrainingRun
     from snaketune.training.launch.worker import is_main_process
-    from snaketune.training.loop.pipeline import train
-    from snaketune.training.loop.sft_trainer import prepare_training
-    from snaketune.training.loop.trainer import TrainingRun
+    from snaketune.training.pipeline import train
+    from snaketune.training.save_model import warn_if_tokenizer_differs
 
     tokenizer.files()
     for result in (*model, *base_layers):

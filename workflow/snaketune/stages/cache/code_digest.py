@@ -29,7 +29,7 @@ SHAPELESS = {
     "tracking": "draws the log of a training and returns nothing to it; a test checks that the weights are equal",
     "report": "draws results; in the report stage itself, it counts",
     # These count: training.launch.processes decides precision and processes, training.checkpoint holds the state that a
-    # training resumes from, and models.selftest runs the model before it is trained.
+    # training resumes from, and engine.model.selftest runs the model before it is trained.
 }
 
 # Modules of these packages that count by their definitions: of each name that a stage imports, what it computes.

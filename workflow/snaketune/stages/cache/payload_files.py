@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import sync_names
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file, sync_names
 
 LINKED_SUFFIXES = (".arrow", ".gguf", ".safetensors")
 # Larger than a tokenizer, the largest file that people edit.

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
 from snaketune.errors import SnaketuneError
+from snaketune.files import digest_file
 from snaketune.stages.cache.clean import ROWS
 from snaketune.stages.cache.payload_files import sync
 from snaketune.tables import read_table, write_table

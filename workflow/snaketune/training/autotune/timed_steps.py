@@ -12,9 +12,9 @@ from statistics import median_high
 import torch
 from transformers import TrainerCallback
 
-from snaketune.models.machine import peak_memory
+from snaketune.engine.model.machine import peak_memory
+from snaketune.engine.trainer import BaseTrainer
 from snaketune.training.autotune.search import MIN_STEPS
-from snaketune.training.loop.trainer import BaseTrainer
 
 # A single process measures for SECONDS, at least MIN_STEPS steps. Several processes measure MIN_STEPS steps each: their clocks
 # differ, but all must do equally many.

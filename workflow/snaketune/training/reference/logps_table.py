@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import torch
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.engine.model.devices import Compute
+from snaketune.engine.model.kernels import SEPARATE
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import Compute
-from snaketune.models.kernels import SEPARATE
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
 from snaketune.training.reference.cache_key import identity, kernel_family
