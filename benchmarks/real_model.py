@@ -25,12 +25,11 @@ from benchmarks.jobs import started
 from benchmarks.trl_training import counts, train_by_trl
 from snaketune.artifacts.manifest import read_artifact
 from snaketune.config.operation import Execution
-from snaketune.engine import sft as sft_trainer
 from snaketune.engine.packing.rows import EqualTokens
-from snaketune.engine.trainer import TrainingRun
 from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import SftSpec
 from snaketune.training import pipeline
+from snaketune.training.prepared import TrainingRun, prepare_sft
 
 # Settings of transformers' trainer that both take.
 SAME = (
@@ -57,7 +56,7 @@ def prepared(job: dict[str, Any], folder: str) -> tuple[dict[str, torch.Tensor],
     pack = read_artifact(Path(pack), "shards")
     operation = Execution(micro_batch_rows=1, gradient_checkpointing=False)
     run = TrainingRun.of(SftSpec.model_validate(job["spec"]), operation, started(folder))
-    training = sft_trainer.prepare_training(run, pack, read_artifact(Path(tokenizer), "tokenizer"))
+    training = prepare_sft(run, pack, read_artifact(Path(tokenizer), "tokenizer"))
     with pipeline.ready_trainer(training) as trainer:
         items, order = EqualTokens(open_rows(pack, "train")), list(trainer._get_train_sampler())
         per_step = run.spec.training.batch_rows

@@ -17,7 +17,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snaketune.config.base_models import Pretrained
 from snaketune.config.lora import Lora
 from snaketune.engine.checkpoints import load_weights, save_weights
-from snaketune.engine.model.adapters import add_lora
 from snaketune.engine.model.attention import Unpackable, use_own_attention
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.devices import Compute
@@ -27,6 +26,7 @@ from snaketune.engine.model.selftest import SelfTest, self_test
 from snaketune.engine.packing.shards import IGNORED
 from snaketune.errors import SnaketuneError
 from snaketune.models.load_model import grow_vocabulary, load_pretrained
+from snaketune.models.lora import add_lora
 
 # Segment lengths, prefix lengths, tokens of the row.
 DOCUMENTS = (([11, 23, 5], [0, 0, 0], 48), ([6, 30, 9], [0, 0, 0], 45))

@@ -8,10 +8,10 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
-from snaketune.engine.trainer import TrainingRun
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
 from snaketune.tables import write_table
+from snaketune.training.prepared import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages

@@ -13,7 +13,7 @@ import torch
 from snaketune.config.lora import Lora
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
-from snaketune.engine.packed_trainer import PackedTrainer
+from snaketune.engine.trainer import PackedTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.plan.training_jobs import calibrated_learning
@@ -246,11 +246,11 @@ def test_a_relaunched_calibration_continues_after_the_trial_that_ended_the_last_
     class Killed(BaseException):
         pass
 
-    def counting(trainer):
+    def counting(trainer, work):
         measured.append((trainer.args.per_device_train_batch_size, trainer.args.gradient_checkpointing))
         if len(measured) == 2:
             raise Killed
-        return time_steps(trainer)
+        return time_steps(trainer, work)
 
     def launched(job, work):
         try:
@@ -331,8 +331,8 @@ def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch
     timings = []
     time_steps = timed_steps.time_steps
 
-    def timed(trainer):
-        timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer)))
+    def timed(trainer, work):
+        timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer, work)))
         return timings[-1][1]
 
     monkeypatch.setattr(calibration, "time_steps", timed)

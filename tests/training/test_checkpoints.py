@@ -9,10 +9,10 @@ import torch
 
 from snaketune.engine.checkpoints import (
     COMPLETE,
-    CheckpointMixin,
     last_checkpoint,
     remove_incomplete,
 )
+from snaketune.engine.features import Options, TrainingFeatures
 from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
 from snaketune.engine.random_states import load_random_state, save_random_state
 from snaketune.errors import SnaketuneError
@@ -94,8 +94,8 @@ def test_the_newest_complete_checkpoint_is_used_and_incomplete_ones_are_removed(
 
 
 def mark_saved(folder, state, check_held=lambda: None):
-    trainer = SimpleNamespace(run=SimpleNamespace(work=SimpleNamespace(check_held=check_held)))
-    CheckpointMixin.on_save(trainer, SimpleNamespace(output_dir=str(folder)), state, None)
+    trainer = SimpleNamespace(options=Options(check_held=check_held))
+    TrainingFeatures.on_save(trainer, SimpleNamespace(output_dir=str(folder)), state, None)
 
 
 def test_a_process_that_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):

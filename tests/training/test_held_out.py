@@ -15,17 +15,18 @@ from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
 from snaketune.engine import checkpoints
 from snaketune.engine import held_out as measuring
-from snaketune.engine.held_out_samples import SamplePrompts
+from snaketune.engine.measurements import SamplePrompts
 from snaketune.engine.model import packing_support
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.logprobs import all_pair_logprobs
 from snaketune.engine.model.selftest import self_test
-from snaketune.engine.sft import SftTrainer, prepare_training
+from snaketune.engine.sft import SftTrainer
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.held_out import held_out_loss
 from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.launch.worker_endings import Preempted
+from snaketune.training.prepared import prepare_sft
 from tests.models.conftest import CPU, VOCABULARY
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
@@ -305,7 +306,7 @@ def test_held_out_prompts_are_answered_as_transformers_would(tmp_path, tokenizer
     run = sft_run(tmp_path)
     corpus = chain.corpus(tmp_path / "corpus", "sft", ROWS, held_out=4)
     packed = chain.pack(tmp_path, corpus, tokenizer, "sft", length=64)
-    prepared = prepare_training(run, packed, tokenizer)
+    prepared = prepare_sft(run, packed, tokenizer)
     vocabulary = prepared.initial.load(torch.float32, None).config.vocab_size
     config = tiny_config(family)
     config.vocab_size = vocabulary

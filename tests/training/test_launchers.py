@@ -20,7 +20,7 @@ from snaketune.config.operation import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training
 from snaketune.diagnostics import timing
-from snaketune.engine import packed_trainer
+from snaketune.engine import trainer as trainer_module
 from snaketune.engine.model.compiling import CompileChoice
 from snaketune.stages.plan.doctor_jobs import timed_spec
 from snaketune.stages.plan.training_jobs import calibrated_spec
@@ -199,8 +199,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(timed_steps, "SECONDS", 0.0)
     # Layers are compiled in test_compiled; here all else is done for it.
     chosen = lambda wanted, *_: CompileChoice(compiled=wanted is True, reason="configured")  # noqa: E731
-    monkeypatch.setattr(packed_trainer, "choose_compilation", chosen)
-    monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
+    monkeypatch.setattr(trainer_module, "choose_compilation", chosen)
+    monkeypatch.setattr(trainer_module, "compile_layers", lambda *_, **__: None)
     monkeypatch.setattr("snaketune.models.load_model._device_for_4_bits", lambda: "cpu")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.config.held_out import Average, Evaluate, StopTraining
-from snaketune.engine.trainer import LogCallback
+from snaketune.engine.throughput import LogCallback
 from snaketune.stages.outcome import Outcome
 from snaketune.training.launch.worker_endings import Preempted
 

@@ -17,8 +17,8 @@ from snaketune.engine.model import machine
 from snaketune.engine.model.device_speed import Peak
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.machine import Machine, bitsandbytes_error, inspect_machine
+from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
-from snaketune.models.load_model import parameter_count
 from snaketune.models.memory import Estimate
 from snaketune.stages.findings import Finding, report_findings
 from snaketune.stages.host.gpus import gpu_findings

@@ -13,23 +13,22 @@ from safetensors.torch import load_file
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Training
-from snaketune.engine import dpo as dpo_trainer
 from snaketune.engine.checkpoints import copy_trained, trained_tensors
 from snaketune.engine.model import logprobs
-from snaketune.engine.model.adapters import add_lora
 from snaketune.engine.model.logprobs import all_pair_logprobs, token_losses
 from snaketune.engine.model.machine import processor
 from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.shards import documents_schema, row_batch
 from snaketune.engine.sft import SftTrainer
-from snaketune.engine.trainer import TrainingRun
 from snaketune.errors import SnaketuneError
+from snaketune.models.lora import add_lora
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
 from snaketune.training import pipeline
 from snaketune.training.autotune.batch_plan import takes_steps
+from snaketune.training.prepared import TrainingRun, prepare_dpo
 from snaketune.training.reference.logps_table import schema
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
@@ -241,7 +240,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = TrainingRun(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
-    return pipeline.train(dpo_trainer.prepare_training(run, (Reference(tmp_path / "model"),), packed, reference)), work
+    return pipeline.train(prepare_dpo(run, (Reference(tmp_path / "model"),), packed, reference)), work
 
 
 def dpo_model():

@@ -15,7 +15,6 @@ import torch
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.config.held_out import Selection
 from snaketune.config.operation import Execution
-from snaketune.engine.trainer import TrainingRun
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache.attempt import Attempt, stamps_of
@@ -31,6 +30,7 @@ from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.table import STAGES
 from snaketune.training import pipeline
 from snaketune.training.launch import processes, worker
+from snaketune.training.prepared import TrainingRun
 from tests.stages.demo_jobs import job_of
 
 MODULE = "snaketune.training.ref_logps"

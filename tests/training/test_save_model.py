@@ -20,9 +20,10 @@ from snaketune.config.base_models import Pretrained, Scratch
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
 from snaketune.engine.checkpoints import copy_trained
-from snaketune.engine.model.adapters import add_lora, cast_parameters, merge
+from snaketune.engine.model.adapters import cast_parameters, merge
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.models.load_model import grow_vocabulary, load_pretrained
+from snaketune.models.lora import add_lora
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
 from snaketune.training import dpo, pipeline, ref_logps, save_model, sft

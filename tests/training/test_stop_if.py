@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from snaketune.engine.data_order import EpochPermutation
 from snaketune.engine.dpo import METRICS_STATE
 from snaketune.engine.packing.rows import EqualTokens
-from snaketune.engine.sample_order import EpochPermutation
 from snaketune.packing.reader import open_rows
 from snaketune.training import pipeline
 

@@ -13,8 +13,7 @@ from trl.models.activation_offloading import OffloadActivations
 
 from snaketune.config.lora import Lora
 from snaketune.config.training_runs import Sft
-from snaketune.engine import packed_trainer, trainer
-from snaketune.engine import sft as sft_trainer
+from snaketune.engine import trainer as trainer_module
 from snaketune.engine.embedding_noise import EmbeddingNoise
 from snaketune.engine.model.batches import collate
 from snaketune.engine.model.parameters import train_only
@@ -22,7 +21,8 @@ from snaketune.engine.optimizers import MuonWithAdamW
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import trace_model
 from snaketune.packing.reader import open_rows
-from snaketune.training import pipeline
+from snaketune.training import pipeline, prepared
+from snaketune.training.prepared import prepare_sft
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import copy_after, pack, spec, train
@@ -100,9 +100,9 @@ def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
             moved.append(self)
             return super().__enter__()
 
-    monkeypatch.setattr(packed_trainer, "offloaded_activations", lambda model: Counted())
+    monkeypatch.setattr(trainer_module, "offloaded_activations", lambda model: Counted())
     for name, offloads, devices in (("kept", False, ("cpu",)), ("cpu", True, ("cuda",)), ("moved", True, ("cpu",))):
-        monkeypatch.setattr(trainer, "OFFLOADING_DEVICES", devices)
+        monkeypatch.setattr(prepared, "OFFLOADING_DEVICES", devices)
         train(tmp_path / name, rows, spec(epochs=1), activation_offloading=offloads)
         assert len(moved) == (6 if name == "moved" else 0)
     results = [
@@ -114,7 +114,7 @@ def test_offloaded_activations_change_nothing(rows, tmp_path, monkeypatch):
 def test_activations_are_offloaded_by_trl(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch.cpu, "Stream", lambda *_: None, raising=False)
-    assert isinstance(packed_trainer.offloaded_activations(tiny_model("llama")), OffloadActivations)
+    assert isinstance(trainer_module.offloaded_activations(tiny_model("llama")), OffloadActivations)
 
 
 def test_dft_is_trls(tmp_path, tokenizer):
@@ -127,7 +127,7 @@ def test_dft_is_trls(tmp_path, tokenizer):
         operation = run.operation.model_copy(update={"micro_batch_rows": count})
         made = run.spec.model_copy(update={"loss": "dft", "training": training})
         run = replace(run, spec=made, operation=operation)
-        history = pipeline.train(sft_trainer.prepare_training(run, rows, tokenizer)).run["history"]
+        history = pipeline.train(prepare_sft(run, rows, tokenizer)).run["history"]
         curves.append([entry["loss"] for entry in history])
     assert curves[0] == pytest.approx(curves[1], rel=1e-4)
     # Weighted by probabilities, the loss of a model that knows nothing is small.

@@ -12,11 +12,11 @@ from snaketune.engine.model.selftest import self_test
 from snaketune.engine.packing.rows import EqualTokens, PackedRows
 from snaketune.engine.packing.segments import layout_of
 from snaketune.engine.sft import SftTrainer
-from snaketune.engine.trainer import TrainingRun
 from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.turn_columns import conversation_turns
+from snaketune.training.prepared import TrainingRun
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain, test_turn_trees
 from tests.packing.test_turn_trees import reasoning_tokenizer  # noqa: F401

@@ -1,8 +1,9 @@
-"""Files that survive a power cut, and their digests (XXH3-128, at memory speed)."""
+"""Files that survive a power cut, their modes, and their digests (XXH3-128, at memory speed)."""
 
 import hashlib
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ from typing import Any
 import xxhash
 
 from snaketune.errors import SnaketuneError
+
+LINKED_SUFFIXES = (".arrow", ".gguf", ".safetensors")
+# Larger than a tokenizer, the largest file that people edit.
+COPIED_BYTES = 1 << 26
+WRITABLE, READ_ONLY = 0o666, 0o444
 
 
 def digest_file(path: Path) -> str:
@@ -42,3 +48,39 @@ def sync_names(folder: Path) -> None:
     with suppress(OSError):
         os.fsync(entries)
     os.close(entries)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush all files below `folder` to disk, so that a manifest written afterwards is true after a power cut too."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_file():
+            sync(path)
+        elif path.is_dir():
+            sync_names(path)
+
+
+def sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def is_linked(path: Path) -> bool:
+    """Whether a file is linked where it is published, if links can be made, and read-only."""
+    return path.suffix in LINKED_SUFFIXES or path.stat().st_size > COPIED_BYTES
+
+
+def set_modes(folder: Path, linked: int = READ_ONLY) -> None:
+    """Set the modes of all that is below a folder to those that the umask leaves. Args: linked: of files that are linked."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            set_mode(path, mode if path.is_dir() else mode & (linked if is_linked(path) else WRITABLE))
+
+
+def set_mode(path: Path, mode: int) -> None:
+    if stat.S_IMODE(path.stat().st_mode) != mode:
+        # Files of other users and some file systems refuse it.
+        with suppress(OSError):
+            path.chmod(mode)

@@ -16,26 +16,18 @@ import torch.distributed as dist
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 
-from snaketune.engine import random_states
-from snaketune.engine.average import AveragedWeights
-from snaketune.engine.fsdp import full_tensor, is_sharded, local
-from snaketune.engine.optimizer_states import load_optimizer, save_optimizer
+from snaketune.engine.fsdp import local
 from snaketune.engine.tensor_files import Kind, StoredTensors, write
-from snaketune.engine.zero import (
-    UnshardedOptimizer,
-    gathered_weight,
-    is_zero,
-    trained_weights,
-)
 from snaketune.errors import SnaketuneError
-from snaketune.files import digest_file, sync_names, write_json
-from snaketune.stages.cache.payload_files import WRITABLE, set_modes, sync_folder
+from snaketune.files import WRITABLE, digest_file, set_modes, sync_folder, sync_names, write_json
 
 COMPLETE = "complete"
 WEIGHTS = "weights"
 # The data types and kernels of the training in order of use, as `Compute.about` describes them; the last ones are those of the
 # process that wrote the checkpoint. They may change when a training is resumed on another machine.
 NUMERICS = "computed_as.json"
+# For each process: the sum of the losses since the last log line, and what its meter counted.
+UNLOGGED = "unlogged.json"
 
 
 def remove_incomplete(folder: Path) -> None:
@@ -77,113 +69,19 @@ def mark_complete(folder: Path, check_held: Callable[[], None]) -> None:
     sync_names(folder.parent)
 
 
-class CheckpointMixin:
-    """Mixin for transformers' Trainer: its checkpoints are safetensors and JSON instead of pickles."""
+def save_numerics(folder: Path, numerics: list[dict[str, str]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / NUMERICS, numerics)
 
-    # Those of the checkpoint that is resumed from, then those of this process; see NUMERICS.
-    numerics: list[dict[str, str]] = []
-    average: AveragedWeights | None = None
 
-    def save_model(self, output_dir=None, _internal_call=False):
-        self._save(output_dir)
-
-    def _save(self, output_dir=None, state_dict=None):
-        folder, is_main = Path(output_dir), self.args.should_save
-        if is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / NUMERICS, self.numerics or [self.run.compute.about()])
-        write(folder, WEIGHTS, self.finite_tensors(keep=is_main), is_main)
-        if self.average:
-            self.average.save(folder, is_main)
-
-    def on_save(self, args, state, control, **_):
-        """Mark the checkpoint as complete once all its files are on disk, and remove older ones; called on every process."""
-        PartialState().wait_for_everyone()
-        if not state.is_world_process_zero:
-            return
-        # Another process that has taken over the work folder may write its checkpoints there.
-        folder, check_held = Path(args.output_dir), self.run.work.check_held
-        mark_complete(folder / f"checkpoint-{state.global_step}", check_held)
-        check_held()
-        for other in folder.glob("checkpoint-*"):
-            if step_of(other) < state.global_step:
-                shutil.rmtree(other)
-
-    def finite_tensors(self, keep: bool = False) -> dict[str, torch.Tensor]:
-        """Return the trained tensors; raise SnaketuneError in every process, which all call it, if a weight isn't finite.
-
-        Args:
-            keep: whether this process receives the tensors that DeepSpeed has to gather.
-        """
-        model = self.accelerator.unwrap_model(self.model)
-        if is_zero(self.model_wrapped):
-            tensors, wrong = trained_weights(model, keep)
-        else:
-            tensors = trained_tensors(model)
-            wrong = _not_finite(tensors)
-        if wrong:
-            raise diverged(self.state.global_step, f"{wrong} holds numbers that aren't finite")
-        return tensors
-
-    def full_tensor_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
-        """The function that gathers a weight; None if the model isn't sharded. Called last: it ends the use of DeepSpeed."""
-        if is_zero(self.model_wrapped):
-            from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-            # Afterwards a single process can load a model on its own.
-            unset_hf_deepspeed_config()
-            return gathered_weight
-        return full_tensor if is_sharded(self.model) else None
-
-    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
-        if not self.is_deepspeed_enabled:
-            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        # DeepSpeed takes its weights from the model, so they are loaded first; transformers would look for its own checkpoint.
-        if resume_from_checkpoint:
-            self._load_from_checkpoint(resume_from_checkpoint)
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        self._load_optimizer_and_scheduler(resume_from_checkpoint)
-        return prepared
-
-    def create_optimizer(self, *arguments, **keywords):
-        optimizer = super().create_optimizer(*arguments, **keywords)
-        # DeepSpeed drops empty groups; without them everywhere, checkpoints are the same with and without DeepSpeed.
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
-        self.groups = [list(group["params"]) for group in optimizer.param_groups]
-        return optimizer
-
-    @property
-    def _unsharded_optimizer(self) -> Any:
-        return UnshardedOptimizer(self.model_wrapped, self.groups) if is_zero(self.model_wrapped) else self.optimizer
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        folder, current = Path(resume_from_checkpoint), self.run.compute.about()
-        self.numerics = json.loads((folder / NUMERICS).read_text(encoding="utf-8"))
-        if self.numerics[-1] != current:
-            before, now = (", ".join(sorted(numerics.values())) for numerics in (self.numerics[-1], current))
-            print(
-                f"{folder.name} was computed with {before}; resuming with {now}, so the result mixes both", flush=True
-            )
-            self.numerics.append(current)
-        load_weights(folder, model or self.model)
-        if self.average:
-            self.average.load(folder)
-
-    def _save_optimizer_and_scheduler(self, output_dir):
-        save_optimizer(Path(output_dir), self._unsharded_optimizer, self.lr_scheduler, self.args.should_save)
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        if checkpoint is not None:
-            load_optimizer(Path(checkpoint), self._unsharded_optimizer, self.lr_scheduler)
-
-    def _save_rng_state(self, output_dir):
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        random_states.save_random_state(random_states.state_file(Path(output_dir), self.args.process_index))
-
-    def _load_rng_state(self, checkpoint):
-        if checkpoint is not None:
-            process, processes = self.args.process_index, self.args.world_size
-            random_states.restore(Path(checkpoint), process, processes, self.args.seed, self.state.global_step)
+def add_numerics(folder: Path, current: dict[str, str]) -> list[dict[str, str]]:
+    """Data types and kernels of a checkpoint's training, with those of this process if they are others, which is printed."""
+    numerics = json.loads((folder / NUMERICS).read_text(encoding="utf-8"))
+    if numerics[-1] == current:
+        return numerics
+    before, now = (", ".join(sorted(values.values())) for values in (numerics[-1], current))
+    print(f"{folder.name} was computed with {before}; resuming with {now}, so the result mixes both", flush=True)
+    return [*numerics, current]
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -255,7 +153,7 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-def _not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
+def first_not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
     """The name of the first tensor that isn't finite, or None; the same in all processes, which check their own shards."""
     own = map(local, tensors.values())
     infinite = (index for index, tensor in enumerate(own) if tensor.is_floating_point() and not tensor.isfinite().all())

@@ -10,8 +10,6 @@ ones would take as much memory as the model.
 
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +19,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from snaketune.config.operation import Operation
 from snaketune.engine.model.compiling import layers_of
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.forward import inner_model
@@ -127,38 +124,7 @@ def gather(
                 module._parameters[name] = gathered[parameter]
 
 
-class ShardedModelMixin:
-    """Mixin for transformers' Trainer: trains a model that `shard` has sharded."""
-
-    def __init__(self, *arguments: Any, **keywords: Any):
-        super().__init__(*arguments, **keywords)
-        # Set after construction and not on the model: the constructor refuses to save such a model in the Trainer's own format.
-        self.is_distributed_loading_by_transformers = is_sharded(self.model)
-
-    def _move_model_to_device(self, model, device):
-        if not is_sharded(model):
-            super()._move_model_to_device(model, device)
-
-    def train(self, *arguments, **keywords):
-        # The optimizer must be created on shards.
-        reshard(self.model)
-        return super().train(*arguments, **keywords)
-
-    def _defer_fsdp_gradient_reduction(self):
-        # Not deferred: unsharded gradients would have to be accumulated.
-        return nullcontext()
-
-    def _clip_grad_norm(self, model):
-        norm = super()._clip_grad_norm(model)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-    def _prepare_for_training(self, *arguments, **keywords):
-        prepared = super()._prepare_for_training(*arguments, **keywords)
-        check_strategy(self.run.operation, self.model_wrapped)
-        return prepared
-
-
-def check_strategy(operation: Operation, model: torch.nn.Module) -> None:
+def check_strategy(launch: str, zero_stage: int | None, model: torch.nn.Module) -> None:
     """Raise SnaketuneError unless the prepared model is trained by the configured strategy."""
     # In a single process no strategy shards anything.
     if world_size() == 1:
@@ -170,8 +136,8 @@ def check_strategy(operation: Operation, model: torch.nn.Module) -> None:
         actual = "fsdp"
     else:
         actual = "ddp" if isinstance(model, DistributedDataParallel) else "single"
-    if (actual, stage) != (operation.launch, operation.zero_stage):
+    if (actual, stage) != (launch, zero_stage):
         raise SnaketuneError(
-            f"operation.launch: {operation.launch} on {world_size()} processes resulted in {actual} (zero_stage {stage}); "
-            "nothing was trained"
+            f"operation.launch: {launch} on {world_size()} processes resulted in {actual} (zero_stage {stage}); nothing was "
+            "trained"
         )

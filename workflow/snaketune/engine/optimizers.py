@@ -6,27 +6,24 @@ from typing import Any
 import torch
 from peft.optimizers import create_loraplus_optimizer
 from torch.optim import AdamW, Muon, Optimizer
+from transformers import Trainer
 
-from snaketune.config.optimizers import MUON
 
-
-class OptimizerMixin:
-    """Mixin for transformers' Trainer: the optimizer of its run's spec."""
-
-    def create_optimizer(self, model=None):
-        training, lora = self.run.spec.training, self.run.spec.lora
-        model = self.model if model is None else model
-        if lora and lora.loraplus_lr_ratio:
-            kind, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
-            arguments |= {"loraplus_weight_decay": self.args.weight_decay}
-            # Where embeddings have adapters: peft's default would be a fixed 1e-6.
-            arguments |= {"loraplus_lr_embedding": self.args.learning_rate}
-            ratio = lora.loraplus_lr_ratio
-            self.optimizer = create_loraplus_optimizer(model, kind, loraplus_lr_ratio=ratio, **arguments)
-        elif training.optimizer == MUON:
-            decays = set(self.get_decay_parameter_names(model))
-            self.optimizer = MuonWithAdamW(model, training.learning_rate, training.betas, training.weight_decay, decays)
-        return super().create_optimizer(model)
+def create_optimizer(
+    trainer: Trainer, model: torch.nn.Module, muon: bool, loraplus_lr_ratio: float | None
+) -> Optimizer | None:
+    """Muon or LoRA+ for a trainer's model, with the trainer's arguments; None if transformers builds the optimizer."""
+    args = trainer.args
+    if loraplus_lr_ratio:
+        kind, arguments = trainer.get_optimizer_cls_and_kwargs(args, model)
+        arguments |= {"loraplus_weight_decay": args.weight_decay}
+        # Where embeddings have adapters: peft's default would be a fixed 1e-6.
+        arguments |= {"loraplus_lr_embedding": args.learning_rate}
+        return create_loraplus_optimizer(model, kind, loraplus_lr_ratio=loraplus_lr_ratio, **arguments)
+    if muon:
+        decays = set(trainer.get_decay_parameter_names(model))
+        return MuonWithAdamW(model, args.learning_rate, (args.adam_beta1, args.adam_beta2), args.weight_decay, decays)
+    return None
 
 
 class MuonWithAdamW(Optimizer):

@@ -1,12 +1,15 @@
-"""Preemption: end a training early, after a checkpoint, on SIGTERM or shortly before the cluster's time limit ends its job.
+"""Early ends of a training, after a checkpoint: preemption, on SIGTERM or shortly before the cluster's time limit ends its job;
+and the end of a snapshot.
 
 Resume is exact, so the job that continues produces the result of an uninterrupted one. When the time limit was the reason, the
 launcher has SLURM requeue the job (`training.launch.worker_endings`): a training longer than any limit runs as a chain of jobs.
 """
 
 import json
+import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,6 @@ import torch.distributed as dist
 from accelerate import PartialState
 from transformers import TrainerCallback
 
-from snaketune.cluster.job_endings import job_end_time, seconds_until
 from snaketune.files import write_json
 
 # Seconds reserved for a checkpoint before the time limit. SLURM may send its own signals up to this early.
@@ -39,11 +41,16 @@ class PreemptionCallback(TrainerCallback):
     Add it as the last callback: callbacks that end the training for good take precedence.
     """
 
-    def __init__(self, trained_parameters: int, state: Path):
-        self.main, self.terminated = PartialState().is_main_process, False
+    def __init__(self, trained_parameters: int, state: Path, job_end_time: Callable[[], float | None] = lambda: None):
+        """
+        Args:
+            state: a folder for what a resumed training reads.
+            job_end_time: queries the time (seconds since the epoch) at which the job ends; None if it is unknown.
+        """
+        self.main, self.terminated, self.job_end_time = PartialState().is_main_process, False, job_end_time
         self.save_seconds_file = state / SAVE_SECONDS_FILE
         self.end, self.queried_at = job_end_time() if self.main else None, time.monotonic()
-        self.min_seconds = min(MIN_SAVE_SECONDS, MAX_SAVE_SHARE * max(0.0, seconds_until(self.end)))
+        self.min_seconds = min(MIN_SAVE_SECONDS, MAX_SAVE_SHARE * max(0.0, self._seconds_left()))
         self.timed = self._previous_save_seconds()
         estimated = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
         self.save_seconds = estimated if self.timed is None else self.timed
@@ -64,13 +71,13 @@ class PreemptionCallback(TrainerCallback):
         self.since = time.monotonic()
         if control.should_training_stop or state.global_step >= state.max_steps:
             return
-        self.reason = self._agree(state.global_step, self._own_reason())
+        self.reason = self._agree(state.global_step, self._reason())
         if self.reason:
             control.should_save = control.should_training_stop = True
 
     def interrupts(self) -> bool:
         """Whether any process has a reason to stop; called by all of them while held-out rows are measured."""
-        self.reason = self._agree(0, self._own_reason())
+        self.reason = self._agree(0, self._reason())
         return self.reason is not None
 
     def on_save(self, *_: Any, **__: Any) -> None:
@@ -86,21 +93,24 @@ class PreemptionCallback(TrainerCallback):
         except (OSError, ValueError, TypeError):
             return None
 
-    def _own_reason(self) -> str | None:
+    def _reason(self) -> str | None:
         if self.terminated:
             return "signal"
         if self.end is None and self.main and time.monotonic() - self.queried_at > RETRY_SECONDS:
-            self.end, self.queried_at = job_end_time(), time.monotonic()
+            self.end, self.queried_at = self.job_end_time(), time.monotonic()
         if self._deadline_is_near():
             # The time limit may have been raised.
-            self.end = job_end_time()
+            self.end = self.job_end_time()
             if self._deadline_is_near():
                 return "deadline"
         return None
 
+    def _seconds_left(self) -> float:
+        return float("inf") if self.end is None else self.end - time.time()
+
     def _deadline_is_near(self) -> bool:
         steps = EVERY if self.agreed_seconds < SHORT_STEP else 1
-        return seconds_until(self.end) < max(self.min_seconds, 3 * self.save_seconds + 2 * self.step_seconds * steps)
+        return self._seconds_left() < max(self.min_seconds, 3 * self.save_seconds + 2 * self.step_seconds * steps)
 
     def _agree(self, step: int, reason: str | None) -> str | None:
         """The reason of any process, the same in all of them."""
@@ -113,3 +123,21 @@ class PreemptionCallback(TrainerCallback):
         dist.all_reduce(shared, dist.ReduceOp.MAX)
         signalled, near, self.agreed_seconds = shared.tolist()
         return "signal" if signalled else "deadline" if near else None
+
+
+class EndOfSnapshot(TrainerCallback):
+    """Ends a training after this share of its steps, rounded up, with a checkpoint from which the whole run resumes."""
+
+    def __init__(self, until: float):
+        self.until = until
+
+    def on_train_begin(self, args, state, control, **_):
+        """End at once if the checkpoint that is resumed from is that of the end."""
+        control.should_training_stop |= self._ended(state)
+
+    def on_step_end(self, args, state, control, **_):
+        if self._ended(state):
+            control.should_save = control.should_training_stop = True
+
+    def _ended(self, state) -> bool:
+        return state.global_step >= math.ceil(state.max_steps * self.until)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from snaketune.config.losses import PreferenceLoss
 from snaketune.engine.pair_logps import PairLogps
+from snaketune.engine.preference_settings import PreferenceSettings
 
 # Losses that use log-probabilities per token.
 PER_TOKEN = {"simpo", "orpo"}
@@ -34,12 +34,12 @@ Sums = dict[str, float]
 
 
 @torch.no_grad()
-def batch_sums(pairs: PairLogps, settings: PreferenceLoss, source_P: torch.Tensor, sources: int) -> torch.Tensor:
+def batch_sums(pairs: PairLogps, settings: PreferenceSettings, source_P: torch.Tensor, sources: int) -> torch.Tensor:
     """Sums over the pairs of a batch, per source: float[sources, SUMS], float64 except on MPS, which lacks it.
 
     >>> pair = PairLogps(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.tensor([[-3.0, -4.0]]),
     ...              counts_P2=torch.tensor([[4, 6]]), nll_P2=torch.zeros(1, 2))
-    >>> (row,) = batch_sums(pair, PreferenceLoss(beta=0.5), torch.tensor([0]), sources=1).tolist()
+    >>> (row,) = batch_sums(pair, PreferenceSettings(beta=0.5), torch.tensor([0]), sources=1).tolist()
     >>> sums = dict(zip(SUMS, row))
     >>> sums["margin"], sums["kl"], sums["difference"], sums["longer"]
     (1.5, 0.5, -2.0, 0.0)
@@ -92,7 +92,7 @@ def add_steps(steps: Iterable[Sums]) -> Sums:
     return {name: sum(step[name] for step in every) for name in SUMS}
 
 
-def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceLoss) -> dict[str, float]:
+def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceSettings) -> dict[str, float]:
     """The metrics of each source over steps, which have sums for each, as `sources.0/margin`; empty for a single source."""
     of_sources = list(zip(*steps, strict=True))
     return {
@@ -102,11 +102,11 @@ def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceLoss) -> dict
     }
 
 
-def means(sums: Sums, settings: PreferenceLoss) -> dict[str, float]:
+def means(sums: Sums, settings: PreferenceSettings) -> dict[str, float]:
     """Compute metrics from sums over pairs; metrics that aren't defined for these pairs are omitted.
 
     >>> two = {"pairs": 2, "chosen": 2, "right": 1, "margin": 3.0, "chosen_logp": -8.0, "chosen_tokens": 16, "kl": 1.0}
-    >>> metrics = means(dict.fromkeys(SUMS, 0.0) | two, PreferenceLoss())
+    >>> metrics = means(dict.fromkeys(SUMS, 0.0) | two, PreferenceSettings())
     >>> [metrics[name] for name in ("accuracy", "margin", "chosen_logp_per_token", "chosen_tokens", "kl")]
     [0.5, 1.5, -0.5, 8.0, 0.5]
     """
@@ -152,7 +152,7 @@ def length_correlation(sums: Sums) -> float | None:
 class MetricSums:
     """The sums of every step since the last `read`, on the device of this process, so that no step waits for the device."""
 
-    def __init__(self, settings: PreferenceLoss, sources: int):
+    def __init__(self, settings: PreferenceSettings, sources: int):
         self.settings, self.sources = settings, sources
         self.of_step: torch.Tensor | float = 0.0
         self.steps: list[torch.Tensor] = []

@@ -19,8 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.config.losses import WINDOW, PreferenceLoss
 from snaketune.engine.preference_metrics import Sums, add_steps, length_correlation, means
+from snaketune.engine.preference_settings import WINDOW, PreferenceSettings
 
 COLLAPSE_NATS = 0.1
 CHOSEN_SHARE = 0.25
@@ -32,7 +32,7 @@ MIN_MARGIN_STD = 1.0
 Found = tuple[str, dict[str, float]]
 
 
-class DpoMonitor:
+class PreferenceMonitor:
     """The window of metrics of one training, its warnings and its early stop.
 
     Attributes:
@@ -40,7 +40,7 @@ class DpoMonitor:
         stopped: the step after which `stop_if` ended the training, and the reason; None if it didn't.
     """
 
-    def __init__(self, settings: PreferenceLoss, from_zero: bool = True):
+    def __init__(self, settings: PreferenceSettings, from_zero: bool = True):
         """Args: from_zero: whether all log-ratios start at zero, as they do if the policy starts as its reference."""
         self.settings, self.from_zero = settings, from_zero and settings.needs_reference
         self.window = max(WINDOW, settings.stop_if.window if settings.stop_if else 0)
@@ -107,7 +107,7 @@ class _Change:
 
     sums: Sums
     first: Sums | None
-    settings: PreferenceLoss
+    settings: PreferenceSettings
 
     def _reward(self, side: str) -> float:
         """Change of a side's mean reward; that of the reference is 0."""

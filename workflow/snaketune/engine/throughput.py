@@ -1,10 +1,11 @@
-"""Throughput of a training: tokens (without padding), FLOPs and memory between two log lines, and the wait for data.
+"""The log of a training, and its throughput: tokens (without padding), FLOPs and memory between two lines, and waits for data.
 
 The clock runs from the step's request for batches until the loss is read for the log, which synchronizes with the device; it
 is paused while a checkpoint is written. The first line of a process includes one-time work (compilation, first allocations), so
 it says `warming up` and is excluded from the medians.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import TrainerCallback, TrainerState
 
+from snaketune.engine.checkpoints import diverged
 from snaketune.engine.model.device_speed import peak_of
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.flops import count_flops
@@ -22,6 +25,8 @@ from snaketune.engine.model.machine import peak_memory
 COUNTED = ("tokens", "supervised", "flops", "computed")
 SHOWN = ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
 GB = 1e9
+# A training that is silent for longer looks like one that hangs.
+SECONDS_BETWEEN_LINES = 30.0
 
 
 class ThroughputMeter:
@@ -176,3 +181,51 @@ def time_left(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class LogCallback(TrainerCallback):
+    """Prints a line per log step, others where steps are slow, and stops a training whose launcher has died."""
+
+    def __init__(self):
+        # Number and end time of this process's first step, which is slower than the others.
+        self.warm: tuple[int, float] | None = None
+        self.printed = time.monotonic()
+
+    def on_train_begin(self, args, state, control, **_):
+        """Set save and log intervals from the arguments: on resume the Trainer takes them from the checkpoint's state."""
+        state.compute_steps(args, state.max_steps)
+
+    def on_step_end(self, args, state, control, **_):
+        if self.warm is None:
+            self.warm = state.global_step, time.monotonic()
+        # The last step has a line. Preemption, which comes after this, adds none: the training goes on later.
+        control.should_log |= control.should_training_stop
+        self.on_substep_end(args, state, control)
+
+    def on_substep_end(self, args, state, control, **_):
+        """Print the steps done after SECONDS_BETWEEN_LINES without a log line, which many slow steps may be apart."""
+        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and not control.should_log:
+            self._print(f"{state.global_step} of {state.max_steps} steps done", self._remaining_s(state))
+
+    def on_prediction_step(self, args, state, control, **_):
+        """Say so while a measurement of held-out rows takes long."""
+        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES:
+            self._print(f"measuring held-out rows after step {state.global_step}", None)
+
+    def on_log(self, args, state, control, logs=None, **_):
+        """Print the log line with the estimated time to the end; raise SnaketuneError if the loss isn't finite."""
+        if not logs or "loss" not in logs:
+            return
+        if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
+            raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
+        self._print(log_line(logs, state.global_step, state.max_steps), self._remaining_s(state))
+
+    def _print(self, line: str, remaining: float | None) -> None:
+        print(line if remaining is None else f"{line}  {time_left(remaining)} left", flush=True)
+        self.printed = time.monotonic()
+
+    def _remaining_s(self, state: TrainerState) -> float | None:
+        """Return the estimated seconds to the end; None before the second step of this process has ended."""
+        first, since = self.warm or (state.global_step, 0.0)
+        done, to_do = state.global_step - first, state.max_steps - state.global_step
+        return (time.monotonic() - since) / done * to_do if done else None

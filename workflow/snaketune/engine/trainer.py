@@ -1,292 +1,195 @@
-"""A training and its trainer, for any rows and for any Trainer of transformers or TRL.
+"""Training on packed rows with transformers' Trainer; the base class of SFT and DPO.
 
-The Trainer's loop, schedule, precision and distribution are used as they are. Added are the sample order, prefetch, checkpoints
-without pickles, and throughput in every log line.
+The loss is a mean over all tokens or pairs of an optimizer step, independent of micro-batches and processes. Mixtures of
+experts add their load-balancing loss if their config asks for it, a mean over the step's rows (`engine.model.router_loss`).
 """
 
-import math
-import time
-from collections.abc import Callable, Sized
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainerState
-from transformers.trainer_callback import PrinterCallback
+from transformers import Trainer, TrainingArguments
 
-from snaketune.config.operation import Execution
-from snaketune.engine.average import AveragedWeights
-from snaketune.engine.checkpoints import CheckpointMixin, diverged
-from snaketune.engine.fsdp import ShardedModelMixin, world_size
-from snaketune.engine.held_out import HeldOutMixin
-from snaketune.engine.log_lines import LogLinesMixin
-from snaketune.engine.model.devices import Compute, resolve_compute
-from snaketune.engine.model.machine import is_out_of_memory
-from snaketune.engine.model.packing_support import choose_kernel
-from snaketune.engine.model.passed_test import PassedTest
-from snaketune.engine.optimizers import OptimizerMixin
-from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.preemption import PreemptionCallback
-from snaketune.engine.prefetch import PrefetchMixin
-from snaketune.engine.sample_order import SampleOrderMixin
-from snaketune.engine.throughput import ThroughputMeter, log_line, time_left
-from snaketune.models.adapter_stack import AdapterStack
-from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec, SftSpec
-from snaketune.tracking.curves import TrackedRun
-from snaketune.training.autotune.batch_plan import IN_STEPS, record_out_of_memory
-from snaketune.training.passed_tests import record_of_test
-
-OFFLOADING_DEVICES = ("cuda", "xpu")
-# A training that is silent for longer looks like one that hangs.
-SECONDS_BETWEEN_LINES = 30.0
+from snaketune.engine.embedding_noise import EmbeddingNoise
+from snaketune.engine.eva import initialize_by_eva
+from snaketune.engine.features import Options, TrainingFeatures
+from snaketune.engine.model.batches import Batch, collate
+from snaketune.engine.model.compiling import CompileChoice, choose_compilation, compile_layers, layers_of
+from snaketune.engine.model.devices import Compute, use_threads
+from snaketune.engine.model.forward import inner_model
+from snaketune.engine.model.kernels import ANY_SHAPE, SEPARATE
+from snaketune.engine.model.logit_differences import TOLERANCE
+from snaketune.engine.model.logprobs import summed_losses
+from snaketune.engine.model.router_loss import RouterLoss, router_rows
+from snaketune.engine.packing.rows import EqualTokens, PackedRows
+from snaketune.errors import SnaketuneError
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRun:
-    """What a training is, and how it runs.
+def offloaded_activations(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """A context in which the activations that a backward pass needs are moved to host memory, by TRL."""
+    # TRL takes a second to import.
+    from trl.models.activation_offloading import get_act_offloading_ctx_manager
 
-    Attributes:
-        operation: with every `auto` resolved.
-        adapter: folder of the adapter that is trained further; None if there is none.
-    """
-
-    spec: SftSpec | DpoSpec
-    operation: Execution
-    work: WorkFolder
-    compute: Compute
-    tracked: TrackedRun | None = None
-    adapter: Path | None = None
-
-    @classmethod
-    def of(
-        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: TrackedRun | None = None
-    ) -> Self:
-        """Return a run on the device and precision that this process has."""
-        compute = resolve_compute(spec.training.precision, training=True)
-        return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
-
-    @property
-    def offloads(self) -> bool:
-        """Whether activations are moved to host memory: from devices with memory of their own, if the config asks for it."""
-        return self.operation.activation_offloading and self.compute.device.type in OFFLOADING_DEVICES
-
-    @property
-    def in_shards(self) -> bool:
-        """Whether the model is sharded over the processes by FSDP."""
-        return self.operation.launch == "fsdp" and world_size() > 1
-
-    @property
-    def record(self) -> PassedTest | None:
-        """The record of the self-test with the kernel of `compute`; see `passed_tests.record_of_test`."""
-        return record_of_test(self.spec, self.work, self.compute)
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether an earlier training has passed that self-test, so that its kernel needs no other check."""
-        return self.record is not None and self.record.share() is not None
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.work.state / "checkpoints"
+    return get_act_offloading_ctx_manager(model)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedTraining:
-    """A training with its rows and its initial model, before that is loaded; all that `pipeline` needs.
+class PackedTrainer(TrainingFeatures, Trainer):
+    """A Trainer whose batches come from `collate`; subclasses define the loss and the items that it is averaged over."""
 
-    Attributes:
-        rows: training rows, as the trainer takes them; `str(rows)` describes them in the log.
-        held_out: rows that may be measured while the training runs; None if it can't measure any.
-    """
+    # None unless the model's config asks for it; and the rows of the step, without those of padding alone, counted for it.
+    router_loss: RouterLoss | None
+    step_rows: torch.Tensor | None = None
+    activations: AbstractContextManager[None]
 
-    trainer_class: "type[BaseTrainer]"
-    rows: Sized
-    run: TrainingRun
-    initial: AdapterStack
-    held_out: PackedRows | None = None
-
-    @cached_property
-    def config(self) -> PretrainedConfig | None:
-        """The config of the initial model; None for a model from scratch."""
-        return self.initial.config()
-
-    @property
-    def any_config(self) -> PretrainedConfig | None:
-        """The config of the initial model, also if that is made from scratch."""
-        return self.config or self.initial.new_config()
-
-    def with_kernel(self) -> Self:
-        """Return the training with the kernel for its model and packed rows; see `packing_support.choose_kernel`."""
-        if self.run.has_passed:
-            return self
-        longest, prefixes, dropout = self.rows.longest[0], self.rows.has_prefixes, self.trainer_class.drops_out
-        compute = choose_kernel(self.run.compute, self.any_config, longest, prefixes=prefixes, dropout=dropout)
-        return replace(self, run=replace(self.run, compute=compute))
-
-
-class BaseTrainer(
-    HeldOutMixin,
-    PrefetchMixin,
-    SampleOrderMixin,
-    ShardedModelMixin,
-    LogLinesMixin,
-    CheckpointMixin,
-    OptimizerMixin,
-    TrainerCallback,
-):
-    """Mixin for transformers' Trainer: the features of every training, and the hooks that `pipeline` calls.
-
-    It is the first of its callbacks, so that the others find a checkpoint complete when it is saved.
-    """
-
-    # Whether the model's dropout is active in training.
-    drops_out = True
-    # Whether the loss is a sum over the batch, so that the chunked head can compute gradients in the forward pass.
-    sums_losses = True
-    compiled = False
-    # Facts about the model for manifest and run.json, and the number of its parameters, and of those that are trained.
-    checked: Outcome
-    parameters: int
-    trainable: int
-    # None in trainings that aren't continued elsewhere: trials of speed.
-    preemption: PreemptionCallback | None = None
-
-    def __init__(self, *, run: TrainingRun, rows: Any, **arguments: Any):
-        self.run, self.rows = run, rows
-        super().__init__(**arguments)
-        self.meter = ThroughputMeter(self.model, run.compute, self.args.world_size)
-        self.remove_callback(PrinterCallback)
-        self.add_callback(self)
-
-    @staticmethod
-    def check_model(
-        model: PreTrainedModel, rows: Any, compute: Compute, record: PassedTest | None
-    ) -> tuple[Outcome, Compute]:
-        """Check the loaded model, usually before adapters are added; return facts for manifest and run.json, and the kernel.
-
-        Args:
-            record: of a passed test, which isn't repeated.
-        Raises:
-            SnaketuneError: the model can't be trained on these rows.
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        args: TrainingArguments,
+        train_dataset: PackedRows,
+        compute: Compute,
+        options: Options,
+        **arguments: Any,
+    ):
         """
-        raise TypeError("a subclass defines this")
+        Args:
+            model: one that has passed `engine.model.selftest.self_test` with the kernel of `compute`, with its adapters.
+        """
+        self.router_loss = RouterLoss.of(inner_model(model))
+        use_threads(model.config, compute)
+        super().__init__(
+            rows=train_dataset,
+            compute=compute,
+            options=options,
+            model=model,
+            args=args,
+            train_dataset=EqualTokens(train_dataset),
+            data_collator=self._collate_items,
+            **arguments,
+        )
+        if options.neftune_noise_alpha:
+            EmbeddingNoise(inner_model(model), options.neftune_noise_alpha)
+        # transformers' own noise knows no documents.
+        self.neftune_noise_alpha = None
+        self.activations = offloaded_activations(model) if options.offload else nullcontext()
+        # `batch_loss` already divides by the items of the whole step, so the Trainer must not scale it again.
+        self.model_accepts_loss_kwargs = True
+
+    @property
+    def has_frozen_base(self) -> bool:
+        return hasattr(self.accelerator.unwrap_model(self.model), "peft_config")
 
     def initialize_adapters(self) -> None:
-        """Set initial values of adapters that depend on the rows; called before `check_start`, not on resume."""
-
-    def check_start(self) -> None:
-        """Raise SnaketuneError if training can't start from this model; called before step 1, not on resume."""
-
-    def compile(self) -> None:
-        """Compile the model if configured, or if `auto` expects a gain; called before the first step of this process."""
+        if self.options.eva:
+            initialize_by_eva(self.model, self.rows, self.compute, self.args.seed)
 
     def counts(self) -> dict[str, int]:
-        """Counts for the manifest: rows, and document tokens of all steps."""
-        return {"rows": len(self.rows), "tokens": self.state.num_input_tokens_seen}
+        return super().counts() | {"tokens_per_epoch": self.rows.tokens}
 
-    def conclusions(self) -> Outcome:
-        """Facts for manifest and run.json; called after the last step."""
-        return Outcome()
+    def item_weights(self) -> np.ndarray | None:
+        return self.train_dataset.pairs
 
-    @property
-    def gather_processes(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """Gathers a tensor of all processes along its first dimension; None for a single process."""
-        return self.accelerator.gather if self.args.world_size > 1 else None
-
-    def train(self, *arguments: Any, **keywords: Any) -> Any:
-        """Train; record the step if memory runs out, and stop the prefetch thread in any case."""
-        (self.run.work.state / IN_STEPS).touch()
-        if average := self.run.spec.training.average:
-            # After the adapters are initialized, by which their weights may become others.
-            self.average = AveragedWeights(self.model, average.ema)
-            self.add_callback(self.average)
-        try:
-            return super().train(*arguments, **keywords)
-        except Exception as error:
-            if is_out_of_memory(error):
-                record_out_of_memory(self.run.work.state, self.state.global_step + 1, error)
-            raise
-        finally:
-            self.stop_prefetch()
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        batches = self.meter.batches(self.prefetched(epoch_iterator, device))
-        return super().get_batch_samples(batches, num_batches, device)
-
-    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
-        self.run.work.check_held()
-        super()._save_checkpoint(*arguments, **keywords)
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        # The meter counts them, and the Trainer would iterate over all parameters for every batch.
-        return 0
-
-
-class EndOfSnapshot(TrainerCallback):
-    """Ends a training after this share of its steps, rounded up, with a checkpoint from which the whole run resumes."""
-
-    def __init__(self, until: float):
-        self.until = until
-
-    def on_train_begin(self, args, state, control, **_):
-        """End at once if the checkpoint that is resumed from is that of the end."""
-        control.should_training_stop |= self._ended(state)
-
-    def on_step_end(self, args, state, control, **_):
-        if self._ended(state):
-            control.should_save = control.should_training_stop = True
-
-    def _ended(self, state) -> bool:
-        return state.global_step >= math.ceil(state.max_steps * self.until)
-
-
-class LogCallback(TrainerCallback):
-    """Prints a line per log step, others where steps are slow, and stops a training whose launcher has died."""
-
-    def __init__(self):
-        # Number and end time of this process's first step, which is slower than the others.
-        self.warm: tuple[int, float] | None = None
-        self.printed = time.monotonic()
-
-    def on_train_begin(self, args, state, control, **_):
-        """Set save and log intervals from the arguments: on resume the Trainer takes them from the checkpoint's state."""
-        state.compute_steps(args, state.max_steps)
-
-    def on_step_end(self, args, state, control, **_):
-        if self.warm is None:
-            self.warm = state.global_step, time.monotonic()
-        # The last step has a line. Preemption, which comes after this, adds none: the training goes on later.
-        control.should_log |= control.should_training_stop
-        self.on_substep_end(args, state, control)
-
-    def on_substep_end(self, args, state, control, **_):
-        """Print the steps done after SECONDS_BETWEEN_LINES without a log line, which many slow steps may be apart."""
-        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES and not control.should_log:
-            self._print(f"{state.global_step} of {state.max_steps} steps done", self._remaining_s(state))
-
-    def on_prediction_step(self, args, state, control, **_):
-        """Say so while a measurement of held-out rows takes long."""
-        if time.monotonic() - self.printed >= SECONDS_BETWEEN_LINES:
-            self._print(f"measuring held-out rows after step {state.global_step}", None)
-
-    def on_log(self, args, state, control, logs=None, **_):
-        """Print the log line with the estimated time to the end; raise SnaketuneError if the loss isn't finite."""
-        if not logs or "loss" not in logs:
+    def compile(self) -> None:
+        setting, compute = self.options.compile, self.compute
+        flops = self.meter.flops.per_token * self.rows.tokens * self.args.num_train_epochs
+        choice = choose_compilation(setting, flops, compute.device)
+        if choice.compiled and setting == "auto" and not layers_of(self.model):
+            choice = CompileChoice(compiled=False, reason="auto: this model has no layers that can be compiled")
+        if setting == "auto" and compute.kernel == SEPARATE:
+            choice = CompileChoice(compiled=False, reason="auto: documents run separately, in shapes that vary")
+        print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.reason})", flush=True)
+        if not choice.compiled:
             return
-        if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
-            raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
-        self._print(log_line(logs, state.global_step, state.max_steps), self._remaining_s(state))
+        self.compiled = True
+        batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
+        eager, again = self._loss_of(batch), self._loss_of(batch)
+        compile_layers(self.model, compute, checkpointing=self.args.gradient_checkpointing)
+        _check_compiled(eager, again, self._loss_of(batch), compute)
 
-    def _print(self, line: str, remaining: float | None) -> None:
-        print(line if remaining is None else f"{line}  {time_left(remaining)} left", flush=True)
-        self.printed = time.monotonic()
+    def _loss_of(self, batch: dict[str, Any]) -> torch.Tensor:
+        """The loss of a batch, computed as in training but without side effects."""
+        self.model.train()
+        with self.as_in_training():
+            return summed_losses(self.model, batch).detach()
 
-    def _remaining_s(self, state: TrainerState) -> float | None:
-        """Return the estimated seconds to the end; None before the second step of this process has ended."""
-        first, since = self.warm or (state.global_step, 0.0)
-        done, to_do = state.global_step - first, state.max_steps - state.global_step
-        return (time.monotonic() - since) / done * to_do if done else None
+    @contextmanager
+    def as_in_training(self, autocast: bool = True, step_precision: bool = True) -> Iterator[None]:
+        """Run forward passes without a trace: random states of host and device are restored at the end.
+
+        Args:
+            autocast: whether to add the autocast of a step, for a model that accelerate hasn't prepared.
+            step_precision: whether matrices are multiplied at the precision of training steps.
+        """
+        compute = self.compute
+        device = compute.device
+        restored = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+        cast = compute.autocast() if autocast else nullcontext()
+        with restored, cast, compute.training_precision() if step_precision else nullcontext():
+            yield
+
+    # A step, in the order of its calls: batch, items of the whole step, loss of a micro-batch.
+
+    def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
+        rows = [row for item in items for row in item]
+        if self.compiled and self.compute.kernel not in ANY_SHAPE:
+            # The last batch of an epoch may be smaller, and so may the last item of each length.
+            items = [*items, *[[]] * (self.args.per_device_train_batch_size - len(items))]
+            missing = (self.rows.row_length - sum(len(row["input_ids"]) for row in item) for item in items)
+            rows += [self.rows.blank(tokens) for tokens in missing if tokens]
+        batch = self.collate(rows, self.compute.kernel, self.rows.longest[0])
+        return batch | router_rows(rows, batch["segments"].layout.document_of) if self.router_loss else batch
+
+    collate = staticmethod(collate)
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """Move a batch to the device. The Trainer's own hook moves no segments, and under DeepSpeed casts all floats."""
+        return inputs.to(self.args.device)
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        # Created on the device, since a copy from the host would wait for it.
+        counts = zip(*((len(batch.get("router_rows", ())), *self.items(batch)) for batch in batch_samples))
+        totals = torch.stack([torch.full((), sum(count), device=device) for count in counts])
+        totals = self.accelerator.gather(totals[None]).sum(0) if self.args.world_size > 1 else totals
+        self.step_rows = totals[0]
+        return totals[1:]
+
+    def items(self, batch: dict[str, Any]) -> tuple[int, ...]:
+        """Count the items of a batch that the loss of an optimizer step is averaged over, one count per kind of item."""
+        raise TypeError("a subclass defines this")
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        with self.activations, self.compute.training_precision():
+            return super().training_step(*arguments, **keywords)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Count the batch's tokens and FLOPs, and return its share of the step's loss."""
+        layout = inputs["segments"].layout
+        prefixes_D, lengths_D = layout.prefix_lengths[layout.documents], layout.lengths[layout.documents]
+        self.meter.count(prefixes_D, lengths_D, supervised=len(inputs["targets"]), projected=len(inputs["sources"]))
+        if self.router_loss is None:
+            loss = self.batch_loss(model, inputs, num_items_in_batch)
+        else:
+            with self.router_loss.recorded() as logits:
+                loss = self.batch_loss(model, inputs, num_items_in_batch)
+            loss = loss + self.router_loss.summed(logits, inputs) / self.step_rows.clamp(min=1)
+        # Gradients are averaged over processes, but each loss is already divided by the items of all processes.
+        return loss * self.args.world_size if self.args.world_size > 1 else loss
+
+    def batch_loss(self, model: torch.nn.Module, batch: dict[str, Any], totals: torch.Tensor) -> torch.Tensor:
+        """The batch's share of the loss of its step, a scalar. Args: totals: int64, the items of the whole step."""
+        raise TypeError("a subclass defines this")
+
+
+def _check_compiled(eager: torch.Tensor, again: torch.Tensor, compiled: torch.Tensor, compute: Compute) -> None:
+    """Raise SnaketuneError if the compiled model's loss differs from the eager one by more than the data type's tolerance.
+
+    Args:
+        eager, again: the eager loss, computed twice; a model whose loss isn't reproducible is not checked.
+    """
+    if eager == again and not abs(compiled - eager) <= TOLERANCE[compute.products] * abs(eager):
+        raise SnaketuneError(
+            f"training.compile: the compiled model's loss is {compiled.item():.6g}, {eager.item():.6g} before; nothing was "
+            "trained. Set it to false"
+        )

@@ -24,6 +24,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.evaluations import Decoding
 from snaketune.engine.model.attention import use_own_attention
 from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
+from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import Prompt, Response, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate
@@ -34,7 +35,7 @@ from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
-from snaketune.models.load_model import parameter_count, set_special_tokens
+from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WorkFolder

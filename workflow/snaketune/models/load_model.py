@@ -266,13 +266,3 @@ def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     # Some bases have contradictory sampling settings, which transformers loads, but refuses to save if the config was edited.
     # The hash marks it as unedited; otherwise saving would fail at the end of the training.
     model.generation_config._original_object_hash = hash(model.generation_config)
-
-
-def parameter_count(model: torch.nn.Module) -> int:
-    """Return the number of parameters; tied ones count once, packed 4-bit ones by their unpacked size."""
-    return sum(map(parameter_numel, model.parameters()))
-
-
-def parameter_numel(parameter: torch.nn.Parameter) -> int:
-    """Return the number of elements of a parameter; 4-bit weights store two per byte."""
-    return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

@@ -52,10 +52,9 @@ from snaketune.engine.model.fused_cross_entropy import CHUNK_LOGITS, MIN_CHUNK_R
 from snaketune.engine.model.kernels import SEPARATE
 from snaketune.engine.model.mixers import set_segments
 from snaketune.engine.model.packing_support import forward_inputs, unloaded_model
-from snaketune.engine.model.parameters import train_only
+from snaketune.engine.model.parameters import parameter_count, train_only
 from snaketune.engine.model.text_part import model_class
 from snaketune.engine.packing.segments import layout
-from snaketune.models.load_model import parameter_count
 
 # It logs tracebacks of errors that `_activations` catches.
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -197,7 +196,7 @@ def _adapted(model: PreTrainedModel, lora: Lora | None) -> torch.nn.Module:
     if not lora:
         return model
     # Imported here, since it imports peft.
-    from snaketune.engine.model.adapters import add_lora
+    from snaketune.models.lora import add_lora
 
     # Tensors without values have no main directions.
     return add_lora(model, lora.model_copy(update={"init_lora_weights": True}))

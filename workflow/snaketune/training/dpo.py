@@ -58,16 +58,15 @@ def build(
         ref_logps: one artifact, or none for a loss without a reference.
         base_layers, base: the results and the base that `model` is applied to, if it is only an adapter.
     """
-    from snaketune.engine.dpo import prepare_training
-    from snaketune.engine.trainer import TrainingRun
     from snaketune.training.launch.worker import is_main_process
     from snaketune.training.pipeline import train
+    from snaketune.training.prepared import TrainingRun, prepare_dpo
     from snaketune.training.save_model import copy_other_files
 
     for result in (model, *base_layers):
         result.files()
     run = TrainingRun.of(spec, operation, work, tracked)
-    outcome = train(prepare_training(run, (model, *base_layers), pack, *ref_logps))
+    outcome = train(prepare_dpo(run, (model, *base_layers), pack, *ref_logps))
     if is_main_process():
         copy_other_files(model, work.payload)
     return outcome

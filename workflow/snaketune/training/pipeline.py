@@ -4,41 +4,78 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, set_seed
 
+from snaketune.cluster.job_endings import job_end_time
+from snaketune.config.optimizers import MUON
 from snaketune.engine.checkpoints import diverged, last_checkpoint, remove_incomplete, step_of
+from snaketune.engine.features import Options, TrainingFeatures
 from snaketune.engine.fsdp import shard
-from snaketune.engine.held_out_selection import BEST, has_its_best
-from snaketune.engine.model.adapters import add_lora, leave_casts_to_autocast, load_adapter_weights
+from snaketune.engine.held_out import HeldOut, why_not_measurable
+from snaketune.engine.measurements import HeldOutSettings, has_its_best
+from snaketune.engine.model.adapters import leave_casts_to_autocast, load_adapter_weights
 from snaketune.engine.model.device_speed import probe
-from snaketune.engine.model.devices import deterministic_algorithms, keep_freed_memory
+from snaketune.engine.model.devices import Compute, deterministic_algorithms, keep_freed_memory
 from snaketune.engine.model.forward import inner_model, without_dropout
 from snaketune.engine.model.machine import is_out_of_memory, processor
-from snaketune.engine.model.parameters import train_only
-from snaketune.engine.preemption import PreemptionCallback
-from snaketune.engine.trainer import BaseTrainer, EndOfSnapshot, LogCallback, PreparedTraining, TrainingRun
+from snaketune.engine.model.parameters import parameter_count, train_only
+from snaketune.engine.model.passed_test import PassedTest
+from snaketune.engine.model.selftest import self_test
+from snaketune.engine.packing.rows import EqualTokens, PackedRows
+from snaketune.engine.preemption import EndOfSnapshot, PreemptionCallback
+from snaketune.engine.throughput import LogCallback
+from snaketune.engine.trainer import PackedTrainer
 from snaketune.errors import SnaketuneError
-from snaketune.models.load_model import parameter_count, stored_dtype
+from snaketune.models.load_model import stored_dtype
+from snaketune.models.lora import add_lora
 from snaketune.stages.cache.attempt import check_files
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.findings import report_findings
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec
+from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tracking.curves import Curves
-from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
+from snaketune.training.autotune.batch_plan import (
+    IN_STEPS,
+    BatchPlan,
+    read_curve,
+    record_out_of_memory,
+    slowdown_percent,
+)
 from snaketune.training.autotune.machine_check import MachineCheck, check_machine
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.launch.worker_endings import record_preemption
 from snaketune.training.preflight_record import read_preflight_findings
+from snaketune.training.prepared import PreparedTraining, TrainingRun
 from snaketune.training.save_model import save_trained
+from snaketune.training.trainer_arguments import training_arguments
 
 # Shorter trainings aren't worth the second that a probe of the machine takes.
 PROBED_SECONDS = 60
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """Facts about a loaded model, with its adapters.
+
+    Attributes:
+        about, run: of its check, for manifest and run.json.
+        parameters, trainable: all of them, and those that are trained.
+    """
+
+    about: dict[str, Any]
+    run: dict[str, Any]
+    parameters: int
+    trainable: int
+
+
 @contextmanager
-def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
+def ready_trainer(training: PreparedTraining) -> Iterator[tuple[TrainingFeatures, LoadedModel]]:
     """Yield a trainer with its model: loaded, checked, with adapters where the spec has them.
 
     Raises:
@@ -64,13 +101,79 @@ def ready_trainer(training: PreparedTraining) -> Iterator[BaseTrainer]:
                 # The unsharded model may not fit a device, so it is checked in shards, with its adapters.
                 model = _with_trained_parameters(model, run)
                 shard(model, compute, dtype)
-                checked, compute = trainer_class.check_model(inner_model(model), rows, compute, None)
+                about, measured, compute = _check_model(inner_model(model), rows, compute, None)
             else:
-                checked, compute = trainer_class.check_model(model, rows, compute, run.record)
+                about, measured, compute = _check_model(model, rows, compute, run.record)
                 model = _with_trained_parameters(model, run)
-            trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=compute))
-            trainer.checked, trainer.parameters, trainer.trainable = checked, parameters, _trainable_count(model)
-            yield trainer
+            loaded = LoadedModel(about=about, run=measured, parameters=parameters, trainable=_trainable_count(model))
+            yield make_trainer(training, model, compute), loaded
+
+
+def _check_model(
+    model: PreTrainedModel, rows: Any, compute: Compute, record: PassedTest | None
+) -> tuple[dict[str, Any], dict[str, Any], Compute]:
+    """Check that packed logits equal the logits of separate sequences; return facts for manifest and run.json, and the kernel.
+
+    Args:
+        record: of a passed test, which isn't repeated.
+    """
+    if not isinstance(rows, PackedRows):
+        # Every row is a single sequence for the model's own attention.
+        return {"trainer": "trl", "dtype": compute.about()["dtype"]}, {}, compute
+    tested = self_test(model, [rows], compute, training=True, record=record)
+    return tested.about(), {"self_test_share": tested.share}, tested.compute
+
+
+def make_trainer(training: PreparedTraining, model: torch.nn.Module, compute: Compute) -> TrainingFeatures:
+    """The engine's trainer as spec and operation ask for it."""
+    run = replace(training.run, compute=compute)
+    spec, operation, rows = run.spec, run.operation, training.rows
+    items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
+    average, lora = spec.training.average, spec.lora
+    options = Options(
+        compile=spec.training.compile,
+        offload=run.offloads,
+        muon=spec.training.optimizer == MUON,
+        loraplus_lr_ratio=lora and lora.loraplus_lr_ratio,
+        neftune_noise_alpha=spec.training.neftune_noise_alpha,
+        eva=bool(lora and lora.init_lora_weights == "eva" and not run.adapter),
+        ema=average and average.ema,
+        launch=operation.launch,
+        zero_stage=operation.zero_stage,
+        check_held=run.work.check_held,
+    )
+    loss = {"settings": spec.settings} if isinstance(spec, DpoSpec) else {"loss": spec.loss}
+    return training.trainer_class(
+        model=model,
+        args=training_arguments(run, items),
+        train_dataset=rows,
+        compute=compute,
+        options=options,
+        **loss,
+    )
+
+
+def measure_held_out(trainer: PackedTrainer, training: PreparedTraining) -> None:
+    """Have a trainer measure the training's held-out rows, if the run has measurements, unless only another kernel can."""
+    run, selection = training.run, training.run.spec.training
+    if not run.operation.evaluate:
+        return
+    config, rows = training.any_config, training.held_out
+    if why_not := why_not_measurable(trainer.model, trainer.compute.kernel, rows, config):
+        if selection.selects:
+            raise SnaketuneError(f"training.keep and training.stop_if need held-out rows, and {why_not}")
+        print(f"held-out rows aren't measured: {why_not}", flush=True)
+        return
+    settings = HeldOutSettings(
+        **run.operation.evaluate.model_dump(),
+        metric=selection.metric,
+        keep_best=selection.keep == "best",
+        patience=selection.stop_if and selection.stop_if.held_out_rises,
+    )
+    answers = not (run.in_shards or run.operation.launch == "deepspeed") and training.initial.tokenizer is not None
+    decoder = partial(ChatTokenizer.load, training.initial.tokenizer) if answers else None
+    trainer.held_out = HeldOut(trainer, rows, settings, run.best, decoder)
+    trainer.add_callback(trainer.held_out)
 
 
 def _trainable_count(model: torch.nn.Module) -> int:
@@ -119,16 +222,17 @@ def train(training: PreparedTraining) -> Outcome:
     run, compute = training.run, training.run.compute
     if compute.device.type == "cpu":
         keep_freed_memory()
-    with ready_trainer(training) as trainer:
+    with ready_trainer(training) as (trainer, loaded):
         # Not in trials of speed, which take a few steps.
-        trainer.use_held_out(training.held_out, training.any_config, training.initial.tokenizer)
+        measure_held_out(trainer, training)
         print(f"rows: {training.rows}", trainer.meter, sep="\n", flush=True)
         # Read before training, since the calibration file may change meanwhile.
         plan, curve = BatchPlan.of(vars(run.operation)), read_curve(run.operation)
         started = time.monotonic()
-        history = fit(trainer, lambda: describe_training(trainer, check))
+        history = fit(trainer, run, lambda: describe_training(trainer, loaded, check))
         took = time.monotonic() - started
-        concluded, measured = trainer.conclusions(), trainer.about_held_out(took)
+        concluded, held_out = trainer.conclusions(), trainer.held_out
+        measured = held_out.about(took) if held_out else {}
         kept = trainer.use_best()
     try:
         dtypes = save_trained(trainer, training)
@@ -146,11 +250,11 @@ def train(training: PreparedTraining) -> Outcome:
     on_cuda = compute.device.type == "cuda"
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=trainer.checked.about
-        | concluded.about
-        | ({"stopped": trainer.held_out.stopped} if trainer.held_out and trainer.held_out.stopped else {})
+        about=loaded.about
+        | ({"stopped": concluded["stopped"]} if "stopped" in concluded else {})
+        | ({"stopped": held_out.stopped} if held_out and held_out.stopped else {})
         | kept
-        | {"compiled": trainer.compiled, "parameters": trainer.parameters, "trainable_parameters": trainer.trainable}
+        | {"compiled": trainer.compiled, "parameters": loaded.parameters, "trainable_parameters": loaded.trainable}
         | ({"resumed_from_numerics": trainer.numerics[:-1]} if trainer.numerics[1:] else {})
         | dtypes,
         run={
@@ -166,27 +270,27 @@ def train(training: PreparedTraining) -> Outcome:
             "preflight": read_preflight_findings(run.operation),
             **throughput,
             "expected_memory_gb": expected and round(expected / 1e9, 3),
-            **trainer.checked.run,
+            **loaded.run,
             **measured,
             **kept,
-            **concluded.run,
+            **concluded,
         },
     )
 
 
-def describe_training(trainer: BaseTrainer, check: MachineCheck) -> str:
+def describe_training(trainer: TrainingFeatures, loaded: LoadedModel, check: MachineCheck) -> str:
     """The first line of a training's log: model, machine, data type, kernel, micro-batches and expected memory."""
     args = trainer.args
-    trained = f", {_short(trainer.trainable)} of them trained," if trainer.trainable != trainer.parameters else ""
+    trained = f", {_short(loaded.trainable)} of them trained," if loaded.trainable != loaded.parameters else ""
     each = f" in each of {args.world_size} processes" if args.world_size > 1 else ""
     facts = [
-        f"model: {_short(trainer.parameters)} parameters{trained} on {check.machine}",
-        trainer.run.compute.about()["dtype"],
-        trainer.checked.about.get("kernel", "its own attention"),
+        f"model: {_short(loaded.parameters)} parameters{trained} on {check.machine}",
+        trainer.compute.about()["dtype"],
+        loaded.about.get("kernel", "its own attention"),
         "compiled" if trainer.compiled else "not compiled",
         f"micro-batch {args.per_device_train_batch_size} x {args.gradient_accumulation_steps}{each}",
         "activations recomputed" if args.gradient_checkpointing else "",
-        "activations offloaded" if trainer.run.offloads else "",
+        "activations offloaded" if trainer.options.offload else "",
         check.expected,
     ]
     return ", ".join(filter(None, facts))
@@ -202,7 +306,7 @@ def _short(count: int) -> str:
     return f"{count / size:.{digits if unit else 0}f}{unit}"
 
 
-def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[str, float]]:
+def fit(trainer: TrainingFeatures, run: TrainingRun, first_line: Callable[[], str] = str) -> list[dict[str, float]]:
     """Train, from the last checkpoint where there is one, and return the log entries that have a loss.
 
     Args:
@@ -211,19 +315,19 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
         SnaketuneError: the training diverged, or a checkpoint doesn't fit the model.
         Preempted: the training ended early, with a checkpoint.
     """
-    work, is_main = trainer.run.work, trainer.is_world_process_zero()
-    if until := trainer.run.spec.training.until:
+    work, is_main = run.work, trainer.is_world_process_zero()
+    if until := run.spec.training.until:
         # Before the log's, so that its last step has a line.
         trainer.add_callback(EndOfSnapshot(until))
     trainer.add_callback(LogCallback())
     if is_main:
-        remove_incomplete(trainer.run.checkpoints)
-        remove_incomplete(work.state / BEST)
+        remove_incomplete(run.checkpoints)
+        remove_incomplete(run.best)
     trainer.accelerator.wait_for_everyone()
     # The base has been read; if its files changed since the job began, no checkpoint may be written from it.
     check_files(work.state)
-    last = last_checkpoint(trainer.run.checkpoints)
-    if last and not has_its_best(last, work.state, trainer.run.spec.training):
+    last, selection = last_checkpoint(run.checkpoints), run.spec.training
+    if last and selection.keep == "best" and not has_its_best(last, run.best, selection.metric):
         print(f"{last} is not used: the weights of its best measurement are missing or damaged", flush=True)
         last = None
     if last is not None:
@@ -234,11 +338,11 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     trainer.compile()
     if line := first_line():
         print(line, flush=True)
-    preemption = trainer.preemption = PreemptionCallback(_trainable_count(trainer.model), work.state)
+    preemption = trainer.preemption = PreemptionCallback(_trainable_count(trainer.model), work.state, job_end_time)
     trainer.add_callback(preemption)
-    with Curves(trainer.run.tracked if is_main else None, step_of(last) if last else 0) as curves:
+    with Curves(run.tracked if is_main else None, step_of(last) if last else 0) as curves:
         trainer.add_callback(curves)
-        mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
+        mean_loss = take_steps(trainer, work, resume_from_checkpoint=str(last) if last else None).training_loss
         # The steps after the last log line may have diverged.
         if not math.isfinite(mean_loss):
             raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
@@ -246,3 +350,14 @@ def fit(trainer: BaseTrainer, first_line: Callable[[], str] = str) -> list[dict[
     if preemption.reason:
         raise record_preemption(work.state, trainer.state.global_step, preemption.reason, is_main)
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def take_steps(trainer: TrainingFeatures, work: WorkFolder, **keywords: Any) -> Any:
+    """Train, and record the step if memory runs out."""
+    (work.state / IN_STEPS).touch()
+    try:
+        return trainer.train(**keywords)
+    except Exception as error:
+        if is_out_of_memory(error):
+            record_out_of_memory(work.state, trainer.state.global_step + 1, error)
+        raise

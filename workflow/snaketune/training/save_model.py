@@ -17,11 +17,12 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.training_runs import SaveDtype
 from snaketune.engine.checkpoints import copy_trained
 from snaketune.engine.fsdp import gather
-from snaketune.engine.model.adapters import add_lora, cast_parameters, merge, parameter_cast, save_adapter
+from snaketune.engine.model.adapters import cast_parameters, merge, parameter_cast, save_adapter
 from snaketune.engine.model.devices import Compute
 from snaketune.engine.model.forward import inner_model
 from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.load_model import stored_dtype
+from snaketune.models.lora import add_lora
 from snaketune.training.other_parts import add_other_parts
 
 SHARD_SIZE = "5GB"
@@ -47,7 +48,7 @@ def save_trained(trainer: Any, training: Any) -> dict[str, str]:
     """Write the trained model to the work folder's payload. Called by all processes; it can't be trained afterwards.
 
     Args:
-        trainer, training: BaseTrainer and PreparedTraining of `engine.trainer`.
+        trainer, training: TrainingFeatures and PreparedTraining of `training.prepared`.
     Returns:
         The data types of the saved weights, and of the base of adapters that stay unmerged, for the manifest.
     """

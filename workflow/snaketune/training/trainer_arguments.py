@@ -9,8 +9,8 @@ from transformers import TrainingArguments
 from snaketune.config.optimizers import MUON, OPTIMIZERS, missing_package
 from snaketune.config.training_runs import Training
 from snaketune.engine.fsdp import world_size
-from snaketune.engine.trainer import TrainingRun
 from snaketune.errors import SnaketuneError
+from snaketune.training.prepared import TrainingRun
 
 
 def training_arguments(run: TrainingRun, items: int) -> TrainingArguments:
@@ -42,7 +42,7 @@ def training_arguments(run: TrainingRun, items: int) -> TrainingArguments:
         ddp_find_unused_parameters=False,
         # EpochPermutation fills the epoch with blank items; accelerate would repeat rows from its start.
         accelerator_config={"even_batches": False, "use_seedable_sampler": False},
-        # engine.prefetch uses a thread instead.
+        # `engine.data_order` uses a thread instead.
         dataloader_num_workers=0,
         dataloader_pin_memory=run.compute.device.type == "cuda",
     )

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.engine.features import Options, TrainingFeatures
 from snaketune.engine.model.batches import Batch
+from snaketune.engine.model.devices import Compute
 from snaketune.engine.packing.shards import IGNORED, RAW_FORMAT_VERSION
-from snaketune.engine.trainer import BaseTrainer, TrainingRun
 from snaketune.errors import SnaketuneError
-from snaketune.stages.outcome import Outcome
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tool_calls import with_calls
-from snaketune.training.trainer_arguments import training_arguments
 
 
 class RawRows:
@@ -58,18 +57,29 @@ class RawRows:
         return f"{len(self)} rows that aren't packed"
 
 
-class RawTrainer(BaseTrainer, SFTTrainer):
-    """TRL's SFTTrainer with the sample order, checkpoints and log of BaseTrainer."""
+class RawTrainer(TrainingFeatures, SFTTrainer):
+    """TRL's SFTTrainer with the sample order, checkpoints and log of all trainings."""
 
-    def __init__(self, *, model: PreTrainedModel, rows: RawRows, run: TrainingRun):
-        arguments: dict[str, Any] = training_arguments(run, len(rows)).to_dict()
+    def __init__(
+        self,
+        *,
+        model: PreTrainedModel,
+        args: TrainingArguments,
+        train_dataset: RawRows,
+        compute: Compute,
+        options: Options,
+        loss: str,
+    ):
+        rows = train_dataset
+        arguments: dict[str, Any] = args.to_dict()
         # Conversations that are too long were dropped and counted when the rows were written, so nothing is truncated here.
         arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
-        arguments |= {"loss_type": run.spec.loss, "neftune_noise_alpha": run.spec.training.neftune_noise_alpha}
-        arguments["activation_offloading"] = run.offloads
+        arguments |= {"loss_type": loss, "neftune_noise_alpha": options.neftune_noise_alpha}
+        arguments["activation_offloading"] = options.offload
         super().__init__(
-            run=run,
             rows=rows,
+            compute=compute,
+            options=options,
             model=model,
             args=SFTConfig(**arguments),
             train_dataset=rows.conversations,
@@ -79,11 +89,6 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         self.data_collator = lambda items: Batch(collate(items))
         blank = Dataset.from_dict({"input_ids": [[rows.tokenizer.pad_token_id]], "labels": [[IGNORED]]})
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(blank.column_names), blank])
-
-    @staticmethod
-    def check_model(model, rows, compute, record):
-        """Check nothing: every row is a single sequence for the model's own attention."""
-        return Outcome(about={"trainer": "trl", "dtype": compute.about()["dtype"]}), compute
 
     def items_per_epoch(self) -> int:
         # The last item is the blank one.

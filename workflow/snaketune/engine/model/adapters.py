@@ -4,22 +4,22 @@ Low-rank matrices are on the layers that `target_modules` names; `modules_to_sav
 float32 instead of the frozen originals. Saved adapters load with peft alone. Merging adds in float32 and rounds once.
 """
 
+import copy
 import json
 import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from peft import EvaConfig, LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora.layer import Embedding, ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from snaketune.config.base_models import Pretrained
-from snaketune.config.lora import Lora
 from snaketune.engine.model.adapter_targets import ALL_LINEAR, leave_out_routers, unadaptable
 from snaketune.engine.model.parameters import matching_names
 from snaketune.errors import SnaketuneError
@@ -29,37 +29,43 @@ from snaketune.suggestions import unknown
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 # Initial values that peft has for every kind of layer.
 FOR_ALL_LAYERS = (True, "gaussian")
+# Initial values that don't take the place of a part of the base weights.
+KEEP_BASE = (True, False, "gaussian", "orthogonal", "eva")
 # The names of an adapter's two matrices.
 MATRIX = re.compile(r"lora_(A|B)\b")
 # peft's prefix to the model's own parameter names.
 PREFIX = "base_model.model."
 
 
-def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
-    """Wrap `model` so that only adapters and `lora.modules_to_save` are trained. SnaketuneError: no module has a configured
-    name, or an adapter or module can't be trained or merged."""
-    adapt = _adapt if lora.init_lora_weights in FOR_ALL_LAYERS else _adapt_linear_layers
-    all_linear = lora.target_modules == ALL_LINEAR
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=_targets(model, lora.target_modules),
-        exclude_modules=unadaptable(model, all_linear=all_linear),
-        use_rslora=lora.rslora,
-        use_dora=lora.dora,
-        init_lora_weights=lora.init_lora_weights,
-        # peft's default gives some layers a higher rank at the cost of others, and needs the ranks to resume.
-        eva_config=EvaConfig(rho=1.0) if lora.init_lora_weights == "eva" else None,
-        modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
-        task_type="CAUSAL_LM",
-    )
+class NamedModel(Protocol):
+    """A model on the Hub, or in a folder."""
+
+    path: str
+    revision: str | None
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    """Wrap `model` so that only adapters and `modules_to_save` are trained.
+
+    Routers of experts get no adapters with `all-linear`, and of tied embeddings both are trained. `target_modules` as a pattern
+    of full names is limited in time.
+
+    Raises:
+        SnaketuneError: no module has a configured name, or an adapter or module can't be trained or merged.
+    """
+    config = copy.deepcopy(config)
+    adapt = _adapt if config.init_lora_weights in FOR_ALL_LAYERS else _adapt_linear_layers
+    all_linear = config.target_modules == ALL_LINEAR
+    config.target_modules = _targets(model, config.target_modules)
+    config.exclude_modules = unadaptable(model, all_linear=all_linear)
+    config.modules_to_save = _whole_modules(model, tuple(config.modules_to_save or ())) or None
+    config.task_type = "CAUSAL_LM"
     if all_linear:
         leave_out_routers(config, model)
     adapted = adapt(model, config)
-    if lora.changes_base:
+    if config.init_lora_weights not in KEEP_BASE:
         tensors = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        adapted.initial_matrices = {name: one.clone() for name, one in tensors.items() if MATRIX.search(name)}
+        adapted.initial_matrices = {name: tensor.clone() for name, tensor in tensors.items() if MATRIX.search(name)}
     return adapted
 
 
@@ -71,15 +77,13 @@ def leave_casts_to_autocast(model: PeftModel) -> None:
             layer.cast_input_dtype_enabled = False
 
 
-def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | list[str]:
+def _targets(model: PreTrainedModel, wanted: str | set[str]) -> str | set[str]:
     """Return peft's `target_modules`; a pattern is resolved to names here, since peft's own matching has no time limit."""
-    if not isinstance(wanted, str):
-        return list(wanted)
-    if wanted == ALL_LINEAR:
+    if not isinstance(wanted, str) or wanted == ALL_LINEAR:
         return wanted
     names = [name for name, _ in model.named_modules() if name]
     examples = [name for name in names if name.count(".") > 2][:3]
-    return matching_names(wanted, names, "lora.target_modules", "module name", examples)
+    return set(matching_names(wanted, names, "lora.target_modules", "module name", examples))
 
 
 def _has_suffix(name: str, suffix: str) -> bool:
@@ -186,7 +190,7 @@ def _cast_to_original(wrapper: ModulesToSaveWrapper, inputs: tuple, output):
     return output.to(next(wrapper.original_module.parameters()).dtype)
 
 
-def save_adapter(model: PeftModel, folder: Path, *, base: Pretrained | None, grown: bool) -> None:
+def save_adapter(model: PeftModel, folder: Path, *, base: NamedModel | None, grown: bool) -> None:
     """Write adapters in peft's format. `base`: the base model as the config names it, None where it is a result of this
     workflow, which has no lasting name; `grown`: whether the vocabulary has rows that the base lacks, so that embeddings
     are saved too."""

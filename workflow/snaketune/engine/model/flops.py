@@ -19,8 +19,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.engine.model.compiling import layers_of
+from snaketune.engine.model.parameters import parameter_count, parameter_numel
 from snaketune.engine.model.text_part import other_parameters
-from snaketune.models.load_model import parameter_count, parameter_numel
 
 # Config keys for the number of experts per layer, and for the number that a token is routed to.
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

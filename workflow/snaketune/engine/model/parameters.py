@@ -1,4 +1,4 @@
-"""The parameters that a training changes, chosen by a pattern of names (`training.trainable`)."""
+"""The parameters of a model: their number, and those that a training changes, chosen by a pattern of names."""
 
 import torch
 
@@ -38,3 +38,13 @@ def matching_names(pattern: str, names: list[str], key: str, what: str, examples
             f"{key}: the pattern {pattern!r} matches no full {what}; examples of names: {', '.join(examples)}"
         )
     return matches
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Return the number of parameters; tied ones count once, packed 4-bit ones by their unpacked size."""
+    return sum(map(parameter_numel, model.parameters()))
+
+
+def parameter_numel(parameter: torch.nn.Parameter) -> int:
+    """Return the number of elements of a parameter; 4-bit weights store two per byte."""
+    return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

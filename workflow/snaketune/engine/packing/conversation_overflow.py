@@ -9,15 +9,17 @@ import pyarrow as pa
 
 from snaketune.engine.packing.best_fit import PackedUnits
 from snaketune.engine.packing.planned_segments import COLUMNS, PlannedSegments, SupervisedRuns
+from snaketune.engine.packing.settings import PackingSettings
 from snaketune.engine.packing.truncation import DropCounts
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import PlanSpec
 
 # A row of `PlannedSegments`.
 Segment = tuple[int, ...]
 
 
-def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: DropCounts) -> PlannedSegments:
+def fit_conversations(
+    settings: PackingSettings, row_length: int, index: pa.Table, drops: DropCounts
+) -> PlannedSegments:
     """The segments of all conversations of a split, given its token index, and count in `drops` what isn't packed whole.
 
     Raises:
@@ -31,38 +33,38 @@ def fit_conversations(spec: PlanSpec, row_length: int, index: pa.Table, drops: D
         drops.drop(reason, int(which.sum()), int(length[which].sum()))
         remaining[which] = False
 
-    if spec.strategy == "none":
+    if settings.strategy == "none":
         # TRL would encode such text as control tokens.
         drop(index["control_text"].to_numpy(), "control_token_in_text")
     drop(length == 0, "refused_by_template")
     drop(supervised == 0, "nothing_supervised")
     too_long = remaining & (length > row_length)
     is_tree = np.diff(index["branches"].combine_chunks().offsets.to_numpy()) > 0 if len(index) else too_long
-    if spec.strategy == "none":
+    if settings.strategy == "none":
         # TRL renders the rows itself.
         is_tree[:] = False
-    if spec.strategy == "wrapped" and is_tree.any():
+    if settings.strategy == "wrapped" and is_tree.any():
         raise SnaketuneError(
             f"conversation {index['id'][int(is_tree.argmax())]} is a tree, since its chat template rewrites earlier turns, and "
             "rows of packing.strategy: wrapped can't hold trees; set corpora.NAME.reasoning to last or all, or use "
             "best-fit-decreasing"
         )
     cut: list[Segment] = []
-    if spec.strategy != "wrapped" and too_long.any():
-        if spec.overflow == "raise":
+    if settings.strategy != "wrapped" and too_long.any():
+        if settings.overflow == "raise":
             at = int(too_long.argmax())
             raise SnaketuneError(
                 f"conversation {index['id'][at]} has {length[at]} tokens, packing.length is {row_length}; raise the length, "
                 "or set packing.overflow to drop, truncate or split"
             )
-        if spec.overflow == "drop":
+        if settings.overflow == "drop":
             drop(too_long, "longer_than_row")
         else:
             remaining &= ~too_long
             for at in np.flatnonzero(too_long).tolist():
                 row = _Long(index, at)
                 # The turns of a tree after a cut would need all tokens before it again, so trees aren't split.
-                fit = _split if spec.overflow == "split" and not row.branches else _truncated
+                fit = _split if settings.overflow == "split" and not row.branches else _truncated
                 cut += fit(row, row_length, drops)
     for at in np.flatnonzero(remaining & is_tree).tolist():
         row = _Long(index, at)

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from snaketune.engine.packing.planned_segments import SupervisedRuns
 from snaketune.engine.packing.ragged import common_start
+from snaketune.engine.packing.settings import PackingSettings
+from snaketune.engine.packing.tokens import Tokens
 from snaketune.engine.packing.truncation import DropCounts
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import PlanSpec
-from snaketune.tokenization.token_store import TokenParts
 
 # Completions to read before mapped memory is released.
 READ_BEFORE_RELEASE = 65536
@@ -32,7 +32,7 @@ READ_BEFORE_RELEASE = 65536
 class CompletionTokens:
     """The memory-mapped tokens of a split's sequences."""
 
-    def __init__(self, parts: TokenParts, split: str):
+    def __init__(self, parts: Tokens, split: str):
         self._parts, self.runs = parts, SupervisedRuns.read(parts, split)
         views = parts.views(split)
         self._values = views.values
@@ -176,7 +176,12 @@ def _common_with_earlier(completions: PlannedPairs, tokens: CompletionTokens, di
 
 
 def fit_pairs(
-    spec: PlanSpec, row_length: int, index: pa.Table, whole: PlannedPairs, runs: SupervisedRuns, drops: DropCounts
+    settings: PackingSettings,
+    row_length: int,
+    index: pa.Table,
+    whole: PlannedPairs,
+    runs: SupervisedRuns,
+    drops: DropCounts,
 ) -> PlannedPairs:
     """The pairs of a split that fit into rows of `row_length` tokens, and count in `drops` what isn't packed whole.
 
@@ -201,13 +206,13 @@ def fit_pairs(
     too_long = pairs.tokens > row_length
     if not too_long.any():
         return pairs
-    if spec.overflow == "raise":
+    if settings.overflow == "raise":
         at = int(too_long.argmax())
         raise SnaketuneError(
             f"pair {index['id'][int(pairs.sequence[at])]} has {pairs.tokens[at]} tokens, packing.length is {row_length}; "
             "raise the length, or set packing.overflow to drop or truncate"
         )
-    if spec.overflow == "drop":
+    if settings.overflow == "drop":
         drops.drop("longer_than_row", int(too_long.sum()), int(pairs.corpus_tokens[too_long].sum()))
         return pairs.take(~too_long)
     cut = _truncate_unpaired(pairs, row_length, runs) if pairs.mismatched else _truncate(pairs, row_length)

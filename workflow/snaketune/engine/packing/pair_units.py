@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from snaketune.engine.packing.rows import TOKENS, PackedRows
+from snaketune.engine.packing.rows import PackedRows
 from snaketune.engine.packing.shards import IGNORED
 
 TOKENS = ("input_ids", "labels")

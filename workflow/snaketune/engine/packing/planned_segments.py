@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from snaketune.engine.packing.ragged import gather
-from snaketune.tokenization.token_store import TokenParts
+from snaketune.engine.packing.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class SupervisedRuns:
     weights: np.ndarray | None = None
 
     @classmethod
-    def read(cls, parts: TokenParts, split: str) -> "SupervisedRuns":
+    def read(cls, parts: Tokens, split: str) -> "SupervisedRuns":
         weights = parts.lists(split, "run_weights")[0] if parts.weighted(split) else None
         return cls(*parts.lists(split, "supervised_runs"), weights)
 

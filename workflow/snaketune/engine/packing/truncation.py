@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.stages.specs import PlanSpec
+from snaketune.engine.packing.settings import PackingSettings
 
 # Reasons to drop that long enough rows avoid.
 TOO_SHORT = (
@@ -59,7 +59,7 @@ class DropCounts:
 
 
 def lost_to_length(
-    spec: PlanSpec,
+    settings: PackingSettings,
     row_length: int,
     index: pa.Table,
     drops: DropCounts,
@@ -92,7 +92,7 @@ def lost_to_length(
         return own.too_long["tokens"] <= (1 - RETAINED) * total
 
     # If long sequences are dropped whole, the upper bound is the answer.
-    if spec.overflow != "drop":
+    if settings.overflow != "drop":
         high = low + bisect_left(range(low, high), True, key=is_enough)
     return lost | {"enough": high * STEP}
 

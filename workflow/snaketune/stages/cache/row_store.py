@@ -23,9 +23,8 @@ import xxhash
 
 from snaketune.artifacts.digests import digest_json
 from snaketune.errors import SnaketuneError
-from snaketune.files import digest_file
+from snaketune.files import digest_file, sync
 from snaketune.stages.cache.clean import ROWS
-from snaketune.stages.cache.payload_files import sync
 from snaketune.tables import read_table, write_table
 
 SCHEMA = pa.schema({"prefix": pa.uint64(), "check": pa.uint64(), "value": pa.large_binary()})

@@ -21,7 +21,6 @@ from snaketune.engine.model.machine import host_memory_limit, is_out_of_memory, 
 from snaketune.engine.packing.rows import EqualTokens, PackedRows
 from snaketune.engine.packing.shards import FORMAT_VERSIONS
 from snaketune.engine.sft import SftTrainer
-from snaketune.engine.trainer import PreparedTraining, TrainingRun
 from snaketune.errors import SnaketuneError, first_line
 from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
@@ -52,6 +51,7 @@ from snaketune.training.autotune.timed_steps import SECONDS, time_steps
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.pair_rows import pair_rows
 from snaketune.training.pipeline import examine_machine, ready_trainer, refuse_unfit_machine
+from snaketune.training.prepared import PreparedTraining, TrainingRun
 from snaketune.training.trl_trainer import RawRows, RawTrainer
 
 GB = 1e9
@@ -168,8 +168,8 @@ class TrialRunner:
         torch.set_num_threads(self.threads)
         self._store([*self.trials, trial | {"why": "out of memory"}])
         try:
-            with ready_trainer(self.training(plan)) as trainer:
-                timings = gather_object([time_steps(trainer)])
+            with ready_trainer(self.training(plan)) as (trainer, _):
+                timings = gather_object([time_steps(trainer, self.run.work)])
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

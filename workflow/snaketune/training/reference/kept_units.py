@@ -22,10 +22,10 @@ import torch
 from snaketune.engine.model.logprobs import completion_logprobs
 from snaketune.engine.packing.pair_units import Unit, UnitRows
 from snaketune.engine.packing.rows import PackedRows
+from snaketune.engine.pair_logps import OUTLIER, ROUNDING
 from snaketune.progress import progress
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.training.reference.logps_table import OUTLIER, ROUNDING
 
 SECONDS_BETWEEN_FILES = 20.0
 # Reused units that are computed again: one, and one for so many missing ones, at most CHECKED.
