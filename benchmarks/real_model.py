@@ -29,7 +29,8 @@ from snaketune.engine.packing.rows import EqualTokens
 from snaketune.packing.reader import open_rows
 from snaketune.stages.specs import SftSpec
 from snaketune.training import pipeline
-from snaketune.training.prepared import TrainingRun, prepare_sft
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_sft import prepare_sft
 
 # Settings of transformers' trainer that both take.
 SAME = (

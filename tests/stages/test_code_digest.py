@@ -71,10 +71,12 @@ def test_every_reason_is_of_something_that_is_there():
 # Functions that stages call in packages without a digest, each reviewed: it describes, verifies, waits or prints. Those of
 # tables and progress return the data that stages read, so tests check that they pass on exactly what they get.
 CALLED = {
-    "artifacts.digests": {"digest_file", "digest_json"},
+    "artifacts.digests": {"digest_json"},
+    "files": {"digest_file", "set_modes", "sync", "sync_folder", "sync_names", "write_json"},
+    "suggestions": {"unknown"},
     "artifacts.plain_json": {"parse_json"},
-    "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
-    "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job", "seconds_until"},
+    "artifacts.manifest": {"read_artifact", "rebuild_command"},
+    "cluster.job_endings": {"ending_of", "job_end_time", "requeue_job"},
     # To signal the processes on other nodes.
     "cluster.slurm": {"run_slurm"},
     # To plan jobs and to declare a stage, which no digest covers.
@@ -82,7 +84,6 @@ CALLED = {
     "stages.plan.published_jobs": {"card_jobs", "convert_jobs"},
     "stages.cache.attempt": {"check_files", "read_attempt"},
     "stages.cache.code_digest": {"code_digest", "import_checked"},
-    "engine.model.cgroups": {"oom_kills"},
     "stages.host.disk_errors": {"disk_error_message"},
     "stages.host.threads": {"available_threads"},
     "stages.host.gpus": {"gpu_findings", "gpu_model", "visible_gpus"},
@@ -95,7 +96,7 @@ CALLED = {
     "stages.cache.fingerprint": {"cached_entries"},
     "progress": {"progress"},
     "stages.cache.status": {"differing"},
-    "stages.cache.payload_files": {"place", "set_modes", "sync", "sync_folder"},
+    "stages.cache.payload_files": {"place"},
     "stages.cache.work_folders": {"remove"},
 }
 

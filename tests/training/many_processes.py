@@ -41,7 +41,8 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.training import pipeline
 from snaketune.training.launch.accelerate_config import deepspeed_config
-from snaketune.training.prepared import TrainingRun, prepare_dpo
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed

@@ -21,7 +21,8 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
 from snaketune.training import pipeline
-from snaketune.training.prepared import TrainingRun, prepare_dpo
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
 from snaketune.training.reference import logps_table as logps
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import tree_rows

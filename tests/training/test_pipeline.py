@@ -28,7 +28,8 @@ from snaketune.stages.specs import DpoSpec
 from snaketune.tables import write_table
 from snaketune.training import pipeline
 from snaketune.training.autotune.batch_plan import takes_steps
-from snaketune.training.prepared import TrainingRun, prepare_dpo
+from snaketune.training.prepared import TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
 from snaketune.training.reference.logps_table import schema
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed

@@ -10,7 +10,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.lora import Lora
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.training import pipeline
-from snaketune.training.prepared import prepare_sft
+from snaketune.training.prepared_sft import prepare_sft
 
 from .sft_runs import packed_rows, raw_rows, sft_run
 from .test_pipeline import preference_training

@@ -22,7 +22,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.memory import trace_model
 from snaketune.packing.reader import open_rows
 from snaketune.training import pipeline, prepared
-from snaketune.training.prepared import prepare_sft
+from snaketune.training.prepared_sft import prepare_sft
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import copy_after, pack, spec, train

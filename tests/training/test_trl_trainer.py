@@ -14,7 +14,7 @@ from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import pipeline
-from snaketune.training.prepared import prepare_sft
+from snaketune.training.prepared_sft import prepare_sft
 from snaketune.training.trl_trainer import RawRows, RawTrainer
 from tests.tokenization.small_tokenizers import messages
 

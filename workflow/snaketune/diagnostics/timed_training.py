@@ -34,7 +34,9 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TimingSpec
 from snaketune.training.launch.worker import is_main_process
 from snaketune.training.pipeline import examine_machine, ready_trainer, take_steps
-from snaketune.training.prepared import PreparedTraining, TrainingRun, prepare_dpo, prepare_sft
+from snaketune.training.prepared import PreparedTraining, TrainingRun
+from snaketune.training.prepared_dpo import prepare_dpo
+from snaketune.training.prepared_sft import prepare_sft
 
 WINDOWS = 10
 

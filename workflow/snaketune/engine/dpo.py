@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from snaketune.engine.model.batches import Batch, collate
-from snaketune.engine.pair_logps import PairLogps, check_policy_is_reference, pair_logps
+from snaketune.engine.pair_logps import PairLogps, pair_logps
 from snaketune.engine.preference_losses import derivatives, loss_of, needs_prompts, needs_whole_step
 from snaketune.engine.preference_metrics import SUMS, MetricSums, Sums, add_steps, batch_sums, by_source, means
 from snaketune.engine.preference_monitor import PreferenceMonitor
 from snaketune.engine.preference_settings import PreferenceSettings
+from snaketune.engine.reference_check import check_policy_is_reference
 from snaketune.engine.trainer import PackedTrainer
 
 METRICS_STATE = "dpo_metrics.json"

@@ -60,7 +60,8 @@ def build(
     """
     from snaketune.training.launch.worker import is_main_process
     from snaketune.training.pipeline import train
-    from snaketune.training.prepared import TrainingRun, prepare_dpo
+    from snaketune.training.prepared import TrainingRun
+    from snaketune.training.prepared_dpo import prepare_dpo
     from snaketune.training.save_model import copy_other_files
 
     for result in (model, *base_layers):

@@ -8,26 +8,18 @@ from typing import Self
 
 from transformers import PretrainedConfig
 
-from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.engine.dpo import DpoTrainer
 from snaketune.engine.features import TrainingFeatures
 from snaketune.engine.fsdp import world_size
 from snaketune.engine.model.devices import Compute, resolve_compute
-from snaketune.engine.model.packing_support import choose_kernel, with_supported_kernel
+from snaketune.engine.model.packing_support import choose_kernel
 from snaketune.engine.model.passed_test import PassedTest
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.packing.shards import FORMAT_VERSIONS
-from snaketune.engine.sft import SftTrainer
-from snaketune.errors import SnaketuneError
-from snaketune.models.adapter_stack import ADAPTER, AdapterStack, check_trained_on
-from snaketune.packing.reader import open_rows, sources_of
+from snaketune.models.adapter_stack import AdapterStack
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import TrackedRun
-from snaketune.training.pair_rows import pair_rows
 from snaketune.training.passed_tests import record_of_test
-from snaketune.training.reference.logps_table import check_ref_logps
 
 OFFLOADING_DEVICES = ("cuda", "xpu")
 
@@ -118,58 +110,3 @@ class PreparedTraining:
         longest, prefixes, dropout = self.rows.longest[0], self.rows.has_prefixes, self.trainer_class.drops_out
         compute = choose_kernel(self.run.compute, self.any_config, longest, prefixes=prefixes, dropout=dropout)
         return replace(self, run=replace(self.run, compute=compute))
-
-
-def prepare_sft(
-    run: TrainingRun, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()
-) -> PreparedTraining:
-    """Prepare a training on rows of either format, from `results` if there are any, else from the spec's base."""
-    spec = run.spec
-    initial = AdapterStack(
-        results=results, base=spec.base, tokenizer=tokenizer.folder, trust_remote_code=spec.trust_remote_code
-    )
-    if pack.manifest.get("format_version") in FORMAT_VERSIONS["sft"]:
-        rows = open_rows(pack, "train", run.operation.load_in_memory)
-        held_out = open_rows(pack, "held_out", run.operation.load_in_memory, columns=sources_of)
-        prepared = PreparedTraining(trainer_class=SftTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
-        return prepared.with_kernel()
-    # TRL takes a second to import.
-    from snaketune.training.trl_trainer import RawRows, RawTrainer
-
-    return PreparedTraining(trainer_class=RawTrainer, rows=RawRows(pack, tokenizer.folder), run=run, initial=initial)
-
-
-def prepare_dpo(
-    run: TrainingRun, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None
-) -> PreparedTraining:
-    """Prepare a training on packed pairs, whose initial weights are also the reference, unless the spec names another.
-
-    Args:
-        results: the SFT result and, if it is an adapter alone, its base layers, from the top down.
-        ref_logps: the reference log-probabilities; required if the loss needs a reference.
-    Raises:
-        SnaketuneError: the log-probabilities are missing, or don't belong to this run's reference.
-    """
-    spec, tokenizer = run.spec, results[0].folder
-    base_layers = results[1:] if spec.continued else results
-    initial = AdapterStack(
-        results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code
-    )
-    if not run.has_passed:
-        run = replace(run, compute=with_supported_kernel(run.compute, initial.config(), dropout=DpoTrainer.drops_out))
-    # Before the rows are read, which are those of the pairs that the log-probabilities are for.
-    if ref_logps:
-        share_kernels = run.operation.share_kernels
-        check_ref_logps(ref_logps, spec, model=results, pack=pack, compute=run.compute, share_kernels=share_kernels)
-    elif spec.needs_reference:
-        raise SnaketuneError(
-            f"loss {spec.loss} needs reference log-probabilities, and the job has none; add a ref_logps result to its inputs"
-        )
-    if spec.continued:
-        # The SFT result's adapter is attached to its base layers and trained further.
-        check_trained_on(results[0], base_layers)
-        run = replace(run, adapter=tokenizer / ADAPTER)
-    rows = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    held_out = pair_rows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha, split="held_out")
-    prepared = PreparedTraining(trainer_class=DpoTrainer, rows=rows, run=run, initial=initial, held_out=held_out)
-    return prepared.with_kernel()

@@ -57,7 +57,8 @@ def build(
     """
     from snaketune.training.launch.worker import is_main_process
     from snaketune.training.pipeline import train
-    from snaketune.training.prepared import TrainingRun, prepare_sft
+    from snaketune.training.prepared import TrainingRun
+    from snaketune.training.prepared_sft import prepare_sft
     from snaketune.training.save_model import warn_if_tokenizer_differs
 
     tokenizer.files()

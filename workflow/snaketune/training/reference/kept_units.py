@@ -22,7 +22,7 @@ import torch
 from snaketune.engine.model.logprobs import completion_logprobs
 from snaketune.engine.packing.pair_units import Unit, UnitRows
 from snaketune.engine.packing.rows import PackedRows
-from snaketune.engine.pair_logps import OUTLIER, ROUNDING
+from snaketune.engine.reference_check import OUTLIER, ROUNDING
 from snaketune.progress import progress
 from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
