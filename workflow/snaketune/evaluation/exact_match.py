@@ -25,6 +25,7 @@ class Prompt:
     task: str | None
     messages: list[dict[str, str]]
     tools: str | None = None
+    template_variables: str | None = None
     answer: str | None
 
 
@@ -55,6 +56,7 @@ def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: 
         Prompt(
             corpus=corpus,
             messages=[{"role": turn["role"], "content": turn["content"]} for turn in row["messages"][:-1]],
+            template_variables=row.get("template_variables"),
             **{name: row[name] for name in ("id", "task", "tools", "answer")},
         )
         for row in checkable + others

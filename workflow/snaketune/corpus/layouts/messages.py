@@ -17,9 +17,9 @@ from snaketune.corpus.layouts.content import (
 )
 from snaketune.corpus.layouts.roles import CALLERS, ROLES, Speakers, role_of
 from snaketune.corpus.layouts.validation import refuse_media
-from snaketune.corpus.layouts.values import first_key, json_of, kind_of, wrong_type
+from snaketune.corpus.layouts.values import first_key, json_of, kind_of, number_of, wrong_type
 from snaketune.corpus.layouts.vendor_turns import RESULT_KEY, has_tool_results, split_tool_results
-from snaketune.corpus.rows import Malformed, Message
+from snaketune.corpus.rows import Malformed, Message, Row
 
 SPEAKER_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "utterance", "text")
@@ -156,6 +156,17 @@ def _weight_of(item: dict[str, Any], where: str) -> float:
     else:
         return float(next(iter(weights.values()), 1))
     raise Malformed("unsupported_weight", f"{where}: {what}")
+
+
+def weigh(row: Row, value: Any, column: str) -> None:
+    """Multiply the weights of a row's turns in the loss by a number from a column, also one written as a text, as in CSV."""
+    weight = number_of(value)
+    if weight is None or not 0 <= weight <= MAX_WEIGHT:
+        what = f"{column} is {excerpt(value)[:40]}; expected a number from 0 to {MAX_WEIGHT}"
+        raise Malformed("unsupported_weight", what)
+    if weight != 1:
+        for turn in row.turns:
+            turn["weight"] = turn.get("weight", 1) * weight
 
 
 def _is_weight(key: str, value: Any) -> bool:
