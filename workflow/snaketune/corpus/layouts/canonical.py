@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.layouts import mapped
+from snaketune.corpus.layouts.content import unmark_reasoning
 from snaketune.corpus.layouts.exchanges import prompt_and_response
 from snaketune.corpus.layouts.frames import strip_frame
 from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_flat_tree
@@ -112,6 +113,7 @@ def _result(
     if row is not None:
         try:
             strip_templates(row)
+            unmark_reasoning(row)
             if isinstance(file.source.frame, Frame):
                 strip_frame(row, file.source.frame)
             drop_empty_system_turn(row)

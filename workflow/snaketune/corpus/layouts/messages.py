@@ -18,7 +18,14 @@ from snaketune.corpus.layouts.content import (
 from snaketune.corpus.layouts.roles import CALLERS, ROLES, Speakers, role_of
 from snaketune.corpus.layouts.validation import refuse_media
 from snaketune.corpus.layouts.values import first_key, json_of, kind_of, number_of, wrong_type
-from snaketune.corpus.layouts.vendor_turns import RESULT_KEY, has_tool_results, split_tool_results
+from snaketune.corpus.layouts.vendor_turns import (
+    READ_KEYS,
+    RESULT_KEY,
+    has_tool_results,
+    is_item,
+    messages_of_items,
+    split_tool_results,
+)
 from snaketune.corpus.rows import Malformed, Message, Row
 
 SPEAKER_KEYS = ("role", "from", "speaker")
@@ -69,6 +76,8 @@ def turns_of(value: Any, where: str, speakers: Speakers) -> list[Message]:
                 turns.append({"role": "system", "content": text_of(system, f"{here}, system")})
             for key, role in zip(pair_keys, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{here}, {key}")})
+        elif is_item(item):
+            return turns_of(messages_of_items(value), where, speakers)
         elif has_tool_results(item):
             return turns_of(split_tool_results(value), where, speakers)
         else:
@@ -118,7 +127,13 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
 def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
     """Return the keys of a turn that are read: speaker, content, supervision, the first reasoning and the first calls."""
     others = (next((key for key in keys if turn.get(key)), None) for keys in (REASONING_KEYS, CALLS_KEYS))
-    return {*_keys(turn), *others, *WEIGHT_KEYS, RESULT_KEY}
+    return {
+        *_keys(turn),
+        *others,
+        *WEIGHT_KEYS,
+        RESULT_KEY,
+        *(READ_KEYS if is_item(turn) or turn.get("type") == "message" else ()),
+    }
 
 
 def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
