@@ -1,11 +1,14 @@
 """Variables of chat templates and weights of rows: from columns, in corpora, and in what counts as the same row."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
-from snaketune.config.corpus_sources import CorpusContent, Source
+from snaketune.config.corpus_sources import Corpus, CorpusContent, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.rows import SCHEMAS, VARIABLES, Malformed, RawRow, content_hash
 from snaketune.tables import read_table
@@ -118,3 +121,19 @@ def test_rows_with_other_weights_are_other_rows():
 def test_kinds_that_have_none(kind, source, expected):
     with pytest.raises(ValidationError, match=expected):
         CorpusContent(kind=kind, sources=[{"files": ["x"]} | source])
+
+
+def test_the_documented_example_is_a_corpus():
+    text = (Path(__file__).parents[2] / "config/README.md").read_text(encoding="utf-8")
+    (example,) = (block for block in re.findall(r"```yaml\n(my-chat:.*?)```", text, re.DOTALL))
+    corpus = Corpus(**yaml.safe_load(example)["my-chat"])
+    assert corpus.empty_reasoning == "mask"
+    assert [source.template_variables for source in corpus.sources] == [
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+        {},
+    ]
+    row = CHAT | {"chat_template_kwargs": {"enable_thinking": False, "python_tools": None}, "quality": 0.5}
+    (made,) = canonical_rows([RawRow("row", 1, row)], kind=CONVERSATIONS, source=corpus.sources[2], repair=())
+    assert made.row.template_variables == '{"enable_thinking": false}' and made.row.messages[1]["weight"] == 0.5
+    assert made.ignored == ()
