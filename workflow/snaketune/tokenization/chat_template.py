@@ -118,42 +118,36 @@ class ChatTemplate:
     def _variable_names(self) -> set[str]:
         return variable_names(self.text)
 
-    @property
+    @cached_property
     def empty_block(self) -> str:
         """What the template writes for reasoning at the start of a turn without any, up to where its generation prompt
         without thinking ends; "" if nothing.
 
             <|im_start|> assistant \n <think> \n\n </think> \n\n Hello <|im_end|>      Qwen3: all up to `Hello`
         """
-        return self._empty_block[1]
-
-    @cached_property
-    def _empty_block(self) -> tuple[str, str]:
-        """What a generation prompt opens of the empty block, and the rest, with which turns begin."""
         if not self.treats_reasoning:
-            return "", ""
+            return ""
         try:
             (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None])
             turn = self.write([QUESTION, ANSWER], enable_thinking=False)
             prompt = self.write([QUESTION], prompt=True, enable_thinking=False)
         except SnaketuneError:
-            return "", ""
+            return ""
         if len(spans) != 1 or spans[0] is None:
-            return "", ""
+            return ""
         start, end = spans[0][0], len(text) - len(turn.removeprefix(prompt))
         if not (turn.startswith(prompt) and start < end and text.endswith(turn.removeprefix(prompt))):
             found = EMPTY_BLOCK.match(text, start)
             end = found.end() if found else start
-        opened = re.search(r"(?:<think>\s*)?\Z", text[:start])
-        return opened[0], text[start:end]
+        return text[start:end]
 
     @cached_property
     def _omitted_block(self) -> str:
-        """`empty_block`, if it is omitted; else ""."""
-        if self.empty_reasoning != "omit":
-            return ""
+        """`empty_block` with what the generation prompt opens of it, if it is omitted; else ""."""
         plain = self._with(self.variables, "supervise")
-        return "".join(plain._empty_block) if plain.empty_block else ""
+        if self.empty_reasoning != "omit" or not plain.empty_block:
+            return ""
+        return re.search(r"(?:<think>\s*)?\Z", plain.write([QUESTION], prompt=True))[0] + plain.empty_block
 
     @cached_property
     def reads_calls(self) -> bool:
