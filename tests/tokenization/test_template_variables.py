@@ -6,7 +6,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from small_tokenizers import chat_of, families
-from test_trl_templates import CALL, QUESTIONS, ROWS, SHIPPED, TOOLS, answer, byte_tokenizer, encode, qwen3, shown
+from test_trl_templates import (
+    CALL,
+    ORIGINALS,
+    QUESTIONS,
+    ROWS,
+    SHIPPED,
+    TOOLS,
+    answer,
+    byte_tokenizer,
+    encode,
+    qwen3,
+    shown,
+)
 
 from snaketune.corpus.rows import SCHEMAS, VARIABLES
 from snaketune.tokenization.batched import batched_encoder
@@ -161,6 +173,15 @@ def test_the_prompt_of_generation_is_what_is_trained(variables, treatment):
     assert encoded.ids[: len(prompt)].tolist() == prompt.tolist()
     assert np.flatnonzero(encoded.supervised)[0] == len(prompt)
     assert len(prompt) > len(chat.encode_prompt(ONE[:1]))
+
+
+@pytest.mark.parametrize("name", [name for name in ORIGINALS if "enable_thinking" in SHIPPED[name]])
+def test_every_template_trains_the_prompt_without_thinking(name):
+    chat = byte_tokenizer(SHIPPED[name])
+    encoded = encode(chat, ONE, None, variables=OFF)
+    prompt = chat.encode_prompt(ONE[:1], None, OFF)
+    assert encoded.ids[: len(prompt)].tolist() == prompt.tolist() and encoded.supervised[len(prompt)]
+    assert not encoded.supervised[: len(prompt)].any()
 
 
 def test_a_row_whose_reasoning_contradicts_its_variables_is_refused():

@@ -70,12 +70,15 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
     except TooSlow as error:
         raise SnaketuneError(f"exact_match.answer_pattern, prompt {prompt.id} of {prompt.corpus}: {error}") from None
     found = match.group(1).strip() if match and match.group(1) is not None else None
-    tools = [f"[tools] {prompt.tools}"] if prompt.tools else []
+    context = {"tools": prompt.tools, "template_variables": prompt.template_variables}
     return Response(
         id=prompt.id,
         corpus=prompt.corpus,
         task=prompt.task,
-        prompt="\n".join(tools + [f"[{message['role']}] {message['content']}" for message in prompt.messages]),
+        prompt="\n".join(
+            [f"[{name}] {value}" for name, value in context.items() if value]
+            + [f"[{message['role']}] {message['content']}" for message in prompt.messages]
+        ),
         response=response,
         tokens=tokens,
         answer=prompt.answer,

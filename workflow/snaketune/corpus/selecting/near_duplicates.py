@@ -5,8 +5,8 @@ The share of equal slots of two signatures estimates the Jaccard similarity of t
 are candidates (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", chapter 3). Of the pairs just above the threshold, at
 most one in twenty is missed. Signatures (512 bytes per text) and band hashes are on disk; one band at a time is in memory.
 
-The texts of a row are compared as one, including the tools that it offers. Brackets, operators and digits count, because some
-rows differ in nothing else: exercises in logic, code, arithmetic.
+The texts of a row are compared as one, including the tools that it offers; rows with other template variables never are
+similar. Brackets, operators and digits count, because some rows differ in nothing else: exercises in logic, code, arithmetic.
 """
 
 import os
