@@ -144,8 +144,10 @@ class ChatTemplate:
     @cached_property
     def _omitted_block(self) -> str:
         """`empty_block` with what the generation prompt opens of it, if it is omitted; else ""."""
+        if self.empty_reasoning != "omit":
+            return ""
         plain = self._with(self.variables, "supervise")
-        if self.empty_reasoning != "omit" or not plain.empty_block:
+        if not plain.empty_block:
             return ""
         return re.search(r"(?:<think>\s*)?\Z", plain.write([QUESTION], prompt=True))[0] + plain.empty_block
 
