@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.corpus.rows import VARIABLES
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.segments import layout_of
@@ -63,7 +62,7 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
                 if (ids := tokens[row["id"]]) is None:
                     continue
                 logps = {f"ref_{side}_logps": logp for side, logp in zip(COMPLETIONS, known[row["id"]].logps)}
-                more = {name: row[name] for name in ("tools", VARIABLES.name) if name in row}
+                more = {name: row[name] for name in ("tools", "template_variables") if name in row}
                 rows.append({"id": row["id"]} | {name: _text(row[name]) for name in TEXTS} | more | ids | logps)
             if rows:
                 write(rows)
