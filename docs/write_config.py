@@ -112,6 +112,8 @@ def _value(field: dict[str, Any], models: dict[str, Any]) -> str:
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
         return " \\| ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in values)
+    if not field:
+        return "any value"
     if "prefixItems" in field:
         return f"[{', '.join(_value(item, models) for item in field['prefixItems'])}]"
     if field["type"] == "array":

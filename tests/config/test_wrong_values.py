@@ -1,5 +1,7 @@
 """Wrong configs are refused before anything runs, with key, value and what was expected."""
 
+from datetime import date
+
 import pytest
 
 from snaketune.config.load import load
@@ -230,3 +232,13 @@ def test_all_errors_are_reported_together(raw):
     wrong = put(put(raw, "sft.demo.training.epochs", 0), "dpo.demo.bta", 1)
     with pytest.raises(SnaketuneError, match=r"(?s)dpo\.demo\.bta.*sft\.demo\.training\.epochs"):
         load(wrong)
+
+
+def test_template_variables_are_json_and_need_packed_rows(raw):
+    (source,) = raw["corpora"]["demo-chat"]["sources"]
+    dated = {"kind": "conversations", "sources": [source | {"template_variables": {"day": date(2026, 1, 31)}}]}
+    refused(put(raw, "corpora.x", dated), ["corpora.x.sources", "template_variables"])
+    for stated in ({"template_variables": {"day": "today"}}, {"fields": {"template_variables": "v"}}):
+        raw["corpora"]["demo-chat"]["sources"] = [source | stated]
+        load(raw)
+        refused(put(raw, "sft.demo.packing.strategy", "none"), ["sft.demo.packing.strategy", "its template_variables"])

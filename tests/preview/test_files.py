@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.preview import sample
 from snaketune.preview.config_corpora import corpora_of
 from snaketune.preview.rendered_rows import TextSpan, load_renderer, shortened
-from snaketune.preview.source_preview import preview_file
+from snaketune.preview.source_preview import preview_config, preview_file
 from snaketune.preview.terminal import as_text
 from snaketune.stages.graph import JobGraph
 
@@ -244,3 +245,23 @@ def test_columns_in_question_are_named_and_ignored_in_the_entry(tmp_path):
     config, _ = load(yaml.safe_load(entry_of(file)))
     (source,) = config.corpora["remarks"].sources
     assert (source.layout, source.ignore) == ("prompt-response", ("remark",))
+
+
+def test_rows_are_shown_with_their_template_variables_and_without_loss_on_empty_reasoning(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    template = tmp_path / "moods.jinja"
+    template.write_text(
+        "{{ mood }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
+    config["corpora"]["demo-chat"]["sources"][0]["template_variables"] = {"mood": "glad"}
+    config["tokenizers"]["demo"]["chat_template"] = str(template)
+    for treatment in ("mask", "supervise"):
+        config["corpora"]["demo-chat"]["empty_reasoning"] = treatment
+        previews = preview_config(corpora_of(JobGraph(*load(config))))
+        (shown,) = (one for one in previews if one.name.startswith("demo-chat"))
+        ((_, spans),) = shown.rendered.rows[0].parts
+        prompt = "".join(span.text for span in takewhile(lambda span: not span.supervised, spans))
+        assert prompt.startswith("glad") and prompt.endswith("<think></think>") == (treatment == "mask")

@@ -3,15 +3,18 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from small_tokenizers import CHATML, LLAMA3, chat_of, families, messages
 from test_tokenize_stage import artifact, corpus_of, rows_of
 
+from snaketune.corpus.rows import VARIABLES
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization import tokenize
+from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.token_store import TokenParts
 
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turns') }}{% endif %}" + LLAMA3
@@ -155,3 +158,33 @@ def test_a_split_may_hold_refused_rows_alone(tokenizer, tmp_path):
     assert outcome.counts["held_out"]["refused"] == outcome.counts["held_out"]["rows"] == 2
     index = TokenParts([artifact(work.payload)]).index("held_out")
     assert index["length"].to_pylist() == [0, 0]
+
+
+def test_rows_have_their_variables_and_those_with_unused_ones_are_listed(tmp_path):
+    template = (
+        "{{ mood }}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think></think>{% endif %}"
+        "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat_of(tmp_path / "tokenizer", families()["gpt2"], template)
+    rows = corpus_of(tmp_path / "rows", {"messages": GOOD[:1] * 3})
+    path = rows.folder / "train.arrow"
+    variables = pa.array(['{"mood": "glad"}', '{"tone": 1}', None])
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
+    write_table(path, table.append_column(VARIABLES, variables))
+    lengths = {}
+    for treatment in ("mask", "supervise"):
+        work = WorkFolder(tmp_path / treatment)
+        work.start()
+        spec = TokenizeSpec(
+            kind="sft", train_on="assistant", empty_reasoning=treatment, part=1, parts=1, most_refused=0.5
+        )
+        outcome = tokenize.build(spec, work, corpus=artifact(rows.folder), tokenizer=artifact(tmp_path / "tokenizer"))
+        (listed,) = map(json.loads, (work.payload / "quarantine.jsonl").read_text(encoding="utf-8").splitlines())
+        assert (listed["row"], listed["reason"]) == (2, "unused_template_variable") and "it uses mood" in listed[
+            "detail"
+        ]
+        glad, _, plain = rows_of(TokenParts([artifact(work.payload)]), "train")
+        chat = ChatTokenizer.load(tmp_path / "tokenizer")
+        assert chat.text(glad["ids"]) == "glad" + chat.text(plain["ids"])
+        lengths[treatment] = outcome.counts["train"]["supervised_tokens"]
+    assert lengths["supervise"] - lengths["mask"] == 2 * len(chat.encode_text("<think></think>").ids)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from snaketune.corpus.layouts.tools import tools_of
-from snaketune.corpus.rows import SCHEMAS
+from snaketune.corpus.rows import SCHEMAS, VARIABLES
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import DATE_KEY, ChatTokenizer
 from snaketune.tokenization.chat_template import TYPED
@@ -51,7 +51,7 @@ ROWS = {
 }  # fmt: skip
 
 
-def byte_tokenizer(template: str) -> ChatTokenizer:
+def byte_tokenizer(template: str, empty_reasoning: str = "mask") -> ChatTokenizer:
     """A byte tokenizer with the control tokens of a template, and TRL's training template if there is one."""
     names = dict.fromkeys([*TOKENS.values(), *CONTROL.findall(template)])
     tokenizer = Tokenizer(
@@ -62,14 +62,16 @@ def byte_tokenizer(template: str) -> ChatTokenizer:
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     _, training = training_template(template) or ("", "")
     dated = {DATE_KEY: "2026-01-31"} if writes_date(template) else {}
-    return ChatTokenizer(json.loads(tokenizer.to_str()), TOKENS | dated, template, training)
+    return ChatTokenizer(json.loads(tokenizer.to_str()), TOKENS | dated, template, training, empty_reasoning)
 
 
-def encode(chat: ChatTokenizer, messages: list[dict], tools: str | None, reasoning: str = "exact"):
+def encode(
+    chat: ChatTokenizer, messages: list[dict], tools: str | None, reasoning: str = "exact", variables: str | None = None
+):
     turns = [turn | {"supervised": True} for turn in messages]
     table = pa.table(
-        {"messages": [turns], "tools": [tools]},
-        pa.schema([SCHEMAS["conversations"].field(n) for n in ("messages", "tools")]),
+        {"messages": [turns], "tools": [tools], "template_variables": [variables]},
+        pa.schema([*(SCHEMAS["conversations"].field(n) for n in ("messages", "tools")), VARIABLES]),
     )
     return encode_turns(chat, conversation_turns(table, "assistant", reasoning))
 
@@ -150,7 +152,7 @@ def generated(chat: ChatTokenizer, view: list[dict], tools: str | None) -> tuple
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_turns_are_supervised_as_they_are_generated(name, row):
-    chat = byte_tokenizer(SHIPPED[name])
+    chat = byte_tokenizer(SHIPPED[name], "supervise")
     messages, tools = ROWS[row]
     if reason := REFUSED.get(name.removesuffix(".jinja"), {}).get(row):
         with pytest.raises(Refused) as refused:
@@ -185,8 +187,8 @@ def test_training_templates_are_found_by_the_text_of_the_original():
         assert training_template(SHIPPED[original] + "{# changed #}") is None
 
 
-def qwen3(name: str = "qwen3.jinja") -> ChatTokenizer:
-    return byte_tokenizer(SHIPPED[name])
+def qwen3(name: str = "qwen3.jinja", empty_reasoning: str = "mask") -> ChatTokenizer:
+    return byte_tokenizer(SHIPPED[name], empty_reasoning)
 
 
 def shown(chat: ChatTokenizer, encoded) -> list[str]:
@@ -228,8 +230,10 @@ def test_a_turn_that_only_the_next_one_would_end_is_ended_and_the_model_stops_th
     assert chat.template.closings == {False: "<|user|>", True: "<|observation|>"}
     assert {chat.id_to_token(id) for id in chat.stop_ids} == {"<eos>", "<|user|>", "<|observation|>"}
     (trunk,) = shown(chat, encode(chat, messages, tools))
-    assert "</tool_call><|observation|>]\n<tool_response>\nnoon\n</tool_response><|assistant|>[" in trunk
-    assert trunk.endswith("\n<think></think>\nAt noon.<|user|>]")
+    assert (
+        "</tool_call><|observation|>]\n<tool_response>\nnoon\n</tool_response><|assistant|>\n<think></think>[" in trunk
+    )
+    assert trunk.endswith("\n<think></think>[\nAt noon.<|user|>]")
     # A template without any token between turns stays refused.
     with pytest.raises(SnaketuneError, match="the end of turn isn't supervised"):
         check(byte_tokenizer("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"), [])
@@ -247,8 +251,8 @@ def test_other_treatments_of_reasoning():
     ]
     empty = "<think>\n\n</think>\n\n"
     assert shown(chat, encode(chat, messages, tools, "none")) == [
-        f"{question}Monday.<|im_end|>\n{other}[{empty}Tuesday.<|im_end|>]\n",
-        f"{question}[{empty}Monday.<|im_end|>]",
+        f"{question}Monday.<|im_end|>\n{other}{empty}[Tuesday.<|im_end|>]\n",
+        f"{question}{empty}[Monday.<|im_end|>]",
     ]
 
 

@@ -6,7 +6,7 @@ import re
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
 from snaketune.config.base import Fraction, LocalPath, Model, PositiveInt, Revision, ShortText, files_at
 from snaketune.config.conditions import Conditions
@@ -19,6 +19,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 Repair = Literal[
     "merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user", "open-reasoning"
 ]
+TemplateVariables = dict[str, JsonValue]
 PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
 Language = Annotated[str, Field(pattern="^[a-z]{2,3}$")]
 
@@ -105,6 +106,10 @@ class Fields(Model):
     """Text of the message."""
     tools: str | None = None
     """Tools that the prompt offers, as JSON or as a list of functions; the chat template renders them."""
+    template_variables: str | None = None
+    """Variables of the chat template for the row, an object, also as JSON; they replace those of the source."""
+    weight: str | None = None
+    """Number from 0 to 100 that multiplies the loss of the row's turns."""
     answer: str | None = None
     """Checkable answer of the last assistant turn, for exact match."""
     task: str | None = None
@@ -157,6 +162,8 @@ class Frame(Model):
 
 # Treatment of turns that a chat template rewrites where others follow.
 Reasoning = Literal["exact", "last", "all", "none"]
+# Treatment of the block that a chat template writes for reasoning in turns that have none.
+EmptyReasoning = Literal["mask", "supervise", "omit"]
 
 
 class Source(Model):
@@ -184,6 +191,9 @@ class Source(Model):
     frame: Frame | Literal["keep"] | None = None
     """Marks of a chat template in the texts: `{before: ..., after: ..., answer_end: ...}` removes them, `keep` keeps them.
     Where nearly all rows share such marks and this isn't set, the run stops; its message has the entry to paste."""
+    template_variables: TemplateVariables = {}
+    """Variables of the chat template for all rows, such as `{enable_thinking: false}`. Training, held-out loss and generation
+    render rows with them. A variable that the template doesn't use is refused."""
     speakers: dict[str, Role] = {}
     """Roles of speakers or tags whose names aren't known: `{Agent: assistant, Caller: user}`."""
     where: Conditions = ()
@@ -342,6 +352,10 @@ class CorpusContent(Model):
                     raise ValueError(f"documents have one column, named by fields.text; found {other}")
                 if source.speakers:
                     raise ValueError("documents have no speakers; remove `speakers`")
+                if source.template_variables:
+                    raise ValueError("documents have no chat template; remove `template_variables`")
+            if fields.weight and kind != "conversations":
+                raise ValueError(f"fields.weight weighs conversations, and this corpus is of kind {kind}; remove it")
             if kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
                 raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {kind}; remove it")
@@ -370,6 +384,9 @@ class Corpus(CorpusContent):
     `last` trains only the turns that aren't rewritten. `all` writes the reasoning of all turns into one sequence, which the
     model doesn't see when it is used. `none` leaves reasoning out. Default: `exact`. In preferences and labelled completions,
     the template decides, and only `none` can be set."""
+    empty_reasoning: EmptyReasoning = "mask"
+    """Block that a chat template writes for the reasoning of turns without any (Qwen3: an empty `<think></think>`). `mask`
+    writes it and takes no loss on it, as if it were part of the prompt; `supervise` takes loss on it; `omit` leaves it out."""
     license: ShortText | None = None
     """License of the rows, such as `cc-by-4.0`, for model cards."""
     description: Annotated[str, Field(max_length=2000)] | None = None
@@ -379,6 +396,8 @@ class Corpus(CorpusContent):
     def _has_reasoning(self) -> Self:
         if self.reasoning and self.kind == "text":
             raise ValueError("reasoning applies to turns, and documents have none; remove it")
+        if self.empty_reasoning != "mask" and self.kind == "text":
+            raise ValueError("empty_reasoning applies to turns, and documents have none; remove it")
         if self.reasoning not in (None, "none") and self.kind != "conversations":
             raise ValueError(f"reasoning: in {self.kind}, only `none` has an effect; found {self.reasoning}")
         return self

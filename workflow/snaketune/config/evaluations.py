@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from snaketune.config.base import NAME_PATTERN, LocalPath, Model, Name, PositiveFloat, PositiveInt
-from snaketune.config.corpus_sources import RegexWithOneGroup
+from snaketune.config.corpus_sources import RegexWithOneGroup, TemplateVariables
 from snaketune.config.packing import Packing
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo|merge):{NAME_PATTERN}$")]
@@ -65,9 +65,9 @@ class Generation(Decoding):
 
     batch_size: PositiveInt = 32
     """Prompts per batch."""
-    enable_thinking: bool | None = None
-    """Variable `enable_thinking` of the chat template, with which Qwen3 and others begin a response with or without reasoning.
-    Default: as the template decides."""
+    template_variables: TemplateVariables = {}
+    """Variables of the chat template, such as `{enable_thinking: false}`; they replace those of the rows. Default: as in
+    training."""
 
 
 class TaskSettings(Model):

@@ -41,6 +41,13 @@ def _check_sft(key: str, name: str, run: Sft, config: Workflow) -> None:
     _check_train_corpus(key, run.corpus, config, "conversations", "text")
     if config.corpora[run.corpus].kind == "text":
         _check_document_packing(key, run.packing)
+    if run.packing.strategy == "none" and any(
+        source.template_variables or source.fields.template_variables for source in config.corpora[run.corpus].sources
+    ):
+        raise SnaketuneError(
+            f"{key}.packing.strategy: with `none`, TRL's trainer would render corpora.{run.corpus} without its "
+            "template_variables; choose best-fit-decreasing"
+        )
     _known(f"{key}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
     _check_length(key, run.packing, name, config)
     _check_order(key, run, config)

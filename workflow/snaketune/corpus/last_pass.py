@@ -11,7 +11,7 @@ import pyarrow as pa
 from snaketune.corpus.decisions import Decisions
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.first_pass import Scan, SourceCounts
-from snaketune.corpus.rows import ORDER_COLUMN, SCHEMAS, id_of, with_weights
+from snaketune.corpus.rows import ORDER_COLUMN, id_of
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH
 from snaketune.progress import progress
 
@@ -21,9 +21,7 @@ ROWS_SHOWN = 20
 
 def write_rows(scan: Scan, sources: list[SourceCounts], decisions: Decisions, folder: Path) -> None:
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool; ids of further copies end in `-2`, `-3`, …."""
-    spool, schema = scan.spool, SCHEMAS[scan.spec.kind]
-    if spool.weighted:
-        schema = with_weights(schema)
+    spool, schema = scan.spool, scan.spool.result_schema
     hashes, copies, held_out = np.asarray(scan.hashes), decisions.copies, decisions.held_out
     source_of = np.repeat(np.arange(len(sources), dtype=np.int16), [one.rows.stop - one.rows.start for one in sources])
     with SplitFile(folder / "train.arrow", schema) as train, SplitFile(folder / "held_out.arrow", schema) as held:

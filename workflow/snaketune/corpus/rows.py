@@ -29,6 +29,8 @@ ID = pa.field("id", pa.string())
 # Fields besides the turns: the tools that the prompt offers (see `layouts.tools`), and the checkable answer.
 LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
+# Variables of the chat template, an object as JSON: a column of corpora in which a row has any.
+VARIABLES = pa.field("template_variables", pa.string())
 # The column of `<split>-order.arrow`, if a corpus has `order_column`.
 ORDER_COLUMN = "order"
 PAIR_FIELDS = [("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES)]
@@ -95,9 +97,11 @@ class Noted(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class _Row:
-    """What all rows have: the tools offered, labels of the reply, and `notes` on what was changed, for the counts."""
+    """What all rows have: the tools offered, template variables, labels of the reply, and `notes` on what was changed, for
+    the counts."""
 
     tools: str | None = None
+    template_variables: str | None = None
     answer: str | None = None
     task: str | None = None
     notes: tuple[str, ...] = ()
@@ -175,7 +179,8 @@ class RowResult(NamedTuple):
 
 
 def content_hash(row: Row) -> int:
-    """Return the 64-bit XXH3 of a row's turns, roles, tools and weights of turns; answer and task don't count.
+    """Return the 64-bit XXH3 of a row's turns, roles, tools, template variables and weights of turns; answer and task don't
+    count.
 
     Each text follows its role and length, so that different turns never give the same hashed text.
 
@@ -192,6 +197,8 @@ def content_hash(row: Row) -> int:
     if row.tools:
         tools = _sorted_json(row.tools)
         serialized = f"tools:{len(tools)}:{tools}{serialized}"
+    if row.template_variables:
+        serialized = f"variables:{len(row.template_variables)}:{row.template_variables}{serialized}"
     try:
         if row.answer is not None:
             row.answer.encode()

@@ -25,6 +25,7 @@ class Prompt:
     task: str | None
     messages: list[dict[str, str]]
     tools: str | None = None
+    template_variables: str | None = None
     answer: str | None
 
 
@@ -55,6 +56,7 @@ def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: 
         Prompt(
             corpus=corpus,
             messages=[{"role": turn["role"], "content": turn["content"]} for turn in row["messages"][:-1]],
+            template_variables=row.get("template_variables"),
             **{name: row[name] for name in ("id", "task", "tools", "answer")},
         )
         for row in checkable + others
@@ -68,12 +70,15 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
     except TooSlow as error:
         raise SnaketuneError(f"exact_match.answer_pattern, prompt {prompt.id} of {prompt.corpus}: {error}") from None
     found = match.group(1).strip() if match and match.group(1) is not None else None
-    tools = [f"[tools] {prompt.tools}"] if prompt.tools else []
+    context = {"tools": prompt.tools, "template_variables": prompt.template_variables}
     return Response(
         id=prompt.id,
         corpus=prompt.corpus,
         task=prompt.task,
-        prompt="\n".join(tools + [f"[{message['role']}] {message['content']}" for message in prompt.messages]),
+        prompt="\n".join(
+            [f"[{name}] {value}" for name, value in context.items() if value]
+            + [f"[{message['role']}] {message['content']}" for message in prompt.messages]
+        ),
         response=response,
         tokens=tokens,
         answer=prompt.answer,

@@ -162,12 +162,20 @@ def _load(
     return loaded.to(compute.device), stack.config()
 
 
-def _encode_prompts(chat: ChatTokenizer, prompts: list[Prompt]) -> tuple[list[Prompt], list[np.ndarray]]:
-    """Return the prompts that the chat template accepts, and their tokens."""
+def _encode_prompts(
+    chat: ChatTokenizer, prompts: list[Prompt], variables: dict[str, Any]
+) -> tuple[list[Prompt], list[np.ndarray]]:
+    """Return the prompts that the chat template accepts, and their tokens; `variables` replace those of the rows.
+
+    Raises:
+        SnaketuneError: the template doesn't use one of `variables`.
+    """
+    chat.with_variables(json.dumps(variables))
     accepted, encoded = [], []
     for prompt in prompts:
+        of_row = json.loads(prompt.template_variables or "{}") | variables
         try:
-            encoded.append(chat.encode_prompt(prompt.messages, prompt.tools))
+            encoded.append(chat.encode_prompt(prompt.messages, prompt.tools, json.dumps(of_row) if of_row else None))
             accepted.append(prompt)
         except Refused as reason:
             print(f"skipped: prompt {prompt.id} of {prompt.corpus}: {reason}", flush=True)
@@ -188,8 +196,7 @@ def _responses(
     for name, corpus in zip(spec.conversations, corpora, strict=True):
         held_out = read_table(corpus.file("held_out.arrow"))
         prompts += choose_prompts(name, held_out, spec.exact_match.limit, spec.samples)
-    thinking = spec.generation.enable_thinking
-    prompts, encoded = _encode_prompts(chat if thinking is None else chat.with_thinking(thinking), prompts)
+    prompts, encoded = _encode_prompts(chat, prompts, spec.generation.template_variables)
     digests = [prompt_digest(prompt) for prompt in encoded]
     cache.find(digests)
     new = {digest: prompt for digest, prompt in zip(digests, encoded) if digest not in cache.known}

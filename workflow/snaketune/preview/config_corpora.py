@@ -6,7 +6,7 @@ Passed from the rule to the command as one text. Imported by planning, so it imp
 import json
 
 from snaketune.config.base import Model
-from snaketune.config.corpus_sources import CorpusContent, Reasoning
+from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
 from snaketune.config.packing import TrainOn
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job
@@ -16,7 +16,7 @@ class PreviewedCorpus(Model):
     """One corpus.
 
     Attributes:
-        train_on, reasoning: where loss is taken in conversations.
+        train_on, reasoning, empty_reasoning: where loss is taken in conversations.
         chat_template: path of a file; None if the tokenizer's own is used.
         tokenizer: path where it is, or will be.
         adopt: the model or folder that it is adopted from.
@@ -27,6 +27,7 @@ class PreviewedCorpus(Model):
     content: CorpusContent
     train_on: TrainOn = "assistant"
     reasoning: Reasoning | None = "exact"
+    empty_reasoning: EmptyReasoning = "mask"
     chat_template: str | None = None
     tokenizer: str | None = None
     adopt: str | None = None
@@ -54,6 +55,7 @@ def corpora_of(graph: JobGraph) -> str:
                     "corpus": job.name if len(read_by) == 1 else f"{job.name}, by tokenizer {tokenizer.name}",
                     "train_on": tokenized.spec.train_on,
                     "reasoning": tokenized.spec.reasoning,
+                    "empty_reasoning": tokenized.spec.empty_reasoning,
                     "chat_template": next(iter(tokenizer.files["chat_template"]), None),
                     "tokenizer": tokenizer.payload,
                     "adopt": tokenizer.spec.adopt,

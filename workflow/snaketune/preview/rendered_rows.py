@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import pre_tokenizers
 
-from snaketune.config.corpus_sources import Reasoning
+from snaketune.config.corpus_sources import EmptyReasoning, Reasoning
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
-from snaketune.corpus.rows import SCHEMAS, TEXT, Message, Row, with_weights
+from snaketune.corpus.rows import SCHEMAS, TEXT, VARIABLES, Message, Row, with_weights
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.creation.check import check, training_template
@@ -115,7 +115,7 @@ class Renderer:
     exact: bool
 
 
-def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
+def load_renderer(template: Path | None, tokenizer: Path | None, empty_reasoning: EmptyReasoning = "mask") -> Renderer:
     """Load a renderer from a template file and a tokenizer folder, each optional.
 
     Without a template file, the tokenizer's own template is used, else ChatML.
@@ -143,7 +143,9 @@ def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
         description, config = _bytes_tokenizer(text)
     _, training = training_template(text) or ("", "")
     renderer = Renderer(
-        chat=ChatTokenizer(description, config, text, training), template=name, exact=tokenizer is not None
+        chat=ChatTokenizer(description, config, text, training, empty_reasoning),
+        template=name,
+        exact=tokenizer is not None,
     )
     try:
         check(renderer.chat, [])
@@ -258,7 +260,7 @@ def _table(kind: str, rows: list[Row]) -> pa.Table:
             return [turn_of(turn) for turn in getattr(row, column)]
         return getattr(row, column, None)
 
-    schema = with_weights(SCHEMAS[kind]) if weighted else SCHEMAS[kind]
+    schema = (with_weights(SCHEMAS[kind]) if weighted else SCHEMAS[kind]).append(VARIABLES)
     return pa.table({field.name: [value(row, field.name) for row in rows] for field in schema}, schema=schema)
 
 

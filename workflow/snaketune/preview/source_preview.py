@@ -122,7 +122,7 @@ def preview_config(content: str) -> Iterator[SourcePreview]:
         # The tokenizer if it exists, or the folder that it will be adopted from.
         folders = (Path(folder) for folder in (corpus.tokenizer, corpus.adopt) if folder)
         tokenizer = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
-        renderer = cached_renderer(template, tokenizer)
+        renderer = cached_renderer(template, tokenizer, corpus.empty_reasoning)
         if template is None and tokenizer is None and corpus.adopt:
             named = f"{renderer.template}, instead of {corpus.adopt}'s own, which isn't available yet"
             renderer = replace(renderer, template=named)

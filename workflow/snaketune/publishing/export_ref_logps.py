@@ -1,6 +1,6 @@
 """`export-ref-logps`: export pairs with their reference log-probabilities in the columns of TRL's DPOTrainer.
 
-    id, prompt, chosen, rejected, tools     as in the corpus
+    id, prompt, chosen, rejected, tools     as in the corpus, with template_variables if it has any
     prompt_ids, chosen_ids, rejected_ids    the tokens that the log-probabilities belong to, named as in TRL
     ref_chosen_logps, ref_rejected_logps    summed over the completion's tokens, in nats
 
@@ -62,8 +62,8 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
                 if (ids := tokens[row["id"]]) is None:
                     continue
                 logps = {f"ref_{side}_logps": logp for side, logp in zip(COMPLETIONS, known[row["id"]].logps)}
-                tools = {"tools": row["tools"]} if "tools" in row else {}
-                rows.append({"id": row["id"]} | {name: _text(row[name]) for name in TEXTS} | tools | ids | logps)
+                more = {name: row[name] for name in ("tools", "template_variables") if name in row}
+                rows.append({"id": row["id"]} | {name: _text(row[name]) for name in TEXTS} | more | ids | logps)
             if rows:
                 write(rows)
                 written += len(rows)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.base_models import Pretrained, Scratch
-from snaketune.config.corpus_sources import CorpusContent, Reasoning
+from snaketune.config.corpus_sources import CorpusContent, EmptyReasoning, Reasoning
 from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
 from snaketune.config.held_out import RaceMetric
 from snaketune.config.lora import Lora, Quantization
@@ -48,6 +48,7 @@ class TokenizeSpec(Part):
     train_on: TrainOn
     reasoning: Reasoning | None = None
     """None: conversations are as the chat template writes them."""
+    empty_reasoning: EmptyReasoning = "mask"
     most_refused: Fraction | None = None
     """The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage."""
 

@@ -12,9 +12,10 @@ path; corpora are encoded batch by batch (see `batched`) where that is proved to
 
 import json
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from snaketune.tokenization.chat_template import ANSWER, QUESTION, ChatTemplate
 from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.control_frames import ControlFrame, OmittedTurn, TemplateControl
 from snaketune.tokenization.prompt_boundaries import PromptBoundaries
-from snaketune.tokenization.template import Message, Refused, Span, Tools
+from snaketune.tokenization.template import SPECIAL_TOKENS, Message, Refused, Span, Tools
 
-# Variables of templates, as transformers passes them.
-VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Tokenizers with the template variables of rows, of which most corpora have a few.
+CACHED_VARIABLES = 256
 # The date that a template writes as today's, a key of `tokenizer_config.json`; and the file of the training template.
 DATE_KEY = "chat_template_date"
 TRAINING_TEMPLATE = "training_template.jinja"
@@ -98,7 +99,14 @@ class ChatTokenizer:
         template_only: bool[vocab_size], the ids of the control tokens except unk, which unknown characters become too.
     """
 
-    def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str, training_template: str = ""):
+    def __init__(
+        self,
+        description: dict[str, Any],
+        config: dict[str, Any],
+        template: str,
+        training_template: str = "",
+        empty_reasoning: str = "mask",
+    ):
         """Build from `tokenizer.json` and `tokenizer_config.json`, parsed."""
         self._original = description, config
         # Without the post-processor, which would only trim whitespace from the offsets: the template writes every special
@@ -106,14 +114,16 @@ class ChatTokenizer:
         self.description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(self.description))
         self._boundaries = PromptBoundaries(self._tokenizer, self.description)
-        tokens = {key: config[key] for key in VARIABLES if config.get(key) is not None}
+        tokens = {key: config[key] for key in SPECIAL_TOKENS if config.get(key) is not None}
         variables = {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}
         added, named = description["added_tokens"], config.get("chat_control_tokens") or ()
         self.added = {token["id"]: token["content"] for token in added}
         control = [token["content"] for token in added if token["special"] or token["content"] in named]
         self.control = ControlTokens(self._tokenizer, self.description, control)
         today = date.fromisoformat(config[DATE_KEY]) if config.get(DATE_KEY) else None
-        self.template = ChatTemplate(template, training_template, variables, list(self.control.ids), today)
+        self.template = ChatTemplate(
+            template, training_template, variables, list(self.control.ids), today, empty_reasoning
+        )
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
         self.pad_id, self.eos_id = self._special_id("pad_token"), self._special_id("eos_token")
@@ -123,9 +133,10 @@ class ChatTokenizer:
         if unk := variables.get("unk_token"):
             self.template_only[vocab[unk]] = False
         self._template_control = TemplateControl(self.template, self.encode_text, self.template_only)
+        self._with_variables = lru_cache(CACHED_VARIABLES)(self._build_with_variables)
 
     @classmethod
-    def load(cls, folder: Path) -> "ChatTokenizer":
+    def load(cls, folder: Path, empty_reasoning: str = "mask") -> "ChatTokenizer":
         """Load the folder of a tokenizer artifact; SnaketuneError if a file is missing or unusable."""
         try:
             description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -138,7 +149,7 @@ class ChatTokenizer:
             raise SnaketuneError(
                 f"{folder} has no usable tokenizer: {error}; it needs tokenizer.json and tokenizer_config.json"
             ) from None
-        return cls(description, config, template, training_template)
+        return cls(description, config, template, training_template, empty_reasoning)
 
     def for_documents(self) -> "ChatTokenizer":
         """This tokenizer for documents: what it puts before a text itself (bos or nothing), the text, eos."""
@@ -150,14 +161,24 @@ class ChatTokenizer:
         documents.template.variables["opening"] = bos if opened else ""
         return documents
 
-    def with_thinking(self, enable: bool) -> "ChatTokenizer":
-        """This tokenizer with the template's variable `enable_thinking`; SnaketuneError if the template has none."""
-        if "enable_thinking" not in self.template.text:
-            raise SnaketuneError(
-                "generation.enable_thinking: the chat template has no such variable, so it decides nothing; remove the key"
+    def with_variables(self, variables: str | None) -> "ChatTokenizer":
+        """This tokenizer with the template variables of a row, an object as JSON.
+
+        Raises:
+            Refused: the template doesn't use one of them, or one holds the string of a control token.
+        """
+        return self if variables is None else self._with_variables(variables)
+
+    def _build_with_variables(self, variables: str) -> "ChatTokenizer":
+        values = json.loads(variables)
+        if any(map(self.control.written_in, tool_calls.texts_in(variables))):
+            raise Refused(
+                "control_text",
+                f"a template variable holds the string of a control token, in {variables[:200]}; remove it from the variable",
             )
-        chat = ChatTokenizer(*self._original, self.template.text, self.template.training_text)
-        chat.template.variables["enable_thinking"] = enable
+        chat = copy(self)
+        chat.template = self.template.with_variables(values)
+        chat._template_control = TemplateControl(chat.template, self.encode_text, self.template_only)
         return chat
 
     @cached_property
@@ -181,9 +202,11 @@ class ChatTokenizer:
         """Encode rendered text; every string of a control token becomes one."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
-        """int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
-        return self.encode([messages], add_generation_prompt=True, tools=[tools])[0].ids
+    def encode_prompt(
+        self, messages: list[Message], tools: str | None = None, variables: str | None = None
+    ) -> np.ndarray:
+        """int32[n], the ids of the conversation so far, with its tools, template variables and the generation prompt."""
+        return self.with_variables(variables).encode([messages], add_generation_prompt=True, tools=[tools])[0].ids
 
     def mismatched_tokens(self, vocabulary: dict[str, int]) -> list[str]:
         """The tokens of `vocabulary` that have another id, or none, in this tokenizer."""
@@ -225,6 +248,9 @@ class ChatTokenizer:
         tools = list(tools) or [None] * len(conversations)
         conversations = [self.template.prepared(*row) for row in zip(conversations, tools, strict=True)]
         texts, spans = self.template.render(conversations, add_generation_prompt, tools)
+        if not add_generation_prompt:
+            for row in zip(conversations, texts, tools):
+                self.template.check_prompt(*row)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         frames = [self._template_control.frame(*row, add_generation_prompt) for row in zip(conversations, tools)]
         for messages, own_tools, frame in zip(conversations, tools, frames):

@@ -5,6 +5,7 @@ kind: a fixed date for today's; contents as lists of typed parts, for templates 
 turn that only the next turn would write (GLM's `<|user|>`).
 """
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import date
@@ -19,9 +20,26 @@ from snaketune.tokenization.assistant_spans import (
     generated_spans,
     without_blanks,
 )
-from snaketune.tokenization.control import any_of
-from snaketune.tokenization.reasoning import CALL, check_reasoning, keys_read, with_reasoning
-from snaketune.tokenization.template import Message, Refused, Span, Tools, marks_generation, render, with_date
+from snaketune.tokenization.control import any_of, substitute, unused_characters
+from snaketune.tokenization.reasoning import (
+    CALL,
+    EMPTY_BLOCK,
+    check_reasoning,
+    keys_read,
+    reasoning_of,
+    with_marks,
+    with_reasoning,
+)
+from snaketune.tokenization.template import (
+    Message,
+    Refused,
+    Span,
+    Tools,
+    marks_generation,
+    render,
+    variable_names,
+    with_date,
+)
 
 QUESTION: Message = {"role": "user", "content": tool_calls.PLACEHOLDER}
 ANSWER: Message = {"role": "assistant", "content": tool_calls.PLACEHOLDER}
@@ -55,12 +73,20 @@ class ChatTemplate:
         training_text: that of TRL's template with markers for the same text, "" if there is none; for an unmarked template.
         marked: whether the template marks what is generated.
         variables: the variables that it is rendered with, besides messages and tools.
+        empty_reasoning: what becomes of the block that it writes for no reasoning: mask, supervise or omit.
     """
 
     def __init__(
-        self, text: str, training_text: str, variables: dict[str, Any], control: Sequence[str], today: date | None
+        self,
+        text: str,
+        training_text: str,
+        variables: dict[str, Any],
+        control: Sequence[str],
+        today: date | None = None,
+        empty_reasoning: str = "mask",
     ):
         """Build from the sources, the strings of the control tokens, and the date that the template writes as today's."""
+        self.empty_reasoning = empty_reasoning
         if today:
             text, training_text = with_date(text, today), with_date(training_text, today)
         self.variables, self._control = variables, list(control)
@@ -68,6 +94,62 @@ class ChatTemplate:
             text, training_text = TYPED + text, training_text and TYPED + training_text
         self.text, self.marked = text, marks_generation(text)
         self.training_text = "" if self.marked else training_text
+
+    def with_variables(self, values: dict[str, Any]) -> "ChatTemplate":
+        """This template with further variables; Refused if it doesn't use one that isn't empty."""
+        names = self._variable_names
+        unused = [name for name, value in values.items() if name not in names and value not in (None, "", [], {})]
+        if unused:
+            raise Refused(
+                "unused_template_variable",
+                f"the chat template doesn't use the variable {unused[0]!r} of template_variables; it uses "
+                f"{', '.join(sorted(names)) or 'none'}. Correct or remove it in the source, or name another template under "
+                "tokenizers.NAME.chat_template",
+            )
+        used = {name: value for name, value in values.items() if name in names}
+        # Without thinking, the block is part of the prompt.
+        treatment = "mask" if used.get("enable_thinking") is False else self.empty_reasoning
+        return self._with(self.variables | used, treatment)
+
+    def _with(self, variables: dict[str, Any], empty_reasoning: str) -> "ChatTemplate":
+        return ChatTemplate(self.text, self.training_text, variables, self._control, empty_reasoning=empty_reasoning)
+
+    @cached_property
+    def _variable_names(self) -> set[str]:
+        return variable_names(self.text)
+
+    @cached_property
+    def empty_block(self) -> str:
+        """What the template writes for reasoning at the start of a turn without any, up to where its generation prompt
+        without thinking ends; "" if nothing.
+
+            <|im_start|> assistant \n <think> \n\n </think> \n\n Hello <|im_end|>      Qwen3: all up to `Hello`
+        """
+        if not self.treats_reasoning:
+            return ""
+        try:
+            (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None])
+            turn = self.write([QUESTION, ANSWER], enable_thinking=False)
+            prompt = self.write([QUESTION], prompt=True, enable_thinking=False)
+        except SnaketuneError:
+            return ""
+        if len(spans) != 1 or spans[0] is None:
+            return ""
+        start, end = spans[0][0], len(text) - len(turn.removeprefix(prompt))
+        if not (turn.startswith(prompt) and start < end and text.endswith(turn.removeprefix(prompt))):
+            found = EMPTY_BLOCK.match(text, start)
+            end = found.end() if found else start
+        return text[start:end]
+
+    @cached_property
+    def _omitted_block(self) -> str:
+        """`empty_block` with what the generation prompt opens of it, if it is omitted; else ""."""
+        if self.empty_reasoning != "omit":
+            return ""
+        plain = self._with(self.variables, "supervise")
+        if not plain.empty_block:
+            return ""
+        return re.search(r"(?:<think>\s*)?\Z", plain.write([QUESTION], prompt=True))[0] + plain.empty_block
 
     @cached_property
     def reads_calls(self) -> bool:
@@ -78,9 +160,12 @@ class ChatTemplate:
     def reasoning_keys(self) -> dict[bool, tuple[str, ...]]:
         """The keys in which the template reads reasoning, without (False) and with tool calls (True)."""
         return {
-            with_calls: keys_read(self.write, with_calls=with_calls) if with_calls <= self.reads_calls else ()
+            with_calls: keys_read(self._plain, with_calls=with_calls) if with_calls <= self.reads_calls else ()
             for with_calls in (False, True)
         }
+
+    def _plain(self, messages: list[Message]) -> str:
+        return render(self.text, [messages], self.variables)[0][0]
 
     @cached_property
     def treats_reasoning(self) -> bool:
@@ -118,7 +203,7 @@ class ChatTemplate:
         """How many characters after the start of an assistant's span its generation prompt ends (negative: before it), and the
         text between the two; None if the template has no generation prompt that leads to a turn."""
         try:
-            (text,), (spans,) = self.render([[QUESTION, ANSWER]])
+            (text,), (spans,) = self._render([[QUESTION, ANSWER]], [None])
             prompt = self.write([QUESTION], prompt=True)
         except SnaketuneError:
             return None
@@ -137,6 +222,17 @@ class ChatTemplate:
                 return end
         # A space before an answer belongs to its first word.
         return len(text[:start].rstrip(" "))
+
+    def check_prompt(self, messages: list[Message], text: str, tools: str | None) -> None:
+        """Refuse a row whose variables state whether there is reasoning, and whose last turn in `text` doesn't follow that
+        generation prompt."""
+        if "enable_thinking" in self.variables and not text.startswith(self.write(messages[:-1], True, tools)):
+            raise Refused(
+                "reasoning_contradicts_variables",
+                "the last turn doesn't follow the generation prompt with its template_variables: enable_thinking is false, "
+                "and the turn has reasoning, or the other way round; correct the variable, or leave reasoning out with "
+                "corpora.NAME.reasoning: none",
+            )
 
     def prompt_ends(
         self, messages: list[Message], text: str, spans: list[Span | None], trained: Sequence[bool] | None
@@ -158,7 +254,7 @@ class ChatTemplate:
         self, conversations: Sequence[list[Message]], prompt: bool = False, tools: Tools = (), **variables: Any
     ) -> list[str]:
         """The text of conversations; SnaketuneError if the template refuses one."""
-        texts, _ = render(self.text, conversations, self.variables | variables, prompt, tools)
+        texts, _ = self._written(self.text, conversations, prompt, tools, **variables)
         return texts if prompt else [text + self._end(own) for own, text in zip(conversations, texts, strict=True)]
 
     def _end(self, messages: list[Message]) -> str:
@@ -181,12 +277,53 @@ class ChatTemplate:
             # In a prompt, nothing is supervised.
             texts = self.write_all(conversations, True, tools)
             return texts, [[] for _ in texts]
+        texts, spans = self._render(conversations, tools)
+        if self.empty_reasoning == "mask" and self.empty_block:
+            spans = [self._behind_empty_block(*row) for row in zip(conversations, texts, spans, strict=True)]
+        return texts, spans
+
+    def _render(
+        self, conversations: Sequence[list[Message]], tools: Tools
+    ) -> tuple[list[str], list[list[Span | None]]]:
+        """`render`, with empty reasoning in the spans."""
         if self.marked:
             texts, spans = self._render_marked(self.text, conversations, tools)
         else:
             texts, spans = self._render_unmarked(conversations, tools)
         rows = zip(conversations, texts, spans, strict=True)
         return texts, [as_generated(*row) if self.treats_reasoning else row[2] for row in rows]
+
+    def _behind_empty_block(self, messages: list[Message], text: str, spans: list[Span | None]) -> list[Span | None]:
+        """The spans without the empty reasoning that turns without any begin with."""
+        speaking = [message for message in messages if message["role"] == "assistant"]
+        if len(spans) != len(speaking):
+            return spans
+        block = self.empty_block
+        return [
+            (span[0] + len(block), span[1])
+            if span and text.startswith(block, span[0]) and not reasoning_of(message)
+            else span
+            for message, span in zip(speaking, spans)
+        ]
+
+    def _written(
+        self, source: str, conversations: Sequence[list[Message]], prompt: bool, tools: Tools, **variables: Any
+    ) -> tuple[list[str], list[list[Span]]]:
+        """Text and marked spans of conversations, without empty reasoning if it is omitted.
+
+        Turns without reasoning get a mark, so that the blocks before them differ from what users write.
+        """
+        variables = self.variables | variables
+        if not self._omitted_block:
+            return render(source, conversations, variables, prompt, tools)
+        (mark,) = unused_characters([json.dumps([conversations, tools, variables], ensure_ascii=False)], 1)
+        marked = [with_marks(messages, mark) for messages in conversations]
+        # A turn is within a pair of control tokens.
+        before = rf"(?=(?:(?!{any_of(self._control)}).)*?{mark})"
+        pattern = re.compile(f"{re.escape(self._omitted_block)}{before}|{mark}", re.DOTALL)
+        rows = zip(*render(source, marked, variables, prompt, tools), strict=True)
+        texts, spans = zip(*(substitute(pattern, lambda _: "", *row) for row in rows))
+        return list(texts), list(spans)
 
     def prepared(self, messages: list[Message], tools: str | None) -> list[Message]:
         """The messages with tool calls and reasoning under the keys that the template reads, if it does."""
@@ -220,7 +357,7 @@ class ChatTemplate:
         self, template: str, conversations: Sequence[list[Message]], tools: Tools
     ) -> tuple[list[str], list[list[Span]]]:
         """Render with a template that marks what is generated."""
-        texts, marked = render(template, conversations, self.variables, tools=tools)
+        texts, marked = self._written(template, conversations, False, tools)
         spans = [without_blanks(text, own, self._control) for text, own in zip(texts, marked, strict=True)]
         for messages, text, own in zip(conversations, texts, spans, strict=True):
             tool_calls.check_marked_calls(messages, text, own)

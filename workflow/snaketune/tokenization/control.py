@@ -127,7 +127,7 @@ class ControlTokens:
         positions = [
             [*own, *((end, end) for end in ends.values())] for own, ends in zip(spans, prompt_ends, strict=True)
         ]
-        changed = [_substitute(pattern, swapped, text, own) for text, own in zip(texts, positions, strict=True)]
+        changed = [substitute(pattern, swapped, text, own) for text, own in zip(texts, positions, strict=True)]
         encodings = renamed.tokenizer.encode_batch([text for text, _ in changed], add_special_tokens=False)
         for (text, shifted), encoding, ends in zip(changed, encodings, prompt_ends, strict=True):
             first = len(shifted) - len(ends)
@@ -187,7 +187,7 @@ class _Renamed:
         self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != unk], np.int64)
 
 
-def _substitute(
+def substitute(
     pattern: re.Pattern[str], swapped: Callable[[re.Match[str]], str], text: str, spans: list[Span | None]
 ) -> tuple[str, list[Span | None]]:
     """The result of `pattern.sub`, and the spans in it.

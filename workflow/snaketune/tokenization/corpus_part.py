@@ -59,7 +59,7 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
     # It may be from an earlier attempt.
     (work.folder / QUARANTINE).unlink(missing_ok=True)
     tokenizer.files()
-    chat = ChatTokenizer.load(tokenizer.folder)
+    chat = ChatTokenizer.load(tokenizer.folder, spec.empty_reasoning)
     if spec.kind == TEXT:
         chat = chat.for_documents()
     corpus = corpus.for_part(spec.part)
@@ -171,7 +171,8 @@ def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTo
     omitted: list[bool] = []
     for group in (group for table in tables.values() for group in _groups(spec, table)):
         turns = turns_of(group, spec.train_on, spec.reasoning)
-        own = [bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist())]
+        rows = zip(turns.variables.to_pylist(), turns.messages(), turns.tools.to_pylist())
+        own = [bool(chat.with_variables(variables).omitted_turns(*row)) for variables, *row in rows]
         omitted += np.array(own).reshape(len(group), -1).any(1).tolist()
     return f"{sum(omitted)} of {len(omitted)} rows"
 

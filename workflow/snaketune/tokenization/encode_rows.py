@@ -60,12 +60,26 @@ class View:
 
 
 def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
-    """Encode all conversations.
+    """Encode all conversations, those with the same template variables together.
 
     Raises:
         SnaketuneError: the template refuses a conversation; or some turns aren't supervised, and the template doesn't mark one
             block per assistant turn.
     """
+    rows_with: dict[str | None, list[int]] = {}
+    for row, variables in enumerate(turns.variables.to_pylist()):
+        rows_with.setdefault(variables, []).append(row)
+    if rows_with.keys() <= {None}:
+        return _encode_turns(chat, turns)
+    rows = np.concatenate(list(rows_with.values()))
+    parts = (
+        _encode_turns(chat.with_variables(variables), turns.rows(np.array(of_variables)))
+        for variables, of_variables in rows_with.items()
+    )
+    return concatenated(list(parts)).rows(np.argsort(rows))
+
+
+def _encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
     messages, tools = turns.messages(), turns.tools.to_pylist()
     # The part before the first offset is empty.
     _, *wanted = np.split(turns.wanted, turns.offsets[:-1])

@@ -22,6 +22,8 @@ KEYS = ("reasoning_content", "reasoning", "thinking")
 # For Python and Arrow alike.
 BLOCK = r"(?s)^\s*<think>(.*?)</think>\s*"
 THOUGHT = re.compile(BLOCK)
+# What templates write for no reasoning; their generation prompt may have opened it.
+EMPTY_BLOCK = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
 MARK = "snaketune"
 CALL = {"id": "call00001", "type": "function", "function": {"name": "now", "arguments": {}}}
 
@@ -66,6 +68,22 @@ def reasoning_of(message: Message) -> str:
     if found := THOUGHT.match(message["content"]):
         return found[1].strip()
     return next((message[key] for key in KEYS if key in message), "")
+
+
+def with_marks(messages: list[Message], mark: str) -> list[Message]:
+    """The messages with `mark` at the start of assistants' turns without reasoning: of their text, or of the first call."""
+
+    def marked(message: Message) -> Message:
+        if message["role"] != "assistant" or reasoning_of(message):
+            return message
+        content = THOUGHT.sub("", message["content"])
+        if visible := content.lstrip():
+            return message | {"content": content.removesuffix(visible) + mark + visible}
+        first, *others = message.get("tool_calls", [CALL])
+        function = first["function"] | {"name": mark + first["function"]["name"]}
+        return message | {"content": content, "tool_calls": [first | {"function": function}, *others]}
+
+    return [marked(message) for message in messages]
 
 
 def without_reasoning(roles: pa.StringArray, contents: pa.StringArray) -> pa.StringArray:

@@ -17,6 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, meta, nodes
+
 from snaketune.errors import SnaketuneError
 
 Message = dict[str, Any]
@@ -25,6 +27,13 @@ Span = tuple[int, int]
 Tools = Sequence[str | None]
 # The role of the only turn of a document.
 TEXT = "text"
+
+# Variables of templates that transformers passes: those of the tokenizer, and those of the conversation.
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PASSED = {*SPECIAL_TOKENS, "messages", "tools", "add_generation_prompt"}
+
+# Tests and filters of variables that may not be passed.
+DEFAULTS = ("defined", "undefined", "default", "d")
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 DATE_CALL = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
@@ -46,6 +55,31 @@ def shipped_templates() -> str:
     folder = Path(__file__).resolve().parents[3] / SHIPPED
     paths = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
     return ", ".join(paths) or f"one of {SHIPPED}"
+
+
+def parsed(template: str) -> tuple[Environment, nodes.Template]:
+    """The environment in which transformers renders a template, and the template's syntax tree."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    environment = _compile_jinja_template(template).environment
+    return environment, environment.parse(template)
+
+
+def variable_names(template: str) -> set[str]:
+    """The variables that a template uses, besides those that are always passed, and those that it sets itself and never tests.
+
+    >>> variable_names("{% if not think is defined %}{% set think = 1 %}{% endif %}{{ messages }}{{ think }}{{ dict() }}")
+    {'think'}
+    """
+    environment, tree = parsed(template)
+    names = meta.find_undeclared_variables(tree) - environment.globals.keys() - PASSED
+    # One that is set in some branches only counts as undeclared.
+    stored, parameters = (
+        {node.name for node in tree.find_all(nodes.Name) if node.ctx == kind} for kind in ("store", "param")
+    )
+    tests = (node.node for node in tree.find_all((nodes.Test, nodes.Filter)) if node.name in DEFAULTS)
+    tested = {node.name for node in tests if isinstance(node, nodes.Name)}
+    return names - parameters - (stored - tested)
 
 
 def marks_generation(template: str) -> bool:

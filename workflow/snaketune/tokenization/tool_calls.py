@@ -23,7 +23,7 @@ from typing import Any
 from jinja2 import nodes
 
 from snaketune.tokenization.reasoning import KEYS
-from snaketune.tokenization.template import Message, Refused, Span
+from snaketune.tokenization.template import Message, Refused, Span, parsed
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OPENING, CLOSING = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}\s*")
@@ -40,9 +40,7 @@ def reads_calls(template: str) -> bool:
     """
     if "tool_calls" not in template:
         return False
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    tree = _compile_jinja_template(template).environment.parse(template)
+    _, tree = parsed(template)
     names = (
         node.attr if isinstance(node, nodes.Getattr) else node.value
         for node in tree.find_all((nodes.Getattr, nodes.Const))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.config.corpus_sources import Reasoning
+from snaketune.corpus.rows import VARIABLES
 from snaketune.engine.packing.ragged import gather, offsets_of
 from snaketune.tokenization.reasoning import without_reasoning
 from snaketune.tokenization.template import Message
@@ -23,7 +24,7 @@ class Turns:
         wanted: bool, shaped like `index`: which assistant turns are supervised; with `everything`, which turns of any role. If
             turns have other weights in the loss than 0 and 1, these weights, float32.
         everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
-        tools: strings[n], null if a conversation has none.
+        tools, variables: strings[n], the tools and the template variables as JSON; null if a conversation has none.
         rewritten: what becomes of assistant turns that the template writes otherwise where others follow (see `encode_rows`):
             `exact`, each is a branch of a tree; `last`, they aren't supervised; `all`, each is written as it is generated, in
             one sequence; None, conversations are as the template writes them (pairs, documents).
@@ -36,6 +37,7 @@ class Turns:
     wanted: np.ndarray
     everything: np.ndarray
     tools: pa.StringArray
+    variables: pa.StringArray
     rewritten: Literal["exact", "last", "all"] | None = None
 
     def __len__(self) -> int:
@@ -50,6 +52,7 @@ class Turns:
             wanted=self.wanted[at],
             everything=self.everything[rows],
             tools=self.tools.take(pa.array(rows)),
+            variables=self.variables.take(pa.array(rows)),
         )
 
     @property
@@ -76,7 +79,8 @@ def conversation_turns(table: pa.Table, train_on: str, reasoning: Reasoning | No
     everything = np.full(len(table), train_on == "all")
     # With `all`, nothing is generated.
     rewritten = None if train_on == "all" else "exact" if reasoning == "none" else reasoning
-    return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, _tools(table), rewritten)
+    of_rows = (_texts(table, name) for name in ("tools", VARIABLES.name))
+    return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, *of_rows, rewritten)
 
 
 def pair_turns(
@@ -92,6 +96,7 @@ def pair_turns(
         np.stack([bases[part] + offsets[part][:-1] for part in order], 1).reshape(-1),
         np.stack([np.diff(offsets[part]) for part in order], 1).reshape(-1),
     )
+    repeated = pa.array(np.repeat(np.arange(len(table)), len(completions)))
     return Turns(
         pa.concat_arrays(roles),
         pa.concat_arrays(contents),
@@ -99,7 +104,7 @@ def pair_turns(
         np.ascontiguousarray(ends[::2]),
         np.concatenate(wanted)[index],
         np.zeros(len(completions) * len(table), bool),
-        _tools(table).take(pa.array(np.repeat(np.arange(len(table)), len(completions)))),
+        *(_texts(table, name).take(repeated) for name in ("tools", VARIABLES.name)),
     )
 
 
@@ -120,11 +125,11 @@ def _are_assistants(roles: pa.StringArray) -> np.ndarray:
     return pc.equal(roles, "assistant").to_numpy(zero_copy_only=False)
 
 
-def _tools(table: pa.Table) -> pa.StringArray:
-    """Strings[n], the tools of each row; all null if the table has no such column."""
-    if "tools" not in table.column_names:
+def _texts(table: pa.Table, name: str) -> pa.StringArray:
+    """Strings[n], a column; all null if the table has no such column."""
+    if name not in table.column_names:
         return pa.nulls(len(table), pa.string())
-    return pa.concat_arrays([pa.array([], pa.string()), *table.column("tools").chunks])
+    return pa.concat_arrays([pa.array([], pa.string()), *table.column(name).chunks])
 
 
 def _column(

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 
 from snaketune.config.corpus_sources import Frame, Source
 from snaketune.corpus.layouts import mapped
+from snaketune.corpus.layouts.content import unmark_reasoning
 from snaketune.corpus.layouts.exchanges import prompt_and_response
 from snaketune.corpus.layouts.frames import strip_frame
 from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_flat_tree
+from snaketune.corpus.layouts.messages import weigh
 from snaketune.corpus.layouts.readers import RowFile, rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
 from snaketune.corpus.layouts.templates import strip_templates
+from snaketune.corpus.layouts.tools import variables_of
 from snaketune.corpus.layouts.unpaired import pair_up, unpaired_row
 from snaketune.corpus.layouts.unread import bad_row_marks, unread_names
 from snaketune.corpus.layouts.validation import check, drop_empty_system_turn, refuse_media, repair_row, repairs_for
@@ -110,11 +113,13 @@ def _result(
     if row is not None:
         try:
             strip_templates(row)
+            unmark_reasoning(row)
             if isinstance(file.source.frame, Frame):
                 strip_frame(row, file.source.frame)
             drop_empty_system_turn(row)
             if layout != "fields":
                 _add_labels(raw, present, layout, row, file)
+            _add_settings(raw, row, file.source)
             if file.repair:
                 repair_row(row, file.repair)
             try:
@@ -128,6 +133,17 @@ def _result(
             return RowResult(raw, layout, error)
     ignored = unread_names(present, layout, file.mapped_names) if first else ()
     return RowResult(raw, layout, row, ignored, bad_row_marks(present, ignored) if ignored else ())
+
+
+def _add_settings(raw: RawRow, row: Row, source: Source) -> None:
+    """Set the template variables of a row, and weigh its turns."""
+    fields = source.fields
+    if fields.weight:
+        weigh(row, mapped.column_at(raw.value, fields.weight), fields.weight)
+    if source.template_variables or fields.template_variables:
+        column = fields.template_variables
+        value = mapped.column_at(raw.value, column) if column else None
+        row.template_variables = variables_of(value, column or "template_variables", source.template_variables)
 
 
 def _add_labels(raw: RawRow, present: Columns, layout: str, row: Row, file: RowFile) -> None:

@@ -4,6 +4,7 @@ Reasoning precedes the text as `<think>\\n…\\n</think>\\n\\n`; a call is
 `<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`.
 """
 
+import ast
 import json
 import re
 from typing import Any
@@ -11,15 +12,26 @@ from typing import Any
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.layouts.validation import refuse_media
 from snaketune.corpus.layouts.values import first_value, json_of, kind_of, text_if_number
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.rows import Malformed, Row
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-CALLS_KEYS = ("tool_calls", "function_call")
+CALLS_KEYS = ("tool_calls", "function_call", "function_calls")
 ARGUMENTS_KEYS = ("arguments", "parameters", "input")
 # Keys of a part's text; some data sets use them for any type.
 TEXT_KEYS = ("text", "value", "content")
-TEXT_TYPES = ("text", "input_text", "output_text")
+TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+# An answer with its reasoning in other marks.
+MARKS = ("<|channel|>", "<|begin_of_thought|>")
+HARMONY = re.compile(
+    r"(?:<\|channel\|>analysis<\|message\|>(.*?)<\|end\|>\s*<\|start\|>assistant)?"
+    r"<\|channel\|>final<\|message\|>((?:(?!<\|).)*)(?:<\|(?:return|end)\|>)?\s*",
+    re.DOTALL,
+)
+THOUGHTS = re.compile(
+    r"<\|begin_of_thought\|>(.*?)<\|end_of_thought\|>\s*<\|begin_of_solution\|>\s*((?:(?!<\|).)*?)\s*(?:<\|end_of_solution\|>)\s*",
+    re.DOTALL,
+)
 CALL_TYPES = ("tool_call", "tool_use", "function_call")
 # Keys of a part and of a call that are read. An id only relates a call to its result, which the order of the turns
 # does, too.
@@ -79,6 +91,9 @@ def text_of(content: Any, where: str) -> str:
             text += _part_text(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
             text += think_block(_part_text(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
+        elif kind == "redacted_thinking":
+            # Encrypted, so there is no text; its key isn't read, and reported.
+            continue
         elif kind in CALL_TYPES:
             text = _joined(text, calls_text(part.get(kind) or part.get("value") or part, where))
         elif kind == "tool_calls":
@@ -113,7 +128,7 @@ def calls_text(calls: Any, where: str) -> str:
     if isinstance(calls, str):
         if "<tool_call>" in calls:
             return calls
-        calls = _loads(calls, where)
+        calls = _python_calls(calls) or _loads(calls, where)
     return "\n".join(_call(call, where) for call in (calls if isinstance(calls, list) else [calls]))
 
 
@@ -143,6 +158,37 @@ def _loads(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Malformed("bad_tool_call", f"{where}: a tool call isn't valid JSON: {error}") from None
+
+
+def _python_calls(text: str) -> list[dict[str, Any]]:
+    """Return calls that are written as in Python, with arguments by name; [] for anything else.
+
+    >>> _python_calls("tide_at(harbour='Brest')\\nnow()")
+    [{'name': 'tide_at', 'arguments': {'harbour': 'Brest'}}, {'name': 'now', 'arguments': {}}]
+    """
+    try:
+        calls = [statement.value for statement in ast.parse(text.strip()).body]
+        if not all(isinstance(call, ast.Call) and not call.args for call in calls):
+            return []
+        arguments = [{one.arg: ast.literal_eval(one.value) for one in call.keywords} for call in calls]
+        return [{"name": ast.unparse(call.func), "arguments": own} for call, own in zip(calls, arguments)]
+    except (SyntaxError, ValueError, AttributeError, RecursionError, MemoryError):
+        return []
+
+
+def unmark_reasoning(row: Row) -> None:
+    """Write reasoning in the marks of Harmony or of OpenThoughts as a block, and what follows it as the answer."""
+    for turn in row.turns:
+        if turn["role"] != "assistant" or not turn["content"].startswith(MARKS):
+            continue
+        found = HARMONY.fullmatch(turn["content"]) or THOUGHTS.fullmatch(turn["content"])
+        if found is None:
+            what = (
+                f"an answer begins with {turn['content'][:60]!r}, and isn't reasoning and a final answer in these marks"
+            )
+            raise Malformed("unknown_marks", what)
+        turn["content"] = think_block(found[1] or "", "an answer") + found[2]
+        row.notes += ("reasoning_in_marks",)
 
 
 def _joined(text: str, calls: str) -> str:

@@ -206,16 +206,18 @@ def _label(raw: Raw, template: str | None) -> str | None:
 
 
 def column_at(raw: Raw, path: str) -> Any:
-    """The value of a column, or at a path of keys within it, also within JSON that a text holds; Malformed without one.
+    """The value of a column, or at a path of keys within it, also within JSON that a text holds, or in the first item of a list
+    that has one; Malformed without one.
 
-    >>> column_at({"metadata": '{"tools": [1]}'}, "metadata.tools")
-    [1]
+    >>> column_at({"metadata": '{"tools": [1]}'}, "metadata.tools"), column_at({"turns": [{}, {"a": 1}]}, "turns[].a")
+    ([1], 1)
     """
     value: Any = raw
-    if path not in raw and "." in path and path.split(".")[0] in raw:
+    if path not in raw and "." in path and path.split(".")[0].removesuffix("[]") in raw:
         for key in path.split("."):
             value = json_of(value) if isinstance(value, str) else value
-            value = value[key] if isinstance(value, dict) and key in value else None
+            name, items = key.removesuffix("[]"), value if isinstance(value, list) else [value]
+            value = next((item[name] for item in items if isinstance(item, dict) and item.get(name) is not None), None)
         if value is not None:
             return value
     return column_of(raw, path)

@@ -17,9 +17,16 @@ from snaketune.corpus.layouts.content import (
 )
 from snaketune.corpus.layouts.roles import CALLERS, ROLES, Speakers, role_of
 from snaketune.corpus.layouts.validation import refuse_media
-from snaketune.corpus.layouts.values import first_key, json_of, kind_of, wrong_type
-from snaketune.corpus.layouts.vendor_turns import RESULT_KEY, has_tool_results, split_tool_results
-from snaketune.corpus.rows import Malformed, Message
+from snaketune.corpus.layouts.values import first_key, json_of, kind_of, number_of, wrong_type
+from snaketune.corpus.layouts.vendor_turns import (
+    READ_KEYS,
+    RESULT_KEY,
+    has_tool_results,
+    is_item,
+    messages_of_items,
+    split_tool_results,
+)
+from snaketune.corpus.rows import Malformed, Message, Row
 
 SPEAKER_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "utterance", "text")
@@ -69,6 +76,8 @@ def turns_of(value: Any, where: str, speakers: Speakers) -> list[Message]:
                 turns.append({"role": "system", "content": text_of(system, f"{here}, system")})
             for key, role in zip(pair_keys, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{here}, {key}")})
+        elif is_item(item):
+            return turns_of(messages_of_items(value), where, speakers)
         elif has_tool_results(item):
             return turns_of(split_tool_results(value), where, speakers)
         else:
@@ -118,7 +127,13 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
 def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
     """Return the keys of a turn that are read: speaker, content, supervision, the first reasoning and the first calls."""
     others = (next((key for key in keys if turn.get(key)), None) for keys in (REASONING_KEYS, CALLS_KEYS))
-    return {*_keys(turn), *others, *WEIGHT_KEYS, RESULT_KEY}
+    return {
+        *_keys(turn),
+        *others,
+        *WEIGHT_KEYS,
+        RESULT_KEY,
+        *(READ_KEYS if is_item(turn) or turn.get("type") == "message" else ()),
+    }
 
 
 def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -156,6 +171,17 @@ def _weight_of(item: dict[str, Any], where: str) -> float:
     else:
         return float(next(iter(weights.values()), 1))
     raise Malformed("unsupported_weight", f"{where}: {what}")
+
+
+def weigh(row: Row, value: Any, column: str) -> None:
+    """Multiply the weights of a row's turns in the loss by a number from a column, also one written as a text, as in CSV."""
+    weight = number_of(value)
+    if weight is None or not 0 <= weight <= MAX_WEIGHT:
+        what = f"{column} is {excerpt(value)[:40]}; expected a number from 0 to {MAX_WEIGHT}"
+        raise Malformed("unsupported_weight", what)
+    if weight != 1:
+        for turn in row.turns:
+            turn["weight"] = turn.get("weight", 1) * weight
 
 
 def _is_weight(key: str, value: Any) -> bool:

@@ -1,4 +1,5 @@
-"""The tools that a conversation's prompt offers, as JSON text: `[{"type": "function", "function": {"name": …, …}}, …]`.
+"""What a row passes to its chat template besides the turns, as JSON: the tools that the prompt offers, `[{"type": "function",
+"function": {"name": …, …}}, …]`, and the template's variables, `{"enable_thinking": false}`.
 
 Names come first, because templates write keys in order; the order of other keys is the source's, and doesn't change the id.
 """
@@ -32,6 +33,23 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
     if value is None:
         return None
     return _from_text(value, column) if isinstance(value, str) else _serialized(without_nulls(value), column)
+
+
+def variables_of(value: Any, column: str, defaults: dict[str, Any]) -> str | None:
+    """Return template variables, of a row and by default, with sorted keys; None if there are none.
+
+    >>> variables_of('{"enable_thinking": true, "tools_xml": null}', "kwargs", {"enable_thinking": False, "budget": 8})
+    '{"budget": 8, "enable_thinking": true}'
+    """
+    parsed = json_of(value.strip() or "{}") if isinstance(value, str) else {} if value is None else value
+    if not isinstance(parsed, dict):
+        what = f"text that isn't JSON of an object, {value[:80]!r}" if isinstance(value, str) else kind_of(value)
+        raise Malformed("bad_template_variables", f"{column} holds {what}; expected an object of names and values")
+    variables = defaults | without_nulls(parsed)
+    try:
+        return json.dumps(variables, sort_keys=True, ensure_ascii=False, allow_nan=False) if variables else None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed("bad_template_variables", f"{column}: {str(error)[:EXCERPT_LENGTH]}") from None
 
 
 def may_be_functions(value: Any) -> bool:

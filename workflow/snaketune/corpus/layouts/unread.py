@@ -13,7 +13,7 @@ from snaketune.corpus.layouts.message_trees import MESSAGE_KEYS
 from snaketune.corpus.layouts.messages import SPEAKER_KEYS, WEIGHT_KEYS, exchange_keys, keys_read
 from snaketune.corpus.layouts.prompt_columns import COLUMNS
 from snaketune.corpus.layouts.values import Columns, Raw, first_key, plain_text
-from snaketune.corpus.layouts.vendor_turns import GEMINI_COLUMNS
+from snaketune.corpus.layouts.vendor_turns import GEMINI_COLUMNS, ITEM_KEYS, is_item
 
 INSTANCE_KEYS = {"instruction", "input", "output", "response", "completion", "history", *COLUMNS}
 GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful|success|pass|resolved"
@@ -73,6 +73,8 @@ def _unread_within(value: list[Any] | Raw, where: str) -> Iterator[str]:
             yield from _unread_keys(item, INSTANCE_KEYS, where)
         elif pair_keys := exchange_keys(item):
             yield from _unread_keys(item, {*pair_keys, "system", *WEIGHT_KEYS}, where)
+        elif is_item(item) and not item.get("role"):
+            yield from _unread_keys(item, ITEM_KEYS, where)
         elif first_key(item, SPEAKER_KEYS):
             yield from _unread_of_turn(item, where)
 

@@ -64,6 +64,8 @@ class UnstatedColumns:
             *conditions,
             order_column,
             fields.tools,
+            fields.template_variables,
+            fields.weight,
             fields.system,
             fields.answer,
             fields.task,

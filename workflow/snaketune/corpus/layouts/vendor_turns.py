@@ -2,6 +2,8 @@
 
 contents    Gemini: [{role, parts: [{text} or {functionCall} or {functionResponse}]}], with systemInstruction
 moss        chat: {turn_1: {Human, Inner Thoughts, Commands, Tool Responses, MOSS}, …}, with meta_instruction
+items       Responses API: {type: reasoning, summary}, {type: function_call, name, arguments, call_id}, {type:
+            function_call_output, call_id, output}; Harmony: {role, content, channel, recipient}
 blocks      Anthropic: tool results as parts of a user message, [{type: tool_result, tool_use_id, content}]
 field       what `fields.messages` may name: alternating texts, or turns with a number each
 """
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+from snaketune.corpus.layouts.content import text_of
 from snaketune.corpus.layouts.values import kind_of, wrong_type
 from snaketune.corpus.rows import Malformed
 
@@ -19,6 +22,12 @@ from snaketune.corpus.rows import Malformed
 RESULT_KEY = "tool_call_id"
 SYSTEM_KEYS = ("systemInstruction", "system_instruction")
 GEMINI_COLUMNS = {"contents", *SYSTEM_KEYS}
+# Items without a role; channels of Harmony's messages, and the beginning of the recipients of calls.
+ITEM_TYPES = ("reasoning", "function_call", "function_call_output")
+CHANNELS = ("analysis", "commentary", "final")
+FUNCTIONS = "functions."
+READ_KEYS = {"type", "channel", "recipient"}
+ITEM_KEYS = READ_KEYS | {"id", "call_id", "status", "role", "content", "summary", "name", "arguments", "output"}
 # Around each text of MOSS: a speaker tag, and an end tag.
 MOSS_FRAME = re.compile(r"\s*(?:<\|[\w ]+\|>:?\s?)?(.*?)(?:<eo[a-z]>)?\s*", re.DOTALL)
 NUMBER_KEYS = ("turn", "turn_id", "turn_idx", "turn_number", "index", "idx", "number", "position")
@@ -72,6 +81,51 @@ def _text_of_parts(parts: Any) -> str:
         kinds = ", ".join(sorted({key for part in parts if isinstance(part, dict) for key in part if key != "text"}))
         raise Malformed("unsupported_part", f"contents has a part ({kinds[:80]}) that text can't represent")
     return "".join(texts)
+
+
+def is_item(item: Any) -> bool:
+    """Return True if an entry of a list of messages is an item of the Responses API without a speaker, or has a channel."""
+    if not isinstance(item, dict):
+        return False
+    return item.get("channel") in CHANNELS or (item.get("type") in ITEM_TYPES and not item.get("role"))
+
+
+def messages_of_items(items: Sequence[Any]) -> list[Any]:
+    """Return items as messages: reasoning with the answer or the calls that follow it, calls of one response together.
+
+    >>> messages_of_items([{"role": "assistant", "channel": "analysis", "content": "Greet."},
+    ...                    {"role": "assistant", "channel": "final", "content": "Hi"}])
+    [{'role': 'assistant', 'content': 'Hi', 'reasoning': 'Greet.'}]
+    """
+    messages: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for number, item in enumerate([*items, {}], start=1):
+        if not isinstance(item, dict):
+            raise wrong_type(f"item {number}", item, "an object")
+        kind, recipient = item.get("type"), item.get("recipient") or ""
+        if kind == "reasoning" or item.get("channel") == "analysis":
+            thoughts.append(text_of(item.get("summary") or item.get("content") or "", f"item {number}"))
+            continue
+        if kind == "function_call":
+            call = {"id": item.get("call_id"), "name": item.get("name"), "arguments": item.get("arguments")}
+            item = {"role": "assistant", "content": "", "tool_calls": [call]}
+        elif kind == "function_call_output":
+            item = {"role": "tool", RESULT_KEY: item.get("call_id"), "content": item.get("output")}
+        elif recipient.startswith(FUNCTIONS):
+            call = {"name": recipient.removeprefix(FUNCTIONS), "arguments": item.get("content")}
+            item = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answers = item.get("role") == "assistant"
+        if thoughts and not answers:
+            raise Malformed(
+                "reasoning_without_answer", f"no answer and no call follows the reasoning before item {number}"
+            )
+        if thoughts:
+            item, thoughts = item | {"reasoning": "\n\n".join(filter(None, thoughts))}, []
+        elif answers and "tool_calls" in item and messages and messages[-1].get("role") == "assistant":
+            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", ()), *item["tool_calls"]]
+            continue
+        messages.append({key: value for key, value in item.items() if key not in READ_KEYS})
+    return messages[:-1]
 
 
 def messages_of_moss(chat: Any, system: Any) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ The share of equal slots of two signatures estimates the Jaccard similarity of t
 are candidates (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", chapter 3). Of the pairs just above the threshold, at
 most one in twenty is missed. Signatures (512 bytes per text) and band hashes are on disk; one band at a time is in memory.
 
-The texts of a row are compared as one, including the tools that it offers. Brackets, operators and digits count, because some
-rows differ in nothing else: exercises in logic, code, arithmetic.
+The texts of a row are compared as one, including the tools that it offers; rows with other template variables never are
+similar. Brackets, operators and digits count, because some rows differ in nothing else: exercises in logic, code, arithmetic.
 """
 
 import os
@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from rensa import RMinHash
 
 from snaketune.corpus.rows import TEXT, Row
@@ -129,7 +130,12 @@ class NearDuplicateSearch(ExitStack):
         texts = [[*compared_texts(row.turns), *([row.tools] if row.tools else ())] for row in rows]
         first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
         words = words_of([text for row in texts for text in row], symbols=True)
-        self.texts.append(TextHashes(words.hashes, words.offsets[first]))
+        # Rows with other template variables share no word.
+        salts = [
+            xxhash.xxh3_64_intdigest(row.template_variables.encode()) if row.template_variables else 0 for row in rows
+        ]
+        salted = words.hashes ^ np.repeat(np.array(salts, np.uint64), np.diff(words.offsets[first]))
+        self.texts.append(TextHashes(salted, words.offsets[first]))
         prompts = (next(turn for turn in row.opening if turn["role"] in ("user", TEXT)) for row in rows)
         self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
 

@@ -73,10 +73,15 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
         kind, train_on = "text", "all"
     elif kind != "sft":
         train_on = "assistant"
-    reasoning = context.config.corpora[corpus].reasoning
+    reasoning, empty_reasoning = (
+        context.config.corpora[corpus].reasoning,
+        context.config.corpora[corpus].empty_reasoning,
+    )
     if kind == "sft" and train_on != "all":
         reasoning = reasoning or "exact"
-    whole = TokenizeSpec(kind=kind, train_on=train_on, reasoning=reasoning, part=0, parts=0)
+    whole = TokenizeSpec(
+        kind=kind, train_on=train_on, reasoning=reasoning, empty_reasoning=empty_reasoning, part=0, parts=0
+    )
     name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
     parts = part_count(context, corpus)
     quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"

@@ -3,8 +3,9 @@
 Literals and contents are concatenated (see `frames`) and encoded (see `chunks`); the supervised tokens follow from the
 positions of the literals. Rows that the proofs don't cover go to the reference path: a content that contains an added token's
 string, is empty, or has whitespace at its ends that matters; a turn that doesn't follow the tokens of its prompt (see
-`prompt_boundaries`); sequences of roles for which `frames` has no frame; rows with tools, and tool calls that the template
-writes in its own form; and turns of other weights than 1 where everything is supervised.
+`prompt_boundaries`); sequences of roles for which `frames` has no frame; rows with tools or template variables, and tool calls
+that the template writes in its own form; reasoning, where the template writes an empty block without it; and turns of other
+weights than 1 where everything is supervised.
 """
 
 import numpy as np
@@ -19,6 +20,7 @@ from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
+from snaketune.tokenization.reasoning import BLOCK
 from snaketune.tokenization.tool_calls import OPEN
 from snaketune.tokenization.turn_columns import Turns
 
@@ -82,12 +84,14 @@ class BatchedEncoder:
             contents.append(pc.starts_with(turns.contents, SPACE))
         if self._chat.template.reads_calls:
             contents.append(pc.match_substring(turns.contents, OPEN))
+        if self._chat.template.empty_block:
+            contents.append(pc.match_substring_regex(turns.contents, BLOCK))
         uncertain = np.any([one.to_numpy(zero_copy_only=False) for one in contents], 0)[turns.index]
         # Only the reference path knows the tokens of turns of other roles.
         uncertain |= (turns.wanted != 1) & np.repeat(turns.everything, np.diff(turns.offsets))
-        # Frames are cached by roles; with tools they also contain text of the row.
-        with_tools = turns.tools.is_valid().to_numpy(zero_copy_only=False)
-        return with_tools | (np.diff(offsets_of(uncertain)[turns.offsets]) > 0)
+        # Frames are cached by roles; with tools or variables they also contain text of the row.
+        more = pc.or_(turns.tools.is_valid(), turns.variables.is_valid()).to_numpy(zero_copy_only=False)
+        return more | (np.diff(offsets_of(uncertain)[turns.offsets]) > 0)
 
     def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[EncodedBatch, np.ndarray]:
         """Encode the conversations; also return bool[n], which need the reference path: they contain a reserved string, or

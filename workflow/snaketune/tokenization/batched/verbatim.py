@@ -19,6 +19,8 @@ from functools import cache
 
 from jinja2 import nodes
 
+from snaketune.tokenization.template import parsed
+
 PLAIN, CONTENT, MESSAGE, MESSAGES = "plain", "content", "message", "messages"
 TYPE_TESTS = {"defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "boolean", "number"}
 MAX_ROUNDS = 20
@@ -35,9 +37,7 @@ def check_verbatim(template: str) -> None:
     Raises:
         NotVerbatim: it uses a content in a way that may change other text.
     """
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    tree = _compile_jinja_template(template).environment.parse(template)
+    _, tree = parsed(template)
     kinds = _Kinds()
     for _ in range(MAX_ROUNDS):
         before = dict(kinds.kinds)
