@@ -19,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_json
-from snaketune.artifacts.model_digests import digest_model_file
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.host.threads import VARIABLE, available_threads
@@ -91,9 +90,7 @@ class Attempt:
             return False
         # A new hard link or new permissions change the inode's time (the third entry) alone; so does an edit that resets times.
         only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
-        # A file of a model has another kind of digest.
-        again = (digest(Path(path)) for digest in (digest_file, digest_model_file))
-        return not only_inode_time or self.digests.get(path) not in again
+        return not only_inode_time or self.digests.get(path) != digest_file(Path(path))
 
     def save(self, state: Path) -> None:
         write_json(state / FILE, vars(self))
