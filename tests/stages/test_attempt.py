@@ -79,8 +79,8 @@ def test_a_file_that_changes_while_it_is_built_from(tmp_path, source):
 def test_a_file_that_changes_while_its_digest_is_computed(tmp_path, source, monkeypatch):
     real = fingerprint.compute_digest
 
-    def slow(path, work_root, role):
-        digest = real(path, work_root, role)
+    def slow(path, work_root):
+        digest = real(path, work_root)
         path.write_text("new")
         return digest
 
