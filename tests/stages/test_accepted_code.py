@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.accepted_code import RECORD, accept, accepted_codes
 from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.code_digest import RECORD, accept, accepted_codes
 from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 from snaketune.stages.outcome import Outcome
 

@@ -15,8 +15,8 @@ from snaketune.config.operation import Execution, Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages import run as stages
 from snaketune.stages.cache import build_once, fingerprint
-from snaketune.stages.cache.accepted_code import accept
 from snaketune.stages.cache.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.cache.code_digest import accept
 from snaketune.stages.host import threads
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job_files import JobFile, write_job_file

@@ -18,8 +18,7 @@ from snaketune.cluster.job_endings import note_job_number
 from snaketune.config.secrets import without_secrets
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.accepted_code import accept
-from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.code_digest import accept, code_digest
 from snaketune.stages.cache.libraries import quiet_libraries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.host.disk_errors import disk_error_message

@@ -54,38 +54,28 @@ class Partition(Model):
 
     model_config = ConfigDict(extra="ignore")
 
+    # The most minutes of a job; also in SLURM's notation, `2-00:00:00`.
     max_runtime: Annotated[int | None, BeforeValidator(minutes), Field(ge=1)] = None
-    """The most minutes of a job; also in SLURM's notation, `2-00:00:00`."""
-    max_mem_mb: PositiveInt | None = None
-    """The most memory of a job on one node, in MB."""
-    max_threads: PositiveInt | None = None
-    """The most CPUs of a job on one node."""
+    max_mem_mb: PositiveInt | None = None  # the most memory of a job on one node, in MB
+    max_threads: PositiveInt | None = None  # the most CPUs of a job on one node
     max_nodes: PositiveInt | None = None
-    max_gpu: Annotated[int, Field(ge=0)] = 0
-    """The most GPUs of a job, on all its nodes."""
-    available_gpu_models: tuple[str, ...] | None = None
-    """SLURM's names of its GPUs."""
+    max_gpu: Annotated[int, Field(ge=0)] = 0  # the most GPUs of a job, on all its nodes
+    available_gpu_models: tuple[str, ...] | None = None  # SLURM's names of its GPUs
 
 
 class Site(Model):
     """A cluster, and what jobs use of it."""
 
-    account: str | None = None
-    """The account that jobs are charged to."""
-    qos: str | None = None
-    """The quality of service of all jobs."""
-    constraint: str | None = None
-    """Features of the nodes that jobs with GPUs run on, as for `sbatch --constraint`."""
-    gpu_model: str | None = None
-    """SLURM's name of the GPUs that jobs request; None for any."""
+    account: str | None = None  # the account that jobs are charged to
+    qos: str | None = None  # the quality of service of all jobs
+    constraint: str | None = None  # features of the nodes that jobs with GPUs run on, as for `sbatch --constraint`
+    gpu_model: str | None = None  # SLURM's name of the GPUs that jobs request; None for any
+    # How GPUs are requested: `--gpus=2`, or `--gres=gpu:2` on a cluster that supports only that.
     gpus_by: Literal["gpus", "gres"] = "gpus"
-    """How GPUs are requested: `--gpus=2`, or `--gres=gpu:2` on a cluster that supports only that."""
+    # The command for the status of jobs; `sacct` if SLURM forgets jobs within minutes (MinJobAge).
     status_command: Literal["sacct", "squeue"] = "squeue"
-    """The command for the status of jobs; `sacct` if SLURM forgets jobs within minutes (MinJobAge)."""
-    max_jobs: PositiveInt | None = None
-    """The most jobs of this user in the queue; the profile takes it for `jobs`."""
-    gpus_per_node: dict[str, PositiveInt] = {}
-    """The number of GPUs per node, by partition."""
+    max_jobs: PositiveInt | None = None  # the most jobs of this user in the queue; the profile takes it for `jobs`
+    gpus_per_node: dict[str, PositiveInt] = {}  # the number of GPUs per node, by partition
     partitions: Annotated[dict[str, Partition], Field(min_length=1)]
 
 

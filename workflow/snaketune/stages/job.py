@@ -11,7 +11,6 @@ from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
-from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 from snaketune.stages.specs import canonical
@@ -30,23 +29,6 @@ class Job:
     files: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by role, the external files that it reads
     operation: Execution = Execution()
     after: tuple["Job", ...] = ()  # jobs whose results affect how it runs, not what it computes
-
-    def __post_init__(self):
-        """Raise SnaketuneError if an input doesn't match the stage's declaration: its role, its stage, or their number."""
-        if not self.artifacts or (stage := _stage(self.stage)).reads_manifests:
-            return
-        for role, made in self.artifacts.items():
-            if role not in stage.inputs:
-                problem = f"the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
-                raise SnaketuneError(f"{self.key}: {problem}")
-            stages, many, _ = stage.inputs[role]
-            if other := next((one for one in made if one.stage not in stages), None):
-                raise SnaketuneError(
-                    f"{self.key}: {other.key} can't be its {role}; the stage {self.stage} takes results of "
-                    f"{' or '.join(stages)} as {role}"
-                )
-            if len(made) != 1 and not many:
-                raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property
     def race(self) -> "Job | None":

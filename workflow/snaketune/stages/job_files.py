@@ -41,23 +41,17 @@ class JobFile(Model):
     """One job: its stage, spec, inputs and output folder. Paths are relative to the working directory."""
 
     stage: str
-    out: str
-    """The folder that the result is published in."""
+    out: str  # the folder that the result is published in
     spec: dict[str, Any]
-    inputs: dict[str, tuple[str, ...]]
-    """By role: manifests of results, or external files."""
+    inputs: dict[str, tuple[str, ...]]  # by role: manifests of results, or external files
+    # Digest of the stage's code when the job was planned, which must be unchanged when it runs; None: not compared.
     code: str | None = None
-    """Digest of the stage's code when the job was planned, which must be unchanged when it runs; None: not compared."""
+    # `versions`: a result made with other versions of the stage's libraries isn't reused.
     reruns_on: Literal["code", "versions"] = "code"
-    """`versions`: a result made with other versions of the stage's libraries isn't reused."""
-    operation: dict[str, Any] = {}
-    """How the job runs, by keys of `Execution`."""
-    tracking: Tracking = Tracking()
-    """Where the curves of a training are sent."""
-    stale: tuple[str, ...] = ()
-    """Why the result isn't current."""
-    planned: str | None = None
-    """When the result was found stale, in ISO 8601."""
+    operation: dict[str, Any] = {}  # how the job runs, by keys of `Execution`
+    tracking: Tracking = Tracking()  # where the curves of a training are sent
+    stale: tuple[str, ...] = ()  # why the result isn't current
+    planned: str | None = None  # when the result was found stale, in ISO 8601
 
 
 def job_file_of(stage: str, name: str, folder: Path = JOBS) -> Path:

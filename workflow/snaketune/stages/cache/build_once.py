@@ -17,7 +17,6 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.attempt import (
     Attempt,
     resumed_from_versions,
@@ -26,6 +25,7 @@ from snaketune.stages.cache.attempt import (
     timed,
     use_threads,
 )
+from snaketune.stages.cache.code_digest import accepted_codes
 from snaketune.stages.cache.fingerprint import fingerprint, fingerprint_entries, read_artifacts, read_files
 from snaketune.stages.cache.libraries import installed_version
 from snaketune.stages.cache.work_folders import WORK_ROOT, Claim, WorkFolder, publish

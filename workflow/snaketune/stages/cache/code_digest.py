@@ -2,21 +2,27 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Of models of settings counts what they compute (`definitions`). The shell prefix in
+docstrings and names of modules. Of models of settings counts what they compute (`syntax`). The shell prefix in
 workflow/rules/package.smk doesn't count: a test lists what it sets.
 """
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.definitions import computing
-from snaketune.stages.cache.libraries import importing
-from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
+from pydantic import TypeAdapter, ValidationError
 
+from snaketune.artifacts.manifest import write_json
+from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.libraries import importing
+from snaketune.stages.cache.syntax import PACKAGE, Import, computing, syntax_of
+from snaketune.stages.cache.work_folders import published_manifests
+
+# Below the results: by stage and code, the digests of other code whose results count as made with it.
+RECORD = "accepted_code.json"
 PACKAGE_FOLDER = Path(__file__).parents[2]
 # Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
 SHAPELESS = {
@@ -171,3 +177,49 @@ def _shapeless(entry: str) -> frozenset[str]:
 def _package(module: str) -> str:
     """Return the package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
     return module.split(".", 2)[1]
+
+
+def accepted_codes(stage: str, code: str, results: Path) -> tuple[str, ...]:
+    """Return the digests of other code of the stage that is accepted for the results below `results`, in place of `code`."""
+    return tuple(_read_accepted(results / RECORD).get(stage, {}).get(code, ()))
+
+
+def accept(code_of: Callable[[str], str | None], results: Path) -> None:
+    """Accept the code that every result below `results` was made with, and print which results that affects.
+
+    Args:
+        code_of: the digest of a stage's code, by the stage's name; None for an unknown stage.
+    """
+    accepted = _read_accepted(results / RECORD)
+    results_by_code: dict[tuple[str, str], list[str]] = {}
+    for path, ((made_by, code),) in published_manifests(
+        results, lambda manifest: {(manifest["stage"], manifest["code"])}
+    ):
+        results_by_code.setdefault((made_by, code), []).append(str(path.parent.relative_to(results)))
+    count = 0
+    for (stage, made_with), names in results_by_code.items():
+        now = code_of(stage)
+        known = accepted.setdefault(stage, {})
+        if now is None or made_with == now or made_with in known.get(now, ()):
+            continue
+        # Code that was accepted in place of that code is accepted in place of the current code too.
+        known[now] = sorted({made_with, *known.get(now, ()), *known.get(made_with, ())} - {now})
+        print(f"accepted, though made with other code of stage {stage}: {', '.join(names)}")
+        count += len(names)
+    if count:
+        write_json(results / RECORD, {stage: known for stage, known in accepted.items() if known})
+        print(f"{count} results count as made with the current code; recorded in {results / RECORD}")
+    else:
+        print("nothing to accept: all results count as made with the current code")
+
+
+def _read_accepted(record: Path) -> dict[str, dict[str, list[str]]]:
+    try:
+        return TypeAdapter(dict[str, dict[str, list[str]]]).validate_json(record.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValidationError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise SnaketuneError(
+            f"{record} can't be read ({problem}); remove it, and accept again what you want to reuse"
+        ) from None
