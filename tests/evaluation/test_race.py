@@ -9,8 +9,7 @@ import pytest
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.held_out import LOSSES
-from snaketune.evaluation.preference_accuracy import PAIRS
+from snaketune.evaluation.held_out import LOSSES, PAIRS
 from snaketune.evaluation.race import ERROR, build, replacements, row_scores
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.races import FILE, PAYLOAD, paused_at

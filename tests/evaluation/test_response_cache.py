@@ -3,7 +3,7 @@
 import numpy as np
 
 from snaketune.evaluation.generation import GeneratedText
-from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
+from snaketune.evaluation.model_scores import ResponseCache, prompt_digest
 from snaketune.stages.cache.clean import clean
 
 WEIGHTS = {"weights": ["a"], "decoding": {"seed": 0}}

@@ -9,5 +9,5 @@ class SnaketuneError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's type if it has no message."""
+    """The first line of an error's message, or the error's type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

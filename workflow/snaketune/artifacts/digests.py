@@ -11,7 +11,7 @@ from snaketune.errors import SnaketuneError
 
 
 def digest_file(path: Path) -> str:
-    """Return the XXH3-128 digest of a file's content, as `xxh3:<32 hex digits>`."""
+    """The XXH3-128 digest of a file's content, as `xxh3:<32 hex digits>`."""
     try:
         with path.open("rb") as file:
             return f"xxh3:{hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()}"
@@ -20,11 +20,10 @@ def digest_file(path: Path) -> str:
 
 
 def digest_bytes(content: bytes) -> str:
-    """Return the digest of a file with this content, as `digest_file` does."""
     return f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
 
 
 def digest_json(value: Any) -> str:
-    """Return the SHA-256 digest of a value's canonical JSON, 64 hex digits; the order of keys doesn't matter."""
+    """The SHA-256 digest of a value's canonical JSON, 64 hex digits; the order of keys doesn't matter."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

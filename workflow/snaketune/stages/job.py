@@ -71,7 +71,7 @@ def _stage(name: str) -> Stage:
 
 
 def short_digest(spec: Model, *made_of: str) -> str:
-    """Return eight hex digits over a spec and names, such that `a` with `b-c` and `a-b` with `c` differ."""
+    """Eight hex digits over a spec and names, such that `a` with `b-c` and `a-b` with `c` differ."""
     return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
 
 

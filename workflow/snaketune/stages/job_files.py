@@ -55,7 +55,7 @@ class JobFile(Model):
 
 
 def job_file_of(stage: str, name: str, folder: Path = JOBS) -> Path:
-    """Return the path of a job's file.
+    """The path of a job's file.
 
     >>> str(job_file_of("sft", "demo")), str(job_file_of("report", ""))
     ('results/.jobs/sft/demo.json', 'results/.jobs/report.json')
@@ -134,7 +134,7 @@ def lock_job_files() -> bool:
 
 
 def changed_at(path: Path) -> float:
-    """Return when a file was changed; -1 if it doesn't exist."""
+    """When a file was changed; -1 if it doesn't exist."""
     return path.stat().st_mtime if path.is_file() else -1.0
 
 

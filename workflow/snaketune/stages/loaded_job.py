@@ -129,7 +129,7 @@ def _validated(model: type[M], content: dict[str, Any], key: str) -> M:
 
 
 def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, list[Artifact]], dict[str, list[Path]]]:
-    """Return the artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
+    """The artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
     if unexpected := sorted(paths.keys() - {*stage.inputs, *stage.files}):
         raise SnaketuneError(f"inputs: stage {stage.name} has no input {', '.join(unexpected)}; see `snakemake -n`")
     for path in chain.from_iterable(paths.get(role, ()) for role in stage.inputs):

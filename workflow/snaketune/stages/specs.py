@@ -272,11 +272,11 @@ class ReportSpec(Report):
 
 
 def spec_from(model: type[AnyModel], *sections: Model | None, **values: Any) -> AnyModel:
-    """Return a model with these values, and for its other fields the attributes of that name of config sections."""
+    """A model with these values, and for its other fields the attributes of that name of config sections."""
     found = {name: getattr(one, name) for one in sections for name in model.model_fields if hasattr(one, name)}
     return model(**(found | values))
 
 
 def canonical(spec: Model) -> str:
-    """Return a spec as canonical JSON: sorted keys, no spaces, all defaults included."""
+    """A spec as canonical JSON: sorted keys, no spaces, all defaults included."""
     return json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -39,7 +39,7 @@ def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return values that differ whenever a file's content has changed, also if it was replaced by an older file."""
+    """Values that differ whenever a file's content has changed, also if it was replaced by an older file."""
     try:
         about = path.stat()
     except OSError:
@@ -116,7 +116,7 @@ def check_files(state: Path) -> None:
 
 
 def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
-    """Return the libraries that unfinished work was started with in another version than `versions` has, with that version."""
+    """The libraries that unfinished work was started with in another version than `versions` has, with that version."""
     previous = read_attempt(state)
     if previous is None or not any(path for pattern in UNFINISHED_WORK for path in state.glob(pattern)):
         return {}
@@ -128,7 +128,7 @@ def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[
 
 
 def thread_count(state: Path) -> int:
-    """Return the number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
+    """The number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
     previous = read_attempt(state)
     available = available_threads()
     threads = available if previous is None or previous.threads is None else previous.threads
@@ -181,7 +181,7 @@ def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
 
 
 def _earlier_times(file: Path) -> list[float]:
-    """Return the seconds of earlier attempts; empty for a first attempt, or if the file is damaged."""
+    """The seconds of earlier attempts; empty for a first attempt, or if the file is damaged."""
     try:
         times = [float(seconds) for seconds in json.loads(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):

@@ -144,7 +144,7 @@ def _build_checked(build: Callable[[WorkFolder], Outcome], work: WorkFolder, att
 
 
 def _run_facts(started: float, attempts: list[float]) -> dict[str, Any]:
-    """Return the facts for run.json. Args: started: time of the last attempt; attempts: seconds of each."""
+    """The facts for run.json. Args: started: time of the last attempt; attempts: seconds of each."""
     # Of this process or its largest child; macOS counts bytes, Linux kilobytes.
     peak_memory = max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
     return {

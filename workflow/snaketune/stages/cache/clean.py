@@ -46,7 +46,7 @@ def clean(work_root: Path, *, remove: bool) -> None:
 
 
 def _in_use_by(manifest: dict[str, Any]) -> tuple[set[str], set[str | None]]:
-    """Return the names of the work folders that a result came from or compares with, and the keys of its responses and rows."""
+    """The names of the work folders that a result came from or compares with, and the keys of its responses and rows."""
     generation = manifest.get("generation") or {}
     return {manifest["fingerprint"], *manifest.get("compared", ())}, {
         generation.get("responses"),
@@ -55,7 +55,6 @@ def _in_use_by(manifest: dict[str, Any]) -> tuple[set[str], set[str | None]]:
 
 
 def _retained(folder: Path) -> str | None:
-    """Return why a folder isn't removed; None if it is."""
     if link := next((path for path in (folder.parent, folder) if path.is_symlink()), None):
         return f"{link} is a link to a folder that isn't part of these results; remove the link yourself"
     if lock := next((lock for lock in folder.glob("*lock") if not is_free(lock)), None):

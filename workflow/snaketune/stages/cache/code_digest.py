@@ -56,7 +56,7 @@ def code_digest(entry: str) -> str:
 
 
 def templates(entry: str) -> list[Path]:
-    """Return the templates beside the module of a stage, which are read while it runs."""
+    """The templates beside the module of a stage, which are read while it runs."""
     return sorted(PACKAGE_FOLDER.joinpath(*entry.split(".")[1:-1]).glob("templates/*.jinja"))
 
 
@@ -87,7 +87,6 @@ def import_checked(entry: str, expected: str, stage: str) -> None:
 
 
 def shaping_modules(entry: str) -> set[str]:
-    """Return the modules that the digest of `entry` covers: itself, and what it imports outside the shapeless packages."""
     return Modules().shaping(entry)
 
 
@@ -124,7 +123,7 @@ class Modules:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def imported_by(self, entry: str) -> set[str]:
-        """Return the modules that shape the result of the stage and that its own module names, also in its functions."""
+        """The modules that shape the result of the stage and that its own module names, also in its functions."""
         named = {name for imported, defining in self._syntax(entry)[1] for name in (imported.module, defining)}
         return {entry, *named & self.shaping(entry)}
 
@@ -147,18 +146,18 @@ class Modules:
         return reached
 
     def _read_settings(self, module: str) -> bytes | None:
-        """Return the source of a module that counts by its definitions; None for any other."""
+        """The source of a module that counts by its definitions; None for any other."""
         return self.files[module].read_bytes() if module.startswith(BY_DEFINITION) else None
 
     def _read(self, module: str) -> tuple[str, list[tuple[Import, str]]]:
-        """Return the digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is
+        """The digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is
         a module, else the one that defines it."""
         digest, imports = syntax_of(self.files[module].read_bytes())
         submodules = ((one, f"{one.module}.{one.name}") for one in imports)
         return digest, [(one, name if name in self.files else one.module) for one, name in submodules]
 
     def _describe(self, module: str, shapeless: frozenset[str]) -> str:
-        """Return a module's syntax, and one entry for each name that it imports from the package: the name here, there, and
+        """A module's syntax, and one entry for each name that it imports from the package: the name here, there, and
         the other module's syntax."""
         digest, imports = self._syntax(module)
         names = sorted(
@@ -170,17 +169,17 @@ class Modules:
 
 
 def _shapeless(entry: str) -> frozenset[str]:
-    """Return the packages that shape no result of a stage; its own always does."""
+    """The packages that shape no result of a stage; its own always does."""
     return frozenset(SHAPELESS) - {_package(entry)}
 
 
 def _package(module: str) -> str:
-    """Return the package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
+    """The package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
     return module.split(".", 2)[1]
 
 
 def accepted_codes(stage: str, code: str, results: Path) -> tuple[str, ...]:
-    """Return the digests of other code of the stage that is accepted for the results below `results`, in place of `code`."""
+    """The digests of other code of the stage that is accepted for the results below `results`, in place of `code`."""
     return tuple(_read_accepted(results / RECORD).get(stage, {}).get(code, ()))
 
 

@@ -50,13 +50,13 @@ class Key:
 
 
 def fingerprint(key: Key, inputs: dict[str, list[str]], versions: dict[str, str | None] | None) -> str:
-    """Return the fingerprint, 32 hex digits. Args: versions: None if they don't count."""
+    """The fingerprint, 32 hex digits. Args: versions: None if they don't count."""
     parts = {"stage": key.stage, "spec": key.spec, "inputs": inputs, "code": key.code, "device": key.device}
     return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
 
 
 def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> dict[str, list[str]]:
-    """Return the digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
+    """The digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
     return {role: [_counted(artifact, by.get(role)) for artifact in some] for role, some in artifacts.items()}
 
 
@@ -71,7 +71,7 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
 
 
 def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[Entry]]:
-    """Return the external files with their digests by role; SnaketuneError if one doesn't exist."""
+    """The external files with their digests by role; SnaketuneError if one doesn't exist."""
     for role, paths in files.items():
         for path in paths:
             if not path.is_file():
@@ -80,12 +80,12 @@ def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[
 
 
 def cached_entries(role: str, paths: Iterable[Path], work_root: Path) -> list[Entry]:
-    """Return a role's files as entries of a fingerprint, by cached digests of those that haven't changed."""
+    """A role's files as entries of a fingerprint, by cached digests of those that haven't changed."""
     return fingerprint_entries(role, [(path, cached_digest(path, work_root)) for path in paths])
 
 
 def fingerprint_entries(role: str, digests: list[Entry]) -> list[Entry]:
-    """Return a role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
+    """A role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
 
     The folder is the innermost one that holds all of them, so moving it as a whole changes nothing.
     """
@@ -96,7 +96,7 @@ def fingerprint_entries(role: str, digests: list[Entry]) -> list[Entry]:
 
 
 def cached_digest(path: Path, work_root: Path) -> str:
-    """Return the digest of a file, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
+    """The digest of a file, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         if path.stat().st_size < CACHED_BYTES:
             return digest_file(path)

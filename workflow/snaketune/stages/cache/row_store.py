@@ -41,7 +41,7 @@ class RowStore:
         self._own: list[Path] = []
 
     def find(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the values of those of the rows that are kept, by digest (16 bytes). Unreadable files are removed, and a
+        """The values of those of the rows that are kept, by digest (16 bytes). Unreadable files are removed, and a
         damaged value isn't found."""
         wanted, found = sorted(set(digests), key=_prefix), {}
         for path in self._files():
@@ -56,7 +56,6 @@ class RowStore:
         return found
 
     def add(self, rows: dict[bytes, bytes]) -> None:
-        """Keep the values of these rows."""
         if not self.usable or not rows:
             return
         digests = sorted(rows, key=_prefix)
@@ -80,7 +79,6 @@ class RowStore:
                     path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove all rows of the key."""
         for path in self._files():
             path.unlink(missing_ok=True)
         self._own = []
@@ -101,7 +99,7 @@ class RowStore:
 
 
 def _search(path: Path, wanted: list[bytes]) -> dict[bytes, bytes]:
-    """Return the intact values of a file's rows among `wanted`, sorted by prefix. Raises various errors if it is damaged."""
+    """The intact values of a file's rows among `wanted`, sorted by prefix. Raises various errors if it is damaged."""
     table = read_table(path)
     if table.schema != SCHEMA:
         raise ValueError("it has other columns")

@@ -115,7 +115,7 @@ class Results:
             yield "run.json is missing"
 
     def _expected_spec(self, job: Job, made_by: dict[str, Any]) -> dict[str, Any]:
-        """Return the spec of a job, as its race has decided. Args: made_by: that of the result, which ends where it may."""
+        """The spec of a job, as its race has decided. Args: made_by: that of the result, which ends where it may."""
         if not job.race:
             return job.plain_spec
         # Without a decision, where the result ends is no reason: the missing race is.
@@ -135,7 +135,7 @@ class Results:
             yield f"changed input ({_some(differ)})"
 
     def inputs_read(self, job: Job) -> Read:
-        """Return name and digest of every input by role, as the job's manifest would have them now."""
+        """Name and digest of every input by role, as the job's manifest would have them now."""
         stage = STAGES[job.stage]
         if stage.reads_manifests:
             # As they are: the report reads run.json too.
@@ -148,7 +148,7 @@ class Results:
         return made
 
     def _counted(self, stage: Stage, role: str, made: Job) -> str:
-        """Return the digest of what a stage reads of a result, as `fingerprint.read_artifacts` does."""
+        """The digest of what a stage reads of a result, as `fingerprint.read_artifacts` does."""
         if (manifest := self.of(made).manifest) is None:
             return ""
         if entry := stage.digested_by.get(role):
@@ -186,12 +186,11 @@ class Results:
 
 
 def made_from(job: Job) -> Iterable[Job]:
-    """Return the jobs whose results the job reads."""
     return chain.from_iterable(job.artifacts.values())
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """Return the paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
+    """The paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
     stage = STAGES[job.stage]
     if not stage.reads_manifests:
         made = {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()}
@@ -204,7 +203,7 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
 
 
 def differing(then: Any, now: Any, key: str = "") -> list[str]:
-    """Return the dotted keys whose values differ, with both values if they are short.
+    """The dotted keys whose values differ, with both values if they are short.
 
     >>> differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
     ['a.c: 2 → 3']

@@ -45,13 +45,13 @@ class Import(NamedTuple):
 
 @cache
 def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
-    """Return the digest of a module's syntax tree, without its imports from the package, and these imports."""
+    """The digest of a module's syntax tree, without its imports from the package, and these imports."""
     digest, imports = parsed(source, _parse)
     return digest, tuple(Import(*one) for one in imports)
 
 
 def parsed(source: bytes, parse: Callable[[bytes], Any]) -> Any:
-    """Return `parse(source)`, a JSON value, from the cache if it is there."""
+    """The result of `parse(source)`, a JSON value, from the cache if it is there."""
     key = f"{_parser_version()}-{parse.__name__}-{xxhash.xxh3_128_hexdigest(source)}"
     cached = _cache()
     if key not in cached:
@@ -94,7 +94,7 @@ def _parse(source: bytes) -> tuple[str, list[Import]]:
 
 
 def _is_from_package(node: Any, imports: list[Import]) -> bool:
-    """Return True for `from snaketune.package.module import name`, and add its names to `imports`. Refuse other ways to import
+    """Whether it is `from snaketune.package.module import name`, and add its names to `imports`. Refuse other ways to import
     from the package: `import snaketune.package.module` names the module wherever it is used."""
     if isinstance(node, ast.Import) and any(alias.name.startswith(f"{PACKAGE}.") for alias in node.names):
         raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package import module`")
@@ -109,7 +109,7 @@ def _is_from_package(node: Any, imports: list[Import]) -> bool:
 
 
 def _declares_stage(node: ast.stmt) -> bool:
-    """Return True for `STAGE = Stage(...)` and for the imports that it needs."""
+    """Whether it is `STAGE = Stage(...)`, or one of the imports that it needs."""
     match node:
         case ast.Assign(targets=[ast.Name(id="STAGE")]) | ast.ImportFrom(module="snaketune.stages.declaration"):
             return True
@@ -117,7 +117,7 @@ def _declares_stage(node: ast.stmt) -> bool:
 
 
 def _declared_modules(declaration: ast.stmt) -> list[Import]:
-    """Return the modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
+    """The modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
     keywords = [node for node in ast.walk(declaration) if isinstance(node, ast.keyword)]
     return [
         Import(node.value.value, node.arg, "STAGE")
@@ -127,7 +127,7 @@ def _declared_modules(declaration: ast.stmt) -> list[Import]:
 
 
 def shape(node: Any, imports: list[Import]) -> str:
-    """Return a tree as text that is the same under every Python: without positions and fields that only newer versions have.
+    """A tree as text that is the same under every Python: without positions and fields that only newer versions have.
     Without docstrings and imports from the package too, which are added to `imports`.
 
     >>> shape(ast.parse("from snaketune.tables import read\\n1"), imports := [])
@@ -198,7 +198,7 @@ def computing(imports: Iterable[Import], source_of: Callable[[str], bytes | None
 
 @cache
 def definitions_of(source: bytes) -> tuple[dict[str, list[Definition]], dict[str, Import]]:
-    """Return the definitions at the top of a module by name, and its imports from the package by the names that it binds."""
+    """The definitions at the top of a module by name, and its imports from the package by the names that it binds."""
     defined, imports = parsed(source, _define)
     definitions = {name: [Definition(*one) for one in some] for name, some in defined.items()}
     return definitions, {one[2]: Import(*one) for one in imports}
@@ -222,7 +222,7 @@ def _define(source: bytes) -> tuple[dict[str, list[Definition]], list[Import]]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a statement defines; for a loop or a call, all names in it."""
+    """The names that a statement defines; for a loop or a call, all names in it."""
     match node:
         case ast.FunctionDef(name=name):
             return [name]
@@ -240,7 +240,7 @@ def _of_code(*nodes: ast.AST, types: Iterable[ast.AST] = ()) -> Definition:
 
 
 def _of_class(node: ast.ClassDef) -> Definition:
-    """Return the definition of a class; one that has no bases or is decorated, such as a dataclass, is no model."""
+    """The definition of a class; one that has no bases or is decorated, such as a dataclass, is no model."""
     if node.decorator_list or not node.bases or ast.unparse(node.bases[0]) == "NamedTuple":
         return _of_code(node)
     fields = [

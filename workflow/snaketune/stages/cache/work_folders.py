@@ -45,7 +45,6 @@ CHECKPOINTS = "checkpoints/checkpoint-*/complete"
 
 
 def _path(name: str) -> Any:
-    """Return a property of `WorkFolder`: the path of this name."""
     return property(lambda work: work.folder / name)
 
 
@@ -78,7 +77,7 @@ class WorkFolder:
             self.lease.check()
 
     def result(self) -> Artifact | None:
-        """Return the finished result, verified, or None.
+        """The finished result, verified, or None.
 
         Damaged files are replaced by intact copies of other results. Without one, the result is removed, and made again.
         """
@@ -166,7 +165,7 @@ def _files(artifact: Artifact) -> list[str]:
 
 
 def _problem(error: SnaketuneError) -> str:
-    """Return an error without the advice that follows it."""
+    """An error without the advice that follows it."""
     return str(error).split(";")[0]
 
 
