@@ -201,14 +201,6 @@ def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp
     assert [one.certain for one in family_checks.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
 
-def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(family_checks.fcntl, "flock", refuse)
-    assert [one.key for one in family_checks.check_file_system(tmp_path)] == ["results"]
-
-
 def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_answer(monkeypatch):
     import huggingface_hub
     from huggingface_hub import errors

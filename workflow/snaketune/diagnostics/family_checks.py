@@ -1,13 +1,11 @@
-"""All checks of a family of runs: environment (disk, file system, models on the Hub), machine (driver, libraries, memory),
+"""All checks of a family of runs: environment (disk, models on the Hub), machine (driver, libraries, memory),
 tokenizer, rows and settings."""
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base_models import Pretrained, Scratch
@@ -19,7 +17,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.load_model import read_config, scratch_config
 from snaketune.models.memory import TracedModel, trace_model
-from snaketune.packing.reader import PackedRows, is_slow_to_map
+from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.findings import Finding
@@ -31,19 +29,17 @@ from snaketune.training.checkpoint.save_model import choose_dtype
 
 def check_family(
     spec: PreflightSpec,
-    folder: Path,
     tokenizer: Artifact,
     packs: list[Artifact],
     corpora: list[Artifact],
     evaluated: list[Artifact],
 ) -> Iterator[Finding]:
-    """Yield all findings. Args: folder: on the file system of the results; the others are the inputs of the stage."""
+    """Yield all findings, from the inputs of the stage."""
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     # The first run of the family.
     first = next(run.key for run in spec.runs if run.kind == "sft")
     yield from check_hub(f"{first}.base", spec.base)
-    yield from check_file_system(folder)
     yield from run_checks.check_pad_token(first, chat, tokenizer.manifest)
     config = None
     # A config that can't be read is reported for each run that starts from it.
@@ -137,24 +133,6 @@ def check_disk_space(run: PreflightRun, planned: TracedModel, width: int, folder
     elif needed > free:
         problem = f"result and checkpoints take up to {needed / GB:.1f} GB, but the disk has {free / GB:.1f} GB free"
         yield Finding(key=run.key, problem=problem, do=do, certain=False)
-
-
-def check_file_system(folder: Path) -> Iterator[Finding]:
-    """Check that a folder's file system has what results rely on: locks, and fast memory mapping."""
-    try:
-        with TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        problem = f"the file system of {folder} has no locks ({error.strerror})"
-        do = (
-            "jobs detect each other by heartbeats in their work folders, which takes 90 seconds after a crash; a file system "
-            "with flock is faster"
-        )
-        yield Finding(key="results", problem=problem, do=do, certain=False)
-    if is_slow_to_map(folder):
-        problem = f"the file system of {folder} is slow to map, so rows are read into memory first"
-        do = "move results to a local disk if they don't fit in memory"
-        yield Finding(key="operation.load_in_memory", problem=problem, do=do, certain=False)
 
 
 def check_hub(key: str, base: Pretrained | Scratch | None) -> Iterator[Finding]:

@@ -4,9 +4,6 @@
 fingerprint was computed; `state/attempts.json` the seconds of each attempt, also of killed ones, updated every SECONDS_BETWEEN.
 """
 
-import json
-import math
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,10 +15,10 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.manifest import read_json, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.host.threads import VARIABLE, available_threads
+from snaketune.stages.host.threads import available_threads
 
 if TYPE_CHECKING:
     from snaketune.stages.loaded_job import LoadedJob
@@ -138,24 +135,9 @@ def thread_count(state: Path) -> int:
 
 
 @contextmanager
-def use_threads(threads: int | None) -> Iterator[None]:
-    """Set the number of threads that torch starts with, here or in a child process; None leaves it as it is."""
-    previous = os.environ.get(VARIABLE)
-    if threads is not None:
-        os.environ[VARIABLE] = str(threads)
-    try:
-        yield
-    finally:
-        if threads is not None and previous is None:
-            del os.environ[VARIABLE]
-        elif threads is not None:
-            os.environ[VARIABLE] = previous
-
-
-@contextmanager
 def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
     """Measure an attempt while it runs. Yields a function that returns the seconds of each attempt, this one's until now."""
-    earlier, started, ended = _earlier_times(work.state / TIMES), monotonic(), threading.Event()
+    earlier, started, ended = read_json(work.state / TIMES, []), monotonic(), threading.Event()
 
     def elapsed() -> list[float]:
         return [*earlier, round(monotonic() - started, 3)]
@@ -178,12 +160,3 @@ def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
         ended.set()
         thread.join()
         write()
-
-
-def _earlier_times(file: Path) -> list[float]:
-    """The seconds of earlier attempts; empty for a first attempt, or if the file is damaged."""
-    try:
-        times = [float(seconds) for seconds in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return []
-    return times if all(map(math.isfinite, times)) else []
