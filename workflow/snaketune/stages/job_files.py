@@ -72,13 +72,16 @@ def read_job_file(path: Path) -> JobFile:
             f"{path} can't be read ({error.strerror}); `snakemake -n` writes the job files of a config"
         ) from None
     except ValidationError as error:
-        issues = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
-        raise SnaketuneError(f"{path} is no job file: {issues}; `snakemake -n` writes a new one") from None
+        raise SnaketuneError(f"{path} is no job file: {issues_of(error)}; `snakemake -n` writes a new one") from None
     # With a default storage, Snakemake keeps a job's files in another folder and expects the outputs there (docs/platforms.md).
     root, separator, _ = str(path).rpartition(f"{JOBS}/")
     if separator and root.startswith(".snakemake/"):
         job = job.model_copy(update={"out": f"{root}{job.out}"})
     return job
+
+
+def issues_of(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
 
 
 def write_job_file(
@@ -95,7 +98,7 @@ def write_job_file(
     """
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"
-    with _told(path):
+    with _writing(path):
         existing, changed = read_json(path, {}), changed_at(path)
         planned = existing.pop("planned", None)
         if keep_content and changed >= 0 and {k: v for k, v in existing.items() if k != "stale"} != content:
@@ -124,7 +127,7 @@ def write_job_file(
 def lock_job_files() -> bool:
     """Lock the job files until this process ends. Return False if another run holds them."""
     lease = Lease(JOBS / LOCK)
-    with _told(JOBS):
+    with _writing(JOBS):
         if not (file := take(JOBS / LOCK, lease)):
             return False
     _held.append(file)
@@ -139,7 +142,7 @@ def changed_at(path: Path) -> float:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """Raise SnaketuneError for an OSError while `path` is written."""
     try:
         yield
