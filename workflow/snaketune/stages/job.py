@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
-from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
@@ -80,8 +79,5 @@ def result_at(manifest: Path) -> Artifact:
     read."""
     if not manifest.is_file():
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
-    try:
-        stage = parse_json(manifest.read_text(encoding="utf-8"))["stage"]
-        return read_artifact(manifest, _stage(stage).payload)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None
+    result = read_artifact(manifest, "")
+    return replace(result, folder=manifest.parent / _stage(result.manifest["stage"]).payload)

@@ -19,7 +19,7 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.libraries import importing
 from snaketune.stages.cache.syntax import PACKAGE, Import, computing, syntax_of
-from snaketune.stages.cache.work_folders import published_manifests
+from snaketune.stages.cache.work_folders import published_results
 
 # Below the results: by stage and code, the digests of other code whose results count as made with it.
 RECORD = "accepted_code.json"
@@ -191,10 +191,9 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
     """
     accepted = _read_accepted(results / RECORD)
     results_by_code: dict[tuple[str, str], list[str]] = {}
-    for path, ((made_by, code),) in published_manifests(
-        results, lambda manifest: {(manifest["stage"], manifest["code"])}
-    ):
-        results_by_code.setdefault((made_by, code), []).append(str(path.parent.relative_to(results)))
+    for result in published_results(results):
+        made_by = result.manifest["stage"], result.manifest["code"]
+        results_by_code.setdefault(made_by, []).append(str(result.manifest_path.parent.relative_to(results)))
     count = 0
     for (stage, made_with), names in results_by_code.items():
         now = code_of(stage)

@@ -18,7 +18,7 @@ import hashlib
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,6 @@ from snaketune.artifacts.manifest import (
     write_json,
     write_manifest,
 )
-from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.payload_files import place, restore, set_modes, sync_folder
 from snaketune.stages.host.locks import Lease
@@ -234,16 +233,11 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     work.unpublished.unlink(missing_ok=True)
 
 
-def published_manifests(results: Path, facts_of: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the manifest of each published result: its path, and its `facts_of`; SnaketuneError if it has none.
+def published_results(results: Path) -> Iterator[Artifact]:
+    """Yield each published result, without its payload; SnaketuneError if its manifest is damaged.
 
     Hidden folders are skipped: they hold work, and a job file may be named `manifest`.
     """
     for path in sorted(results.rglob("manifest.json")):
-        if path.relative_to(results).parts[0].startswith("."):
-            continue
-        try:
-            facts = facts_of(parse_json(path.read_text(encoding="utf-8")))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
-        yield path, facts
+        if not path.relative_to(results).parts[0].startswith("."):
+            yield read_artifact(path, "")

@@ -159,10 +159,9 @@ def _candidate_groups(gpus: dict[str, Gpu], count: int, *, sliced: bool) -> list
         return [gpus]
     models: dict[str, dict[str, Gpu]] = {}
     for identifier, gpu in gpus.items():
-        models.setdefault(gpu.name, {})[identifier] = gpu
-    if sliced:
-        # A number may be that of a slice.
-        models = {name: some for name, some in models.items() if all(gpu.startswith("GPU-") for gpu in some)}
+        # With slices, a number may be that of one.
+        if not sliced or identifier.startswith("GPU-"):
+            models.setdefault(gpu.name, {})[identifier] = gpu
     if enough := [models[name] for name in sorted(models) if len(models[name]) >= count]:
         return enough
     if sliced:
