@@ -112,7 +112,7 @@ def test_the_same_rows_made_in_another_way_count_as_the_same(stage, role, entry)
 def test_the_planner_counts_what_the_fingerprint_does(stage, role):
     made = Job(stage=STAGES[stage].inputs[role].stages[0], name="made", spec=Model())
     results = Results(code_of=str)
-    results._known[made.manifest] = Status(content="", manifest=MANIFEST)
+    results._known[made.manifest] = Status(manifest=MANIFEST)
     assert results._counted(STAGES[stage], role, made) == read(stage, role, MANIFEST)[1]
 
 

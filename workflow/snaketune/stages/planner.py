@@ -132,7 +132,7 @@ class Planner:
         status = self.results.of(job)
         if status.current:
             return None
-        if status.content is None and not status.why:
+        if status.manifest is None and not status.why:
             return ("missing",)
         above = tuple(f"{one.key} isn't current" for one in _decisive(job) if not self.results.of(one).current)
         return status.why or above or ("forced",)

@@ -33,14 +33,12 @@ class Status:
     """The status of one result.
 
     Attributes:
-        content: digest of what can be read from it; None if it is missing or its manifest can't be read.
         manifest: None if it is missing or can't be read.
         why: the reasons why it is stale itself. A missing result has none.
         current: whether it is as the config wants it, and so is everything that it was made from.
         other_versions: libraries of another version than the one installed here: name, version made with, version here.
     """
 
-    content: str | None = None
     manifest: dict[str, Any] | None = None
     why: tuple[str, ...] = ()
     current: bool = False
@@ -79,7 +77,6 @@ class Results:
             manifest = parse_json(text)
             if is_damaged(manifest):
                 return Status(why=("its manifest.json is damaged",))
-            content = content_digest(manifest)
             versions = tuple(
                 (library, made_with, here)
                 for library, made_with in manifest["versions"].items()
@@ -94,7 +91,7 @@ class Results:
             why += (f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})",)
         decided = job.race is None or self.of(job.race).current
         current = not why and decided and all(status.current for status in above) and not self.is_forced(job)
-        return Status(content=content, manifest=manifest, why=why, current=current, other_versions=versions)
+        return Status(manifest=manifest, why=why, current=current, other_versions=versions)
 
     def _reasons(self, job: Job, manifest: dict[str, Any], above: list[Status]) -> Iterator[str]:
         """Yield why a result itself is stale. Args: above: the status of each result that the job reads."""
@@ -103,7 +100,7 @@ class Results:
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
             yield f"the code of stage {job.stage} has changed"
-        if missing := sorted({made.key for made, status in zip(made_from(job), above) if status.content is None}):
+        if missing := sorted({made.key for made, status in zip(made_from(job), above) if status.manifest is None}):
             yield f"missing input ({_some(missing)})"
         else:
             yield from self._inputs(job, manifest["inputs"])
@@ -119,7 +116,7 @@ class Results:
         if not job.race:
             return job.plain_spec
         # Without a decision, where the result ends is no reason: the missing race is.
-        undecided = self.of(job.race).content is None
+        undecided = self.of(job.race).manifest is None
         share = made_by["training"].get("until") if undecided else paused_at(Path(job.race.manifest), job.key)
         return ending_at(job.plain_spec, share)
 
