@@ -311,13 +311,13 @@ def test_a_job_imports_at_once_all_that_it_needs_and_no_library_besides(stages, 
     """A training of days isn't lost because of edits: nothing else of the package is imported later."""
     code = f"""
         import sys
-        from snaketune.stages.cache.code_digest import import_checked, shaping_modules, code_digest
+        from snaketune.stages.cache.code_digest import Modules, code_digest, import_checked
         from snaketune.stages.table import STAGES
         for name in {stages}:
             module = STAGES[name].module
             import_checked(module, code_digest(module), name)
         print({without} & set(sys.modules))
-        print(sorted({{one for name in {stages} for one in shaping_modules(STAGES[name].module)}} - set(sys.modules)))
+        print(sorted({{one for name in {stages} for one in Modules().shaping(STAGES[name].module)}} - set(sys.modules)))
         """
     done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["set()", str(sorted(later))]

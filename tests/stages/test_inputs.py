@@ -127,7 +127,7 @@ def test_no_stage_reads_entries_that_no_stage_counts():
     }
     files, uncounted, provenance = code_digest.Modules().files, set(), set()
     for stage in (one for one in STAGES.values() if not one.reads_manifests):
-        for module in code_digest.shaping_modules(stage.module):
+        for module in code_digest.Modules().shaping(stage.module):
             text = files[module].read_text(encoding="utf-8")
             entries = re.findall(r"\.manifest(?:\.get\(|\[)\"(\w+)\"", text)
             uncounted |= {(module, one) for one in entries if one not in {*FORMAT_KEYS, *declared, "payload"}}

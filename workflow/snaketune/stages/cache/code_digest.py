@@ -86,10 +86,6 @@ def import_checked(entry: str, expected: str, stage: str) -> None:
     check_code(entry, expected, stage)
 
 
-def shaping_modules(entry: str) -> set[str]:
-    return Modules().shaping(entry)
-
-
 class Modules:
     """The modules of the package as they are on disk now, each read once: for digests of several stages.
 
@@ -128,7 +124,7 @@ class Modules:
         return {entry, *named & self.shaping(entry)}
 
     def shaping(self, entry: str) -> set[str]:
-        """See `shaping_modules`."""
+        """The modules that the digest of `entry` covers: itself, and what it imports outside the shapeless packages."""
         shapeless = _shapeless(entry)
         reached: set[str] = set()
         waiting = [entry]
