@@ -80,4 +80,7 @@ def result_at(manifest: Path) -> Artifact:
     if not manifest.is_file():
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     result = read_artifact(manifest, "")
-    return replace(result, folder=manifest.parent / _stage(result.manifest["stage"]).payload)
+    try:
+        return replace(result, folder=manifest.parent / _stage(result.manifest["stage"]).payload)
+    except (KeyError, TypeError) as error:
+        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None
