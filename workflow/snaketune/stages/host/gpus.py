@@ -212,16 +212,18 @@ def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
     # A calibration has the spec of the run that it measures in its own.
     run = getattr(spec, "run", spec)
     training = getattr(run, "training", None)
-    findings = []
+    needs = []
     if getattr(run, "quantization", None):
-        do = f"run it on a machine with one, remove quantization, or compute them on the CPU, slowly, by {ALLOW}"
-        findings.append(("quantization", "4-bit weights are used to fit a GPU", do))
+        do = f"remove quantization, or compute them on the CPU, slowly, by {ALLOW}"
+        needs.append(("quantization", "4-bit weights are used to fit a GPU", do))
     if training and OPTIMIZERS[training.optimizer].for_gpus:
-        do = f"run it on a machine with one, set adamw_torch_fused, or keep it on the CPU by {ALLOW}"
-        findings.append(("training.optimizer", f"{training.optimizer} is used to fit a GPU", do))
+        do = f"set adamw_torch_fused, or keep it on the CPU by {ALLOW}"
+        needs.append(("training.optimizer", f"{training.optimizer} is used to fit a GPU", do))
     for key, count, what in (("gpus", operation.gpus, "GPUs"), ("nodes", operation.nodes, "nodes with GPUs")):
         if count > 1:
-            processes = f"train in {operation.processes} processes on the CPU by {ALLOW}"
-            do = f"run it on a machine with GPUs, set {key}: 1, or {processes}"
-            findings.append((f"operation.{key}", f"{count} {what} are configured", do))
-    return [Finding(key=key, problem=f"{problem}, and this job has none", do=do) for key, problem, do in findings]
+            do = f"set {key}: 1, or train in {operation.processes} processes on the CPU by {ALLOW}"
+            needs.append((f"operation.{key}", f"{count} {what} are configured", do))
+    return [
+        Finding(key=key, problem=f"{need}, and this job has none", do=f"run it on a machine with GPUs, {do}")
+        for key, need, do in needs
+    ]
