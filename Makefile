@@ -3,7 +3,7 @@
 # make test   runs the test suite, as for each push
 # make test-all   also runs the slow tests: several processes, races, all features in all launchers
 # make upgrade-test   tests staleness and modules with the newest Snakemake; names the tested and the pinned version
-# make slurm-profile   queries SLURM and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
+# make slurm-profile   writes the partitions that SLURM reports to profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path compared with TRL and others, on one thread; needs an idle machine and the files below data/
 # make bench-sft    SFT compared with TRL on one core; needs an idle machine and gsm8k below data/
 # make bench-dpo    DPO compared with TRL on one core; needs an idle machine and the files below data/
@@ -57,12 +57,15 @@ upgrade-test: .venv/installed
 	  echo "Snakemake $$tested is tested; $$pinned is pinned: $$(test $$tested = $$pinned && echo the same || echo they differ)"; \
 	  $(PYTEST) tests/workflow/test_staleness.py tests/workflow/test_by_hand.py tests/workflow/test_job_files.py tests/workflow/test_module.py
 
-# Without the environment, three of its packages are enough.
+# Without the environment, the executor plugin alone is enough.
 DESCRIBES := $(if $(wildcard .venv/installed),.venv,build/slurm-profile)
+CLUSTER := profiles/slurm/cluster.yaml
 slurm-profile:
+	@test ! -e $(CLUSTER) || { echo '$(CLUSTER) exists, and may hold your edits; remove it first' >&2; exit 1; }
 	@test -x $(DESCRIBES)/bin/python || { $(PYTHON) -m venv $(DESCRIBES) && \
-	  $(DESCRIBES)/bin/pip install --quiet --disable-pip-version-check --constraint requirements.lock pydantic pyyaml xxhash; }
-	@PYTHONPATH=workflow $(DESCRIBES)/bin/python -m snaketune slurm-profile
+	  $(DESCRIBES)/bin/pip install --quiet --disable-pip-version-check --constraint requirements.lock snakemake-executor-plugin-slurm; }
+	@$(DESCRIBES)/bin/generate-slurm-partition-config -o $(CLUSTER)
+	@echo 'Now add account, memory and GPUs per node, and remove partitions that your jobs should not use: docs/clusters.md'
 
 bench-data: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \

@@ -35,7 +35,7 @@ How a run goes, from the config to a result:
    run, here or on a cluster (`cluster/` estimates their resources).
 5. **Stage.** The rule's command, `python -m snaketune STAGE JOB_FILE`, is run by `stages/run.py`. It computes the fingerprint
    of the job; a finished result with that fingerprint is reused, unfinished work is resumed, otherwise the stage's `build`
-   runs, in a work folder (`stages/cache/build_once.py`). Trainings start worker processes (`training/launch/`).
+   runs, in a work folder. Trainings start worker processes (`training/launch/`).
 6. **Manifest.** The payload is published in `results/STAGE/NAME/`, and last of all its `manifest.json`: spec, inputs, counts
    and digests (`artifacts/manifest.py`). The report and later stages read results by their manifests.
 

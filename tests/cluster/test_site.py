@@ -28,6 +28,21 @@ def test_it_is_the_one_that_the_executor_reads(tmp_path, monkeypatch):
         assert site.partitions[name].max_gpu == limits.max_gpu
 
 
+def test_what_the_executors_own_command_writes_is_read(slurm, tmp_path, monkeypatch, capsys):
+    plugin = pytest.importorskip("snakemake_executor_plugin_slurm.cli")
+    slurm.say(
+        "scontrol",
+        "PartitionName=cpu\n   MaxNodes=UNLIMITED MaxTime=UNLIMITED\n   State=UP TotalCPUs=4 TotalNodes=1\n\n"
+        "PartitionName=gpu\n   MaxNodes=2 MaxTime=2-00:00:00\n   TotalCPUs=24 TotalNodes=3\n   TRES=cpu=24,gres/gpu=6\n",
+    )
+    path = tmp_path / "cluster.yaml"
+    monkeypatch.setattr("sys.argv", ["generate-slurm-partition-config", "-o", str(path)])
+    plugin.main()
+    cpu, gpu = read_site(path).partitions.values()
+    assert (cpu.max_runtime, cpu.max_nodes, cpu.max_threads, cpu.max_gpu) == (None, None, 4, 0)
+    assert (gpu.max_runtime, gpu.max_nodes, gpu.max_threads, gpu.max_gpu) == (2880, 2, 8, 6)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

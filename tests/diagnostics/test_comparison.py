@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from snaketune.diagnostics.comparison import compared_tokens, figures_of, machine_notes
+from snaketune.diagnostics.settings import compared_tokens, figures_of, machine_notes
 
 
 def timing(speed: float, *, loss: float = 3.0, tokens: int = 100, matmul: float = 1e9) -> dict[str, Any]:

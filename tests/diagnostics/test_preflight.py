@@ -13,7 +13,7 @@ from snaketune.config.base_models import Pretrained, RopeScaling
 from snaketune.config.lora import Lora, Quantization
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Learning
-from snaketune.diagnostics import environment, preflight, run_checks
+from snaketune.diagnostics import family_checks, preflight, run_checks
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import open_rows
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -128,7 +128,7 @@ def test_a_batch_size_with_too_few_steps_is_reported(family):
 def test_all_findings_that_stop_a_run_are_in_one_error(family, monkeypatch):
     family.base = Pretrained(path=str(tiny_model(family.folder)))
     family.settings = {"lora": Lora(), "quantization": Quantization()}
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(family_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     # A result of the demo in the working directory would count as this run's.
     monkeypatch.chdir(family.folder)
     with pytest.raises(SnaketuneError) as stopped:
@@ -176,37 +176,29 @@ def test_a_tokenizer_of_another_model_is_reported(family, changes, says):
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
+    monkeypatch.setattr(family_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     (result,) = family.findings()
     assert result["severity"] == "warns" and "checkpoints" in result["found"]
 
 
 def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp_path):
     """Another run of its family is added, and the disk is nearly full of what has been made."""
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(family_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     run = SimpleNamespace(
         key="sft.demo", run=SimpleNamespace(lora=None, training=SimpleNamespace(keep="last", average=None))
     )
     planned = SimpleNamespace(parameters=100, trained=100)
-    (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    (result,) = family_checks.check_disk_space(run, planned, 2, tmp_path)
     assert result.certain and "its result takes" in result.problem
     made = tmp_path / "sft/demo/manifest.json"
     made.parent.mkdir(parents=True)
     made.touch()
-    (result,) = environment.check_disk_space(run, planned, 2, tmp_path)
+    (result,) = family_checks.check_disk_space(run, planned, 2, tmp_path)
     assert not result.certain
     # In half precision, half of it.
-    monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=300))
-    assert [one.certain for one in environment.check_disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
-    assert [one.certain for one in environment.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
-
-
-def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(environment.fcntl, "flock", refuse)
-    assert [one.key for one in environment.check_file_system(tmp_path)] == ["results"]
+    monkeypatch.setattr(family_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=300))
+    assert [one.certain for one in family_checks.check_disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
+    assert [one.certain for one in family_checks.check_disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
 
 def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_answer(monkeypatch):
@@ -234,7 +226,7 @@ def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_ans
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        result = list(environment.check_hub("sft.demo.base", base))
+        result = list(family_checks.check_hub("sft.demo.base", base))
         assert {one.key for one in result} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
         assert all(one.certain == (what is not ConnectionError) for one in result)
@@ -243,11 +235,11 @@ def test_the_hub_check_distinguishes_missing_models_missing_revisions_and_no_ans
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
     # The page of a gated model is public.
-    (gated,) = environment.check_hub("sft.demo.base", Pretrained(path="owner/gated"))
+    (gated,) = family_checks.check_hub("sft.demo.base", Pretrained(path="owner/gated"))
     assert "gated" in gated.problem and gated.certain
     # Offline mode is configured, so the model certainly can't be downloaded.
     answer[:] = [errors.OfflineModeIsEnabled]
-    assert [one.certain for one in environment.check_hub("dpo.demo.reference", base)] == [True]
+    assert [one.certain for one in family_checks.check_hub("dpo.demo.reference", base)] == [True]
 
 
 def raises(error: Exception) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snaketune.diagnostics.step_profile import shares_by_part
+from snaketune.diagnostics.timed_training import shares_by_part
 
 
 def test_kernels_are_assigned_to_parts_by_name():

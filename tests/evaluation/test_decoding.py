@@ -6,8 +6,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from snaketune.config.evaluations import Decoding
-from snaketune.evaluation.decoding import Draw, PenalizeRepeated, cut
-from snaketune.evaluation.generation import generate, left_padded
+from snaketune.evaluation.generation import Draw, PenalizeRepeated, cut, generate, left_padded
 from tests.evaluation.test_generation import Chat
 from tests.models.conftest import CPU, tiny_model
 

@@ -8,8 +8,7 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.held_out import LOSSES
-from snaketune.evaluation.preference_accuracy import PAIRS
+from snaketune.evaluation.held_out import LOSSES, PAIRS
 from snaketune.evaluation.race import ERROR, build, replacements, row_scores
 from snaketune.files import digest_file
 from snaketune.stages.cache.work_folders import WorkFolder

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.evaluation.generation import GeneratedText
-from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
+from snaketune.evaluation.model_scores import ResponseCache, prompt_digest
 from snaketune.stages.cache.clean import clean
 
 WEIGHTS = {"weights": ["a"], "decoding": {"seed": 0}}
@@ -44,8 +45,8 @@ def test_cleaning_retains_responses_of_published_evaluations(tmp_path, capsys):
     for cache in (current, old):
         cache.add({P: ODD})
     published.mkdir(parents=True)
-    manifest = f'{{"fingerprint": "f", "generation": {{"responses": "{current.rows.key}"}}}}'
-    (published / "manifest.json").write_text(manifest)
+    manifest = {"fingerprint": "f", "generation": {"responses": current.rows.key}, "payload": {}, "records": {}}
+    write_manifest(published / "manifest.json", manifest)
     clean(work, remove=False)
     assert old.rows.folder.exists() and "would remove" in capsys.readouterr().out
     clean(work, remove=True)

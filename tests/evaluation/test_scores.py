@@ -7,7 +7,7 @@ import torch
 from snaketune.config.evaluations import ExactMatch
 from snaketune.config.score_names import SCORES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
-from snaketune.evaluation.preference_accuracy import PAIRS, by_source, pair_table, preference_scores, reference_logps
+from snaketune.evaluation.held_out import PAIRS, by_source, pair_table, preference_scores, reference_logps
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.training.reference.logps_table import Reference
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 from invented_data import LENGTH, DataResults, bad, hit
 
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.evaluation.held_out import LOSSES
-from snaketune.evaluation.preference_accuracy import PAIRS
+from snaketune.evaluation.held_out import LOSSES, PAIRS
 from snaketune.files import write_json
 from snaketune.report.report import build
 from snaketune.stages.cache.work_folders import WorkFolder

@@ -240,8 +240,8 @@ NESTED = b"[" * 100_000
 )
 @pytest.mark.parametrize("name", ["manifest.json", "state/attempt.json", "accepted_code.json"])
 def test_a_file_of_the_workflow_with_other_content_is_an_error_or_made_again(made, name, content):
-    from snaketune.stages.cache.accepted_code import accepted_codes
     from snaketune.stages.cache.attempt import read_attempt
+    from snaketune.stages.cache.code_digest import accepted_codes
 
     _, manifest, work = made
     (path := work / name).parent.mkdir(exist_ok=True)

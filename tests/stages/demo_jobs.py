@@ -7,13 +7,13 @@ from typing import Any
 from pydantic import BaseModel, RootModel
 
 from snaketune.config.base import Model
-from snaketune.stages.cache.build_once import build_once
 from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.cache.libraries import always
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage
 from snaketune.stages.loaded_job import LoadedJob
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.run import build_once
 from snaketune.stages.table import STAGES
 
 

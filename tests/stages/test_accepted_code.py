@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.accepted_code import RECORD, accept, accepted_codes
 from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.code_digest import RECORD, accept, accepted_codes
 from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 from snaketune.stages.outcome import Outcome
 
@@ -72,7 +72,7 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path):
 
 def test_versions_count_if_configured(tmp_path, monkeypatch):
     installed = {"torch": "1"}
-    monkeypatch.setattr("snaketune.stages.cache.build_once.installed_version", installed.get)
+    monkeypatch.setattr("snaketune.stages.run.installed_version", installed.get)
     built: list = []
     counted = {"libraries": ("torch",), "reruns_on": "versions"}
     first = run(tmp_path, "a", built, libraries=("torch",))

@@ -51,7 +51,7 @@ def test_discarded_work_counts_no_time(tmp_path, monkeypatch):
     assert len(json.loads((run(tmp_path).parent / "run.json").read_text())["attempts"]) == 1
 
 
-@pytest.mark.parametrize("damaged", ["", "[NaN, 1.0]", '{"a": 1}', "5"])
+@pytest.mark.parametrize("damaged", ["", '{"a": 1}', "5"])
 def test_times_that_are_no_numbers_fail_nothing(tmp_path, damaged):
     def fails(work):
         raise SnaketuneError("no")

@@ -1,8 +1,8 @@
 """What results and unfinished work still use stays when old work is freed."""
 
-import json
 from pathlib import Path
 
+from snaketune.artifacts.manifest import write_manifest
 from snaketune.stages.cache.clean import clean
 from snaketune.stages.cache.row_store import RowStore
 
@@ -12,8 +12,8 @@ def test_results_that_the_report_compares_with_are_retained(tmp_path: Path):
     for stage, fingerprint in (("dpo", "aa"), ("eval", "bb"), ("dpo", "cc")):
         (results / ".work" / stage / fingerprint).mkdir(parents=True)
     (results / "report").mkdir()
-    manifest = {"fingerprint": "dd", "compared": ["aa", "bb"]}
-    (results / "report/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    manifest = {"fingerprint": "dd", "compared": ["aa", "bb"], "payload": {}, "records": {}}
+    write_manifest(results / "report/manifest.json", manifest)
     clean(results / ".work", remove=True)
     assert {path.name for path in (results / ".work").glob("*/*")} == {"aa", "bb"}
 
@@ -27,8 +27,8 @@ def test_rows_of_published_results_and_of_unfinished_work_are_retained(tmp_path:
     mark.parent.mkdir(parents=True)
     mark.touch()
     (results / "ref_logps/x").mkdir(parents=True)
-    manifest = {"fingerprint": "dd", "rows": [published.key]}
-    (results / "ref_logps/x/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    manifest = {"fingerprint": "dd", "rows": [published.key], "payload": {}, "records": {}}
+    write_manifest(results / "ref_logps/x/manifest.json", manifest)
     clean(results / ".work", remove=True)
     assert {path.name for path in (results / ".work").glob(".rows/*")} == {published.key, unfinished.key}
     assert mark.is_file()

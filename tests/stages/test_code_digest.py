@@ -13,7 +13,7 @@ from snaketune.stages.table import STAGES
 
 
 def modules(stage: str) -> set[str]:
-    return {module.removeprefix("snaketune.") for module in code.shaping_modules(STAGES[stage].module)}
+    return {module.removeprefix("snaketune.") for module in code.Modules().shaping(STAGES[stage].module)}
 
 
 def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
@@ -50,7 +50,7 @@ def test_a_training_covers_what_its_launched_process_runs():
         trainers = {"sft": "engine.sft", "dpo": "engine.dpo"}
         assert {"training.launch.worker", "training.pipeline", f"training.{stage}", trainers[stage]} <= modules(stage)
         launched = {
-            name.removeprefix("snaketune.") for name in code.shaping_modules("snaketune.training.launch.worker")
+            name.removeprefix("snaketune.") for name in code.Modules().shaping("snaketune.training.launch.worker")
         }
         assert launched <= modules(stage)
         assert not {f"training.{other}", trainers[other]} & modules(stage)
@@ -105,7 +105,7 @@ def test_stages_call_no_function_of_a_room_that_counts_for_nothing_but_these():
     """Otherwise a function there could shape a result without being part of a digest."""
     called: dict[str, set[str]] = {}
     files = code.Modules().files
-    for module in {module for stage in STAGES for module in code.shaping_modules(STAGES[stage].module)}:
+    for module in {module for stage in STAGES for module in code.Modules().shaping(STAGES[stage].module)}:
         for node in ast.walk(ast.parse(files[module].read_bytes())):
             name = (getattr(node, "module", None) or "").removeprefix("snaketune.")
             by_definition = f"snaketune.{name}".startswith(code.BY_DEFINITION)

@@ -112,7 +112,7 @@ def test_the_same_rows_made_in_another_way_count_as_the_same(stage, role, entry)
 def test_the_planner_counts_what_the_fingerprint_does(stage, role):
     made = Job(stage=STAGES[stage].inputs[role].stages[0], name="made", spec=Model())
     results = Results(code_of=str)
-    results._known[made.manifest] = Status(content="", manifest=MANIFEST)
+    results._known[made.manifest] = Status(manifest=MANIFEST)
     assert results._counted(STAGES[stage], role, made) == read(stage, role, MANIFEST)[1]
 
 
@@ -127,7 +127,7 @@ def test_no_stage_reads_entries_that_no_stage_counts():
     }
     files, uncounted, provenance = code_digest.Modules().files, set(), set()
     for stage in (one for one in STAGES.values() if not one.reads_manifests):
-        for module in code_digest.shaping_modules(stage.module):
+        for module in code_digest.Modules().shaping(stage.module):
             text = files[module].read_text(encoding="utf-8")
             entries = re.findall(r"\.manifest(?:\.get\(|\[)\"(\w+)\"", text)
             uncounted |= {(module, one) for one in entries if one not in {*FORMAT_KEYS, *declared, "payload"}}

@@ -14,6 +14,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.host import locks
 from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
+    JOBS,
     LONG_AGO,
     JobFile,
     job_file_of,
@@ -86,7 +87,11 @@ def test_one_run_at_a_time_has_the_job_files(monkeypatch, flock):
     assert not lock_job_files()
     other.kill()
     other.wait()
-    # The kernel knows that it is gone.
+    if not flock:
+        # Without the kernel's word, a process is gone when it has been silent for long.
+        assert not lock_job_files()
+        monkeypatch.setattr(locks, "WATCHED_SECONDS", 0.0)
+        os.utime(JOBS / ".lock.lease", (time.time() - locks.DEAD_SECONDS - 5,) * 2)
     assert lock_job_files()
 
 

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.code_digest import shaping_modules
+from snaketune.stages.cache.code_digest import Modules
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.chat import ChatTokenizer
@@ -278,4 +278,4 @@ def test_slow_missing_and_endless_tokenizers_are_refused(tmp_path):
 
 
 def test_code_digest_covers_the_tokenization_package():
-    assert "snaketune.tokenization.control" in shaping_modules("snaketune.tokenization.tokenizer")
+    assert "snaketune.tokenization.control" in Modules().shaping("snaketune.tokenization.tokenizer")

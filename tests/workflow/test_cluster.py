@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from snaketune.cluster.estimates import Estimates
 from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import Site
 from snaketune.config.load import load
@@ -121,32 +120,6 @@ def test_an_earlier_run_sets_the_estimate(cluster, monkeypatch):
         assert (sft["runtime"], sft["mem_mb"]) == (runtime, mem_mb)
 
 
-def test_similar_runs_set_the_estimate_of_one_that_never_ran(cluster, monkeypatch):
-    """Variants of a grid by their rate; evaluations with the same spec by their time and memory."""
-    monkeypatch.chdir(cluster.project.folder)
-    cluster.project.config["dpo"]["run"]["grid"] = {"beta": [0.1, 0.2, 0.3]}
-
-    def estimate(stage, name):
-        graph = JobGraph(*load(cluster.project.config))
-        return Estimates(graph.jobs.values()).of(graph.job(stage, name))
-
-    def measured(folder, **facts):
-        path = cluster.project.folder / "results" / folder / "run.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts), encoding="utf-8")
-
-    unknown = estimate("dpo", "run-beta0.3")
-    measured("dpo/run-beta0.1", tokens_per_second_median=0.5)
-    measured("dpo/run-beta0.2", tokens_per_second_median=5.0)
-    slow, fast, never_ran = (estimate("dpo", f"run-beta{beta}").runtime for beta in (0.1, 0.2, 0.3))
-    assert unknown.runtime < fast < slow == never_ran
-    unknown = estimate("eval", "both/dpo-run-beta0.3")
-    measured("eval/both/dpo-run-beta0.1", seconds=1200, peak_memory_mb=9000)
-    known = estimate("eval", "both/dpo-run-beta0.3")
-    assert (known.runtime, known.mem_mb) == (35, 14_000)
-    assert unknown.runtime < 35 and unknown.mem_mb < 9000
-
-
 @pytest.fixture
 def requests(cluster, monkeypatch):
     """Return the requests of the project's jobs and, of one of them, what it requests."""
@@ -212,11 +185,6 @@ def test_a_large_sweep_is_several_groups_of_an_hour(cluster):
     assert f"As {len(groups) + 1} SLURM jobs: data, models, " in planned
     minutes = minutes_of_groups(planned)
     assert all(5 < minutes[name] <= 60 for name in groups - {"data"}), minutes
-    # A variant and its evaluation are in one group, unless an hour ends between them.
-    for body in planned.split("Group job models")[2:]:
-        variants = {*re.findall(r"output: results/dpo/run-(\S+)/manifest", body)}
-        evaluated = {*re.findall(r"output: results/eval/both/dpo-run-(\S+)/manifest", body)}
-        assert variants and len(variants ^ evaluated) <= 2
 
 
 def test_a_part_of_a_group_has_the_time_that_it_needs(cluster):
@@ -249,25 +217,6 @@ def test_no_group_waits_for_a_job_that_waits_for_the_group(cluster, requests):
     assert [groups[f"sft/{name}"] for name in ("run", "long", "last")] == ["models", None, "models2"]
     assert [groups[f"eval/both/sft-{name}"] for name in ("run", "long", "last")] == ["models", "models2", "models2"]
     assert groups["dpo/run"] == "models"
-
-
-def test_a_fixed_number_of_rows_on_the_cpu_takes_memory(cluster, requests):
-    run = cluster.project.config["sft"]["run"]
-    run["base"] |= {"hidden_size": 256, "intermediate_size": 1024, "layers": 4}
-    _, few = requests("sft", "run")
-    run["training"] |= {"batch_rows": 128, "micro_batch_rows": 128}
-    assert requests("sft", "run")[1] == few
-    run["operation"]["gpus"] = 0
-    _, many = requests("sft", "run")
-    # 6.5 bytes x (9 x 256 + 4 x 1024) x 4 layers x 128 rows of 256 tokens.
-    assert few.mem_mb + 5300 <= many.mem_mb <= few.mem_mb + 5700
-    run["training"]["gradient_checkpointing"] = True
-    _, fewer = requests("sft", "run")
-    # 6.5 bytes x (2 x (9 x 256 + 4 x 1024) + 4 x 256).
-    assert few.mem_mb + 2900 <= fewer.mem_mb <= few.mem_mb + 3200
-    # Of several lengths, the longest.
-    run["packing"]["length"] = [128, 256]
-    assert requests("sft", "run")[1].mem_mb == fewer.mem_mb
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,3 @@ def test_it_requests_from_a_cluster_what_it_declares(with_toy, slurm, monkeypatc
         "mem_mb": "1800",
         "runtime": "7",
     }
-
-
-@pytest.mark.slow
-def test_a_result_of_another_stage_is_refused_while_planning(with_toy):
-    path = with_toy.code / "workflow/snaketune/publishing/lengths.py"
-    path.write_text(
-        path.read_text(encoding="utf-8").replace('job.stage == "dpo"', 'job.stage == "sft"'), encoding="utf-8"
-    )
-    said = with_toy.snakemake("--dry-run", MANIFEST, check=False)
-    assert "lengths/of-run: sft/run can't be its model; the stage lengths takes results of dpo as model" in said

@@ -18,8 +18,7 @@ from snaketune.cluster.job_endings import note_job_number
 from snaketune.config.secrets import without_secrets
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.accepted_code import accept
-from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.code_digest import accept, code_digest
 from snaketune.stages.cache.libraries import quiet_libraries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.host.disk_errors import disk_error_message
@@ -77,10 +76,6 @@ def _run_command(options: argparse.Namespace) -> int:
             from snaketune.publishing.push import push, requested_models
 
             push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
-        case "slurm-profile":
-            from snaketune.cluster.site import write_description
-
-            print(write_description(options.out))
         case "doctor":
             from snaketune.diagnostics import node_comparison
 
@@ -175,11 +170,6 @@ def _parser() -> argparse.ArgumentParser:
         "--configfile", type=Path, default=Path("config/config.yaml"), metavar="FILE", help="(default: %(default)s)"
     )
     push.add_argument("--models", metavar="JSON", help="the content of `push:`, given by the rule instead of a config")
-    described = commands.add_parser(
-        "slurm-profile", help="write the cluster's limits, as SLURM reports them, for the profile"
-    )
-    cluster = Path("profiles/slurm/cluster.yaml")
-    described.add_argument("--out", type=Path, default=cluster, metavar="FILE", help="(default: %(default)s)")
     check = commands.add_parser("check", help="check that config files hold plain values only; nothing in them is run")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON or YAML")
     doctor = commands.add_parser("doctor", help="measure this node, or find the slow ones of a cluster's nodes")

@@ -26,7 +26,6 @@ def read_table(path: Path) -> pa.Table:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows in an Arrow IPC file."""
     with pa.memory_map(str(path)) as source:
         reader = pa.ipc.open_file(source)
         return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))

@@ -7,7 +7,7 @@ import pytest
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context
+from snaketune.stages.plan.data_jobs import Context
 
 CONFIG_OF_ONE = {
     "corpora": {"chat": {"kind": "conversations", "sources": [{"hub": {"path": "a/b", "revision": "f00"}}]}}

@@ -43,7 +43,7 @@ class Artifact:
     whole: dict[str, Any] | None = None
 
     def as_input(self, entries: tuple[str, ...]) -> "Artifact":
-        """Return the artifact as a stage reads it: its manifest has nothing that the stage's fingerprint doesn't count.
+        """The artifact as a stage reads it: its manifest has nothing that the stage's fingerprint doesn't count.
 
         Args:
             entries: names of manifest entries that the stage reads besides the content, such as `spec.kind`.
@@ -66,7 +66,7 @@ class Artifact:
         return content_digest(self.manifest, self.entries)
 
     def file(self, name: str) -> Path:
-        """Return the path of a payload file; SnaketuneError, with how to rebuild it, if it is missing or has another digest."""
+        """The path of a payload file; SnaketuneError, with how to rebuild it, if it is missing or has another digest."""
         entry = (self.manifest["payload"] | self.manifest["records"]).get(name)
         path = self.folder / name
         rebuild = f"rebuild it with: {rebuild_command(self.manifest_path)}"
@@ -81,11 +81,11 @@ class Artifact:
         return path
 
     def files(self, prefix: str = "") -> list[Path]:
-        """Return all payload files whose name starts with `prefix`, verified, sorted by name."""
+        """All payload files whose name starts with `prefix`, verified, sorted by name."""
         return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
 
     def for_part(self, part: int) -> "Artifact":
-        """Return the artifact for the job of one part, which reads its share of each file. Part 1 verifies them for all."""
+        """The artifact for the job of one part, which reads its share of each file. Part 1 verifies them for all."""
         return replace(self, trusted=part > 1)
 
     @cached_property
@@ -116,7 +116,7 @@ def _is_described(entry: Any) -> bool:
 
 
 def _is_inside(name: str) -> bool:
-    """Return True if a file name in a manifest stays in the payload; a manifest from elsewhere may hold any name.
+    """Whether a file name in a manifest stays in the payload; a manifest from elsewhere may hold any name.
 
     >>> [_is_inside(name) for name in ("a.arrow", "adapter/b..json", "../a", "a/../../b", "/etc/passwd", "", "a//b")]
     [True, True, False, False, False, False, False]
@@ -149,7 +149,7 @@ def _own_digest(manifest: dict[str, Any]) -> str:
 
 
 def content_digest(manifest: dict[str, Any], entries: Iterable[str] = ()) -> str:
-    """Return the digest of what readers of the artifact can read: payload and format, not counts, records and inputs.
+    """The digest of what readers of the artifact can read: payload and format, not counts, records and inputs.
 
     So the same rows made in two ways are the same, and stages that read them needn't run again.
 
@@ -161,7 +161,7 @@ def content_digest(manifest: dict[str, Any], entries: Iterable[str] = ()) -> str
 
 
 def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the part of a manifest, besides the payload, that is in its content digest.
+    """The part of a manifest, besides the payload, that is in its content digest.
 
     >>> counted_entries({"kind": "sft", "counts": {"train": {"tokens": 9}, "held_out": {}}}, ["counts.train"])
     {'kind': 'sft', 'counts': {'train': {'tokens': 9}}}
@@ -178,7 +178,7 @@ def counted_entries(manifest: dict[str, Any], entries: Iterable[str] = ()) -> di
 
 
 def rebuild_command(manifest: Path) -> str:
-    """Return the command that makes an artifact again, with the config of this run."""
+    """The command that makes an artifact again, with the config of this run."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
     return f"snakemake{config and f' --configfile {config}'} --forcerun {manifest}"
 
@@ -189,13 +189,13 @@ def note_published(folder: Path, payload: Path, names: Iterable[str]) -> None:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Return values that change with a file's content, but not when it is renamed or linked."""
+    """Values that change with a file's content, but not when it is renamed or linked."""
     about = path.stat()
     return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
+    """Digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
     from snaketune.tables import count_rows
 
     described = {}

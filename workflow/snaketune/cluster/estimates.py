@@ -5,8 +5,6 @@
                     second of the run's last training, else from 6 FLOPs per parameter and token; memory from the parameters
     earlier runs    run.json of a job of the same name: 1.5 times its peak memory replaces the estimate of a computing stage
                     if the spec is the same and it runs on one node; otherwise 1.5 times memory and time raise the estimates
-    similar runs    without a run of that name: the tokens per second of other trainings of the stage with the same base, such
-                    as variants of a grid, and the time and memory of jobs with the same spec, such as their evaluations
 
 Estimates err on the high side, and are cut to the limits of a partition (`cluster.site`). If one was too small, the next
 attempt requests twice what the last one had of the resource that ran out (`cluster.job_endings`).
@@ -39,9 +37,6 @@ BYTES_PER_TOKEN = 3
 FLOPS = 5e13
 # Memory of the two Snakemake processes and two shells around each job of a cluster.
 AROUND_MB = 500
-# Per number that a layer saves for the backward pass: float32, with the output head and the fragments of the allocator, as
-# `models.memory` estimates them for models of 9 to 33M parameters.
-ACTIVATION_BYTES = 6.5
 # The data jobs of a config count as short up to this many bytes of text.
 SMALL = 200 * MB
 COMPUTING_THREADS = 8
@@ -56,17 +51,16 @@ class Estimates:
         self.jobs = tuple(jobs)
         self._requests: dict[str, ResourceRequest] = {}
         self._corpora: dict[str, dict[str, float]] = {}
-        self._measured: dict[str, list[tuple[Job, str, dict[str, Any]]]] = {}
 
     def of(self, job: Job) -> ResourceRequest:
         if job.manifest not in self._requests:
             # All jobs of one array get what its first job requests, so all jobs of such a stage request the same.
             alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
-            requests = [self._alone(one) for one in alike]
+            threads, mem_mb, runtime = (max(sizes) for sizes in zip(*map(self._alone, alike)))
             estimate = ResourceRequest(
-                threads=max(one.threads for one in requests),
-                mem_mb=max(one.mem_mb for one in requests),
-                runtime=max(one.runtime for one in requests),
+                threads=threads,
+                mem_mb=mem_mb,
+                runtime=runtime,
                 gpus=job.operation.gpus if STAGES[job.stage].gpu else 0,
                 nodes=job.operation.nodes if "nodes" in STAGES[job.stage].operation else 1,
             )
@@ -79,11 +73,11 @@ class Estimates:
         return sum(self._text(job) for job in self.jobs if job.stage == "corpus") <= SMALL
 
     def _text(self, job: Job) -> float:
+        """The bytes of text that a job is made from."""
         return sum(self._sizes(job).values())
 
     def _sizes(self, job: Job) -> dict[str, float]:
-        """The bytes of text of each corpus that a job is made from, by manifest."""
-        # Cached: with parts that read parts, there are far more paths through the graph than jobs.
+        """The same by corpus. Cached: with parts that read parts, there are far more paths through the graph than jobs."""
         if job.manifest not in self._corpora:
             if job.stage == "corpus":
                 sizes = {job.manifest: sum(map(_size, job.spec.sources))}
@@ -94,10 +88,11 @@ class Estimates:
             self._corpora[job.manifest] = sizes
         return self._corpora[job.manifest]
 
-    def _alone(self, job: Job) -> ResourceRequest:
+    def _alone(self, job: Job) -> tuple[int, int, int]:
+        """The threads, the memory in MB and the minutes of one job."""
         computes, cost = STAGES[job.stage].gpu, STAGES[job.stage].cost
         cost = cost(job.spec) if callable(cost) else cost
-        measured = read_json(job.run, {}) or (self._measured_alike(job) if computes else {})
+        measured = read_json(job.run, {})
         if isinstance(cost, ModelCost):
             threads, mem_mb, minutes = self._computing(job, cost, measured.get("tokens_per_second_median"))
         else:
@@ -111,29 +106,7 @@ class Estimates:
             mem_mb = peak if alike else max(peak, mem_mb)
         if (seconds := measured.get("seconds")) and "tokens_per_second_median" not in measured:
             minutes = max(MARGIN_MINUTES + 1.5 * seconds / 60, minutes)
-        return ResourceRequest(
-            threads=threads, mem_mb=100 * math.ceil((mem_mb + AROUND_MB) / 100), runtime=math.ceil(minutes)
-        )
-
-    def _measured_alike(self, job: Job) -> dict[str, float]:
-        """What other jobs of the stage measured, as in run.json: the lowest rate, and the most seconds and memory."""
-        if job.stage not in self._measured:
-            runs = ((one, read_json(one.run, {})) for one in self.jobs if one.stage == job.stage)
-            self._measured[job.stage] = [(one, canonical(one.spec), run) for one, run in runs if run]
-        base, operation, spec = _base(job), job.operation, canonical(job.spec)
-        alike = [
-            (of_spec == spec, run)
-            for one, of_spec, run in self._measured[job.stage]
-            if (one.operation.gpus, one.operation.processes) == (operation.gpus, operation.processes)
-            and _base(one) == base
-        ]
-        found = {}
-        if rates := [rate for _, run in alike if (rate := run.get("tokens_per_second_median"))]:
-            found["tokens_per_second_median"] = min(rates)
-        for name in ("seconds", "peak_memory_mb"):
-            if values := [run[name] for same_spec, run in alike if same_spec and name in run]:
-                found[name] = max(values)
-        return found
+        return threads, 100 * math.ceil((mem_mb + AROUND_MB) / 100), math.ceil(minutes)
 
     def _reading(self, job: Job, cost: Cost) -> tuple[int, float, float]:
         """The threads, the memory in MB and the minutes of a job that reads files."""
@@ -158,7 +131,6 @@ class Estimates:
         # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models, the
         # optimizer's states.
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
-        mem_mb += processes * _activations(job) / MB
         # Time to read and write the weights.
         return COMPUTING_THREADS * processes, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
 
@@ -185,26 +157,6 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
     named = BILLIONS.findall(base.path.rpartition("/")[2])
     sizes = (float(number) * (1e9 if unit in "bB" else 1e6) for number, unit in named)
     return max(sizes, default=UNKNOWN_PARAMETERS)
-
-
-def _activations(job: Job) -> float:
-    """The bytes of a step's activations, for a training on the CPU with fixed rows: `auto` follows from the memory."""
-    operation, rows = job.operation, job.operation.micro_batch_rows
-    on_cpu = "micro_batch_rows" in STAGES[job.stage].operation and (operation.allow_cpu or not operation.gpus)
-    if not on_cpu or rows == "auto":
-        return 0.0
-    base = _base(job)
-    if isinstance(base, Scratch):
-        width, inner, layers = base.hidden_size, base.intermediate_size, base.layers
-    else:
-        about = read_json(f"{base.path}/config.json", {}) if base else {}
-        names = ("hidden_size", "intermediate_size", "num_hidden_layers")
-        width, inner, layers = (about.get(name) or 0 for name in names)
-    length = max((pack.spec.longest for pack in job.artifacts.get("pack", ())), default=0)
-    layer = 9 * width + 4 * inner
-    # With checkpointing: the inputs of all layers, one layer, and its gradients.
-    numbers = 2 * layer + layers * width if operation.gradient_checkpointing is True else layers * layer
-    return ACTIVATION_BYTES * numbers * rows * length
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:

@@ -1,4 +1,4 @@
-"""Why jobs are pending: `squeue`'s reason in plain words, and what to edit if waiting won't help."""
+"""Why jobs are pending: `squeue`'s reason, and what to edit if waiting won't help."""
 
 import threading
 import time
@@ -17,33 +17,18 @@ JOBS_LOST = (
 )
 # States of a job that hasn't ended.
 ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING", "SIGNALING"}
-# By the beginning of SLURM's reason, first match: what it means, and what to do.
+# By the beginning of SLURM's reason, if waiting doesn't help: what it means, and what to do.
 REASONS = {
     "PartitionTimeLimit": "it requests more time than partition {partition} allows, and would wait forever; lower its "
     "runtime, or correct max_runtime in the cluster's file",
     "PartitionNodeLimit": "it requests more nodes or CPUs than partition {partition} allows, and would wait forever; lower "
     "operation.nodes or operation.gpus",
     "PartitionConfig": "partition {partition} doesn't allow it; name another one in the cluster's file",
-    "PartitionDown": "partition {partition} is down",
-    "PartitionInactive": "partition {partition} takes no jobs at present",
-    "ReqNodeNotAvail": "the nodes that could run it are down, drained or reserved",
     "BadConstraints": "no node has what it requests; correct constraint or gpu_model in the cluster's file",
-    "AccountingPolicy": "a limit of the account holds it back",
     "InvalidAccount": "the account isn't valid; correct account in the cluster's file",
     "InvalidQOS": "the quality of service isn't valid; correct qos in the cluster's file",
-    "Assoc": "a limit of the account holds it back; it starts when other jobs of the account end",
-    "QOS": "a limit of the quality of service holds it back; it starts when other jobs under it end",
-    "MaxGRESPerAccount": "the account has as many GPUs as it may",
-    "JobArrayTaskLimit": "its array already runs as many tasks as allowed",
     "JobHeld": "it is held; scontrol release lets it start",
     "launch failed": "its node couldn't start it, so it is held; scontrol release lets it start",
-    "BeginTime": "it was requeued and may start again at its begin time",
-    "Licenses": "it waits for a licence",
-    "Reservation": "it waits for its reservation",
-    "Resources": "it starts as soon as nodes are free",
-    "Priority": "other jobs have a higher priority",
-    "Dependency": "it waits for another job",
-    "None": "SLURM hasn't considered it yet",
 }
 
 

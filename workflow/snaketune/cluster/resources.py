@@ -114,36 +114,15 @@ class ResourceRequests:
         }
 
     def _hours(self, jobs: list[Job]) -> list[JobGroup]:
-        """Groups of at most an hour, each with only its own and earlier groups' jobs above its own jobs."""
+        """Groups of at most an hour, in the order of planning: each waits only for its own and earlier groups' jobs."""
         groups: list[JobGroup] = []
         taken: list[Job] = []
-        for job in self._depth_first(jobs):
+        for job in jobs:
             if taken and not self._group([*taken, job], in_turn=True):
                 groups += self._group(taken, in_turn=True)
                 taken = []
             taken.append(job)
         return groups + self._group(taken, in_turn=True)
-
-    def _depth_first(self, jobs: list[Job]) -> list[Job]:
-        """The jobs in an order in which each follows the jobs that it is made from, and is soon followed by those that
-        are made from it: a variant by its evaluation."""
-        remaining = {job.manifest: job for job in jobs}
-        above = {job.manifest: remaining.keys() & _above(job) for job in jobs}
-        below: dict[str, list[Job]] = {}
-        for job in jobs:
-            for name in sorted(above[job.manifest]):
-                below.setdefault(name, []).append(job)
-        ordered: list[Job] = []
-
-        def visit(job: Job) -> None:
-            if job.manifest in remaining and not above[job.manifest] & remaining.keys():
-                ordered.append(remaining.pop(job.manifest))
-                for one in below.get(job.manifest, ()):
-                    visit(one)
-
-        for job in jobs:
-            visit(job)
-        return ordered
 
     def _parts(self, name: str) -> list[list[Job]]:
         """The jobs that may be sent as the group, in parts: no job of a part waits for another one by way of a job that

@@ -4,6 +4,8 @@ import json
 import sys
 from typing import Any
 
+from snaketune.errors import printable
+
 EXCERPT_LENGTH = 200
 
 
@@ -14,15 +16,6 @@ def excerpt(value: Any) -> str:
     except (ValueError, TypeError, RecursionError):
         return "…"
     return serialized if len(serialized) <= EXCERPT_LENGTH else serialized[:EXCERPT_LENGTH] + "…"
-
-
-def printable(text: str) -> str:
-    r"""Escape control characters and other unprintable ones as JSON does, because terminals interpret some of them.
-
-    >>> printable("a\x1b[31m\x9b")
-    'a\\u001b[31m\\u009b'
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def print_line(line: str) -> None:

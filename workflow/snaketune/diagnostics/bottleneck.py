@@ -13,9 +13,19 @@ from dataclasses import asdict
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.diagnostics.comparison import Timing, compared_tokens, figures_of, machine_notes
-from snaketune.diagnostics.settings import WORTH, Setting, micro_batch, padding, parts_of_step, tried
-from snaketune.diagnostics.timing_files import MEASURED
+from snaketune.diagnostics.settings import (
+    MEASURED,
+    WORTH,
+    Setting,
+    Timing,
+    compared_tokens,
+    figures_of,
+    machine_notes,
+    micro_batch,
+    padding,
+    parts_of_step,
+    tried,
+)
 from snaketune.files import write_json
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number, exactly_one
@@ -72,7 +82,7 @@ def examine(
     timings: dict[str, list[Timing]],
     findings: list[dict[str, str]],
 ) -> dict[str, Any]:
-    """Return the content of `doctor.json`.
+    """The content of `doctor.json`.
 
     Args:
         pack: manifest of the run's rows.
@@ -128,7 +138,7 @@ def _limit_of_speed(settings: list[Setting], baseline: dict[str, Any]) -> str:
 
 
 def as_markdown(result: dict[str, Any]) -> str:
-    """Return a Markdown table of the settings, the largest effect first, and the sentence on what limits the run."""
+    """A Markdown table of the settings, the largest effect first, and the sentence on what limits the run."""
     lines = [f"## {result['key']}", ""]
     lines += [f"- {one['severity']}: {one['key']}: {one['found']}; {one['do']}" for one in result["findings"]]
     lines += [""] * bool(result["findings"])
@@ -154,7 +164,7 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 
 def _text(figure: dict[str, float] | float | None, digits: str) -> str:
-    """Return a figure, or its median with the lowest and the highest value if rounds differ."""
+    """A figure, or its median with the lowest and the highest value if rounds differ."""
     if not isinstance(figure, dict):
         return "" if figure is None else f"{figure:{digits}}"
     middle, least, most = (f"{figure[name]:{digits}}" for name in ("median", "least", "most"))

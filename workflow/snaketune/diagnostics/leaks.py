@@ -118,7 +118,7 @@ def _turns(corpus: Artifact, split: str) -> Iterator[tuple[pa.Array, pa.Array, p
 
 
 def _hash(text: str) -> int:
-    """Return the hash of the words of a text; of a text without words, that of the text.
+    """The hash of the words of a text; of a text without words, that of the text.
 
     >>> _hash("It's 3 + 4!") == _hash("it’s 3  +  4"), _hash("3 + 4") == _hash("3 - 4")
     (True, False)

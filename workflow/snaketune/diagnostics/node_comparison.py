@@ -28,7 +28,7 @@ FIGURES = {
 
 
 def measure_node(folder: Path) -> dict[str, Any]:
-    """Return the measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
+    """The measurements of this node, and its device and driver settings. Args: folder: on the disk to measure."""
     from snaketune.engine.model.device_speed import probe
     from snaketune.engine.model.devices import resolve_compute
 
@@ -42,7 +42,6 @@ def measure_node(folder: Path) -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, str]:
-    """Return the driver's settings of the first visible GPU; empty without one."""
     if not shutil.which("nvidia-smi"):
         return {}
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
@@ -76,7 +75,7 @@ def measure_nodes(count: int) -> list[dict[str, Any]]:
 
 
 def srun_command(count: int, site: Any) -> list[str]:
-    """Return the command that runs one task on each of this many nodes, in a partition with GPUs if there is one."""
+    """The command that runs one task on each of this many nodes, in a partition with GPUs if there is one."""
     with_gpus = [name for name in site.partitions if site.gpus_per_node.get(name)]
     partition = (with_gpus or list(site.partitions))[0]
     gpus = ["--gres=gpu:1" if site.gpus_by == "gres" else "--gpus-per-node=1"] if with_gpus else []
@@ -89,7 +88,7 @@ def srun_command(count: int, site: Any) -> list[str]:
 
 
 def describe_outliers(nodes: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each node that is far from the median, with the driver's settings in which its GPU differs.
+    """A sentence for each node that is far from the median, with the driver's settings in which its GPU differs.
 
     >>> usual = {"device": "cuda", "matmul_flops_per_second": 100.0, "gpu": {"power.limit": "700 W"}}
     >>> slow = usual | {"node": "c", "matmul_flops_per_second": 70.0, "gpu": {"power.limit": "400 W"}}

@@ -58,7 +58,7 @@ def build(
     from snaketune.training.preflight_record import FINDINGS
 
     # Several runs may share a finding.
-    findings = list(dict.fromkeys(check_family(spec, work.folder, tokenizer, packs, corpora, evaluated)))
+    findings = list(dict.fromkeys(check_family(spec, tokenizer, packs, corpora, evaluated)))
     write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in findings]})
     report_findings(findings)
     if not findings:

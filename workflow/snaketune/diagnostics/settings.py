@@ -1,12 +1,95 @@
-"""The settings that can change the speed of a run: for each, what changing it brings, how that is known, and what to do."""
+"""The settings that can change the speed of a run: for each, what changing it brings, how that is known, and what to do.
+
+Variants are compared within a round, in which they ran one after the other, and a figure is the median over rounds with the
+lowest and the highest, so changes of the machine between rounds favour no variant. Losses are compared at equal tokens, since a
+variant with longer rows has seen more tokens at the same step.
+"""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
-from snaketune.diagnostics.comparison import Timing, figures_of
 from snaketune.stages.specs import Variant
+
+# The file in which the `timing` stage stores what it measured, and its content.
+MEASURED = "measured.json"
+Timing = dict[str, Any]
+# The largest relative difference from the baseline's loss of a variant that counts as the same training.
+SAME_LOSS = 0.05
+# The largest relative spread of the machine's probe between timings; above it, the machine is reported as changed.
+STEADY = 0.05
+PROBES = {"matmul_flops_per_second": "matrix products", "copy_bytes_per_second": "copies in memory"}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(median(values), 4), "least": round(min(values), 4), "most": round(max(values), 4)}
+
+
+def figures_of(timings: list[Timing], baseline: list[Timing], tokens: float) -> dict[str, Any]:
+    """What fitting timings measured, as `spread` returns it, and in `learns` how the loss differs from the baseline's.
+
+    Args:
+        timings: one per round, as in `baseline`.
+        tokens: at which losses are compared.
+    """
+    figures: dict[str, Any] = {key: spread([one[key] for one in timings]) for key in ("tokens_per_second", "memory_gb")}
+    pairs = zip(timings, baseline)
+    gains = [100 * (one["tokens_per_second"] / other["tokens_per_second"] - 1) for one, other in pairs]
+    losses, usual = ([loss_at(one, tokens) for one in measured] for measured in (timings, baseline))
+    learns = ""
+    if None in (*losses, *usual):
+        learns = "its loss, or the baseline's, isn't finite"
+    elif abs(median(losses) - median(usual)) > SAME_LOSS * abs(median(usual)):
+        learns = f"at equal tokens its loss is {median(losses):.4g} instead of {median(usual):.4g}"
+    return figures | {
+        "gain_percent": spread(gains),
+        "loss": None if None in losses else spread(losses),
+        "learns": learns,
+    }
+
+
+def loss_at(measured: Timing, tokens: float) -> float | None:
+    """The mean loss of a training after this many tokens, interpolated between windows; None if it isn't finite.
+
+    >>> loss_at({"windows": [{"tokens": 50, "loss": 5.0}, {"tokens": 150, "loss": 4.0}, {"tokens": 250, "loss": 3.0}]}, 150)
+    3.5
+    """
+    seen, previous = 0.0, None
+    for window in measured["windows"]:
+        # A window's loss belongs to its middle.
+        middle, seen = (seen + window["tokens"]) / 2, window["tokens"]
+        if middle >= tokens:
+            if previous is None:
+                return window["loss"]
+            if None in (previous[1], window["loss"]):
+                return None
+            share = (tokens - previous[0]) / (middle - previous[0])
+            return previous[1] + share * (window["loss"] - previous[1])
+        previous = middle, window["loss"]
+    return previous[1]
+
+
+def compared_tokens(measured: list[Timing]) -> float:
+    """The tokens that all of these trainings have seen at the middle of their last window."""
+    return min((one["windows"][-2]["tokens"] + one["windows"][-1]["tokens"]) / 2 for one in measured)
+
+
+def machine_notes(measured: list[Timing]) -> list[str]:
+    """Notes on changes of the machine, its libraries or its device between timings."""
+    changes = [
+        f"{what} differed by {100 * (max(values) / min(values) - 1):.0f}%: something else ran, or the clock changed"
+        for key, what in PROBES.items()
+        if max(values := [one["probe"][key] for one in measured]) > (1 + STEADY) * min(values)
+    ]
+    versions = {f"{name} {version}" for one in measured for name, version in one["libraries"].items()}
+    if len(versions) > len(measured[0]["libraries"]):
+        changes.append(f"libraries differed: {', '.join(sorted(versions))}")
+    if len(devices := sorted({one["device"] for one in measured})) > 1:
+        changes.append(f"devices differed: {' and '.join(devices)}")
+    return [f"between timings, {change}; `snakemake doctor --forcerun timing` measures again" for change in changes]
+
 
 # Effects below this many percent are noise.
 WORTH = 5.0
@@ -28,7 +111,7 @@ class Setting:
     Attributes:
         brings_percent: the gain in trained tokens per second after `do`; 0 if the setting is right, None if unknown.
         limit: the description of it as the run's main limit; empty if it is none.
-        figures: of a variant that was tried, see `comparison.figures_of`.
+        figures: of a variant that was tried, see `figures_of`.
     """
 
     setting: str
@@ -41,7 +124,7 @@ class Setting:
 
 
 def tried(key: str, variant: Variant, timings: list[Timing], baseline: list[Timing], tokens: float) -> Setting:
-    """Return the setting that a variant changes, marked if that alters what is learned.
+    """The setting that a variant changes, marked if that alters what is learned.
 
     Args:
         key: of the run in the config: `sft.demo`.
@@ -63,7 +146,6 @@ def tried(key: str, variant: Variant, timings: list[Timing], baseline: list[Timi
 
 
 def _text(value: Any) -> str:
-    """Return a value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -118,7 +200,7 @@ def parts_of_step(timing: Timing) -> Iterator[Setting]:
 
 
 def _without(share: float) -> float:
-    """Return the percentage by which a step is faster without a share of its time.
+    """The percentage by which a step is faster without a share of its time.
 
     >>> _without(0.5)
     100.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.diagnostics.timing_files import MEASURED
+from snaketune.diagnostics.settings import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.files import write_json
 from snaketune.stages.cache import libraries
@@ -19,6 +19,7 @@ from snaketune.stages.specs import TimingSpec
 if TYPE_CHECKING:
     from snaketune.stages.loaded_job import LoadedJob
     from snaketune.tracking.curves import TrackedRun
+
 
 STAGE = Stage(
     module=__name__,

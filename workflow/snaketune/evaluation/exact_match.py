@@ -46,7 +46,7 @@ class Response:
 
 
 def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: int) -> list[Prompt]:
-    """Return up to `limit` checkable prompts, plus others up to `samples` in all; by id, so that all models get the same.
+    """Up to `limit` checkable prompts, plus others up to `samples` in all; by id, so that all models get the same.
     Text documents have no prompts."""
     rows = sorted(held_out.to_pylist(), key=lambda row: row["id"])
     rows = [row for row in rows if row["messages"][-1]["role"] == "assistant"]
@@ -88,7 +88,7 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
 
 
 def same_answer(extracted: str, expected: str) -> bool:
-    """Return True if answers are equal as text or as numbers; commas count as thousands separators only.
+    """Whether answers are equal as text or as numbers; commas count as thousands separators only.
 
     >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 "), same_answer("3,5", "35")
     (True, False, True, False)
@@ -110,7 +110,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def summarize(responses: list[Response]) -> dict[str, Any]:
-    """Return shares of correct answers, overall and by task, with 95% intervals, and the mean length of the responses."""
+    """Shares of correct answers, overall and by task, with 95% intervals, and the mean length of the responses."""
     checked = [response for response in responses if response.correct is not None]
     by_task: dict[str, list[Response]] = {}
     for response in checked:

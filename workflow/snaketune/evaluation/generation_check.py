@@ -38,7 +38,7 @@ MODES = (GenerationMode(True, True), GenerationMode(False, True), GenerationMode
 
 @torch.no_grad()
 def choose_generation_mode(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> GenerationMode:
-    """Return the first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance;
+    """The first of MODES whose logits equal those of forwards of single prompts, within the self-test's tolerance;
     SnaketuneError if none is right."""
     model.eval()
     use_plain_generation(model, chat)
@@ -72,7 +72,7 @@ def _synthetic_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.n
 
 
 def _greedy_tokens(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
-    """Return greedy tokens up to a stop token and their logits [N, V], with one forward of the whole sequence per token."""
+    """Greedy tokens up to a stop token and their logits [N, V], with one forward of the whole sequence per token."""
     ids_1L = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
     new: list[int] = []
     logits = []
@@ -91,7 +91,6 @@ def _fault(
     mode: GenerationMode,
     dtype: torch.dtype,
 ) -> str:
-    """Return what is wrong with a mode; empty if it is right."""
     scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
     shares, labels = [], []
     numbered = list(zip(prompts, expected))

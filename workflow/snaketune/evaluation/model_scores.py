@@ -5,12 +5,13 @@ responses.jsonl   every generated response, with the prompt, the expected and th
 lm_eval.json      results of tasks, if configured, in lm-evaluation-harness' format (`evaluation.tasks`)
 losses.arrow      loss of every held-out document (`evaluation.held_out`)
 pairs.arrow       log-probabilities of the completions of every held-out pair, with the reference's
-                  (`evaluation.preference_accuracy`)
 """
 
+import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -27,17 +28,25 @@ from snaketune.engine.model.devices import Compute, resolve_compute, use_threads
 from snaketune.engine.model.parameters import parameter_count
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import Prompt, Response, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import generate
+from snaketune.evaluation.generation import GeneratedText, generate
 from snaketune.evaluation.generation_check import MODES, GenerationMode, choose_generation_mode
-from snaketune.evaluation.held_out import LOSSES, choose_forward, held_out_loss
-from snaketune.evaluation.preference_accuracy import PAIRS, comparable_references, held_out_preferences
-from snaketune.evaluation.response_cache import ResponseCache, prompt_digest
+from snaketune.evaluation.held_out import (
+    LOSSES,
+    PAIRS,
+    choose_forward,
+    comparable_references,
+    held_out_loss,
+    held_out_preferences,
+)
 from snaketune.evaluation.tasks import prepared_tasks, run_tasks
 from snaketune.files import write_json
 from snaketune.models.adapter_stack import AdapterStack
 from snaketune.models.load_model import set_special_tokens
 from snaketune.packing.reader import open_rows
+from snaketune.stages.cache.code_digest import code_digest
 from snaketune.stages.cache.fingerprint import cached_entries
+from snaketune.stages.cache.libraries import installed_version
+from snaketune.stages.cache.row_store import RowStore
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
@@ -45,6 +54,33 @@ from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import Refused
 from snaketune.training.passed_tests import record_of_evaluation
+
+# Modules whose code affects responses: generation, merging of adapters, the model's own attention.
+CODE = ("snaketune.evaluation.generation", "snaketune.models.adapter_stack", "snaketune.engine.model.attention")
+LIBRARIES = ("torch", "transformers", "peft")
+
+
+class ResponseCache:
+    """Responses by digest of the prompt (`known`), kept as rows of one key: the digest of everything else that affects them."""
+
+    def __init__(self, work_root: Path, key_parts: dict[str, Any]):
+        """Args: key_parts: parts of the key besides code and libraries, as JSON: weights, tokenizer, settings, device type."""
+        code, versions = [code_digest(module) for module in CODE], [installed_version(name) for name in LIBRARIES]
+        self.rows = RowStore(work_root, key_parts | {"code": code, "versions": versions})
+        self.known: dict[bytes, GeneratedText] = {}
+
+    def find(self, prompts: Iterable[bytes]) -> None:
+        """Read the kept responses to these prompts, given by digest, into `known`."""
+        self.known |= {prompt: GeneratedText(*json.loads(text)) for prompt, text in self.rows.find(prompts).items()}
+
+    def add(self, new: dict[bytes, GeneratedText]) -> None:
+        self.known |= new
+        self.rows.add({prompt: json.dumps(text).encode() for prompt, text in new.items()})
+
+
+def prompt_digest(prompt: np.ndarray) -> bytes:
+    """The digest of a prompt's tokens, int32[n]: 16 bytes."""
+    return hashlib.sha256(prompt.astype("<i4").tobytes()).digest()[:16]
 
 
 def score_model(
@@ -191,7 +227,7 @@ def _responses(
     corpora: list[Artifact],
     cache: ResponseCache,
 ) -> tuple[list[Response], int]:
-    """Return the judged responses to held-out prompts, and the number of those that were generated rather than cached."""
+    """The judged responses to held-out prompts, and the number of those that were generated rather than cached."""
     prompts: list[Prompt] = []
     for name, corpus in zip(spec.conversations, corpora, strict=True):
         held_out = read_table(corpus.file("held_out.arrow"))

@@ -107,7 +107,7 @@ def failed(snapshot: Artifact) -> bool:
 
 
 def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.ndarray]":
-    """Return the held-out rows of an evaluation, and the score of each, float64[rows], the larger the better; their mean is the
+    """The held-out rows of an evaluation, and the score of each, float64[rows], the larger the better; their mean is the
     score, or, of a loss, its negative."""
     import numpy as np
 
@@ -138,7 +138,7 @@ def row_scores(evaluation: Artifact, metric: str) -> "tuple[Sequence[Any], np.nd
 
 
 def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
-    """Return the number of rows; SnaketuneError if they aren't the same for all runs, or too few."""
+    """The number of rows; SnaketuneError if they aren't the same for all runs, or too few."""
     import numpy as np
 
     (first, (rows, _)), *others = values.items()
@@ -160,7 +160,7 @@ def check_rows(values: "Mapping[str, tuple[Sequence[Any], np.ndarray]]") -> int:
 
 
 def replacements(scores: "Mapping[str, np.ndarray]", keep: int, error: float, tolerance: float) -> dict[str, int]:
-    """Return for each run how many better runs that aren't paused can replace it: by a one-sided paired t-test each, they are
+    """For each run how many better runs that aren't paused can replace it: by a one-sided paired t-test each, they are
     better, or worse by no more than `tolerance`. A run that at least `keep` can replace is paused.
 
     Args:
@@ -182,12 +182,12 @@ def replacements(scores: "Mapping[str, np.ndarray]", keep: int, error: float, to
 
 
 def by_mean(scores: "Mapping[str, np.ndarray]") -> list[str]:
-    """Return the runs, the best first, equal ones in their order."""
+    """The runs, the best first, equal ones in their order."""
     return sorted(scores, key=lambda run: -scores[run].mean())
 
 
 def difference_bounds(difference_R: "np.ndarray", error: float) -> tuple[float, float]:
-    """Return bounds of the mean of float64[R], R ≥ 2, each of which is wrong with this probability."""
+    """Bounds of the mean of float64[R], R ≥ 2, each of which is wrong with this probability."""
     mean, size = float(difference_R.mean()), len(difference_R)
     half = student(size - 1, NormalDist().inv_cdf(1 - error)) * float(difference_R.std(ddof=1)) / math.sqrt(size)
     return mean - half, mean + half

@@ -15,7 +15,7 @@ SHARES = ("acc", "exact_match", "f1")
 
 
 def wilson(share: float, size: int) -> tuple[float, float]:
-    """Return Wilson's interval of a share, which is also valid for few values and for shares of 0 or 1.
+    """Wilson's interval of a share, which is also valid for few values and for shares of 0 or 1.
 
     >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
     ([0.0, 0.278], (0.5, 0.5))
@@ -28,7 +28,7 @@ def wilson(share: float, size: int) -> tuple[float, float]:
 
 
 def share_interval(share: float | None, size: int) -> list[float] | None:
-    """Return Wilson's interval, rounded as scores are; None without values.
+    """Wilson's interval, rounded as scores are; None without values.
 
     >>> share_interval(0.5, 40), share_interval(None, 0)
     ([0.352, 0.648], None)
@@ -37,7 +37,7 @@ def share_interval(share: float | None, size: int) -> list[float] | None:
 
 
 def mean_interval(values: Sequence[float]) -> list[float] | None:
-    """Return the interval of the mean of `values` by Student's t; None for fewer than five values.
+    """The interval of the mean of `values` by Student's t; None for fewer than five values.
 
     >>> mean_interval([1.0, 2.0, 3.0, 4.0, 5.0]), mean_interval([1.0, 2.0, 3.0, 4.0])
     ([1.0417, 4.9583], None)
@@ -51,7 +51,7 @@ def mean_interval(values: Sequence[float]) -> list[float] | None:
 
 
 def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[float] | None:
-    """Return the interval of a mean over tokens from each document's sum and tokens; None for fewer than five documents.
+    """The interval of a mean over tokens from each document's sum and tokens; None for fewer than five documents.
 
     Tokens of one document aren't independent, so the variance is taken over documents.
 
@@ -63,7 +63,7 @@ def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[flo
 
 
 def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, float | None]:
-    """Return the mean over all tokens, a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6), and half
+    """The mean over all tokens, a ratio of sums over documents (Cochran, Sampling Techniques, chapter 6), and half
     the width of its interval by Student's t (None for fewer than five documents)."""
     size, total_tokens = len(sums), math.fsum(tokens)
     mean = math.fsum(sums) / total_tokens
@@ -74,7 +74,7 @@ def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, floa
 
 
 def student(freedom: int, z: float = Z) -> float:
-    """Return a quantile of Student's t, by its expansion around the normal quantile (Abramowitz and Stegun, 26.7.5).
+    """A quantile of Student's t, by its expansion around the normal quantile (Abramowitz and Stegun, 26.7.5).
 
     At four degrees of freedom, that of 97.5% is 0.3% too small.
 
@@ -93,7 +93,7 @@ def student(freedom: int, z: float = Z) -> float:
 
 
 def t_interval(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
-    """Return the interval of a mean of `size` values with a known standard error, by Student's t; None for fewer than five.
+    """The interval of a mean of `size` values with a known standard error, by Student's t; None for fewer than five.
 
     That of a share is limited to [0, 1].
 

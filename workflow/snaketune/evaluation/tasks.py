@@ -147,7 +147,7 @@ def run_tasks(
 
 
 def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[str, Any]]:
-    """Return lm_eval's tasks and groups by name, with their data loaded."""
+    """lm_eval's tasks and groups by name, with their data loaded."""
     try:
         return manager.load(list(names))
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
@@ -160,7 +160,7 @@ def _load(manager: Any, names: tuple[str, ...], where: str) -> dict[str, dict[st
 
 
 def _parts(manager: Any, loaded: dict[str, dict[str, Any]], name: str) -> list[Any]:
-    """Return the task or group of a name, or the tasks of a tag."""
+    """The task or group of a name, or the tasks of a tag."""
     if name in loaded["groups"]:
         return [loaded["groups"][name]]
     names = (name,) if name in loaded["tasks"] else sorted(manager.task_index[name].tags)
@@ -168,7 +168,6 @@ def _parts(manager: Any, loaded: dict[str, dict[str, Any]], name: str) -> list[A
 
 
 def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the commits of the tasks' data by Hub repository, as `datasets` reports them."""
     commits: dict[str, set[str]] = {}
     for task in tasks.values():
         data = getattr(task, "dataset", None)
@@ -183,7 +182,7 @@ def _commits(tasks: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
-    """Return lm-eval's values of `METRIC,FILTER`, or of `METRIC_stderr,FILTER` with `ending="_stderr"`, rounded."""
+    """The values of `METRIC,FILTER`, or of `METRIC_stderr,FILTER` with `ending="_stderr"`, rounded."""
     values, digits = {}, 6 if ending else 4
     for key, value in sorted(measured.items()):
         metric, comma, by = key.partition(",")
@@ -194,14 +193,13 @@ def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
 
 
 def _intervals(scores: dict[str, float], stderrs: dict[str, float], size: int) -> dict[str, list[float]]:
-    """Return the intervals of the metrics that have one."""
     shares = {metric: metric.startswith(SHARES) for metric in stderrs if metric in scores}
     known = {metric: t_interval(scores[metric], stderrs[metric], size, share) for metric, share in shares.items()}
     return {metric: interval for metric, interval in known.items() if interval}
 
 
 def _size(results: dict[str, Any], name: str) -> int:
-    """Return the number of documents that a task, or all tasks of a group, was evaluated on.
+    """The number of documents that a task, or all tasks of a group, was evaluated on.
 
     >>> samples = {"a": {"effective": 3}, "b": {"effective": 4}}
     >>> _size({"n-samples": samples, "group_subtasks": {"all": ["a", "more"], "more": ["b"]}}, "all")
@@ -213,7 +211,7 @@ def _size(results: dict[str, Any], name: str) -> int:
 
 
 def harness_results(results: dict[str, Any], folders: list[Path], **extra: Any) -> dict[str, Any]:
-    """Return the contents of `lm_eval.json`: results of `simple_evaluate` with `extra` entries in lm-evaluation-harness'
+    """The contents of `lm_eval.json`: results of `simple_evaluate` with `extra` entries in lm-evaluation-harness'
     own format.
 
     Values that vary between runs (times, memory addresses) or machines (paths, hardware) are removed, so that equal scores

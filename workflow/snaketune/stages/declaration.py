@@ -41,12 +41,10 @@ class Input(NamedTuple):
 
 
 def exactly_one(*stages: str, entries: tuple[str, ...] = ()) -> Input:
-    """Return a role that exactly one result fills."""
     return Input(stages, many=False, entries=entries)
 
 
 def any_number(*stages: str, entries: tuple[str, ...] = ()) -> Input:
-    """Return a role that any number of results may fill."""
     return Input(stages, many=True, entries=entries)
 
 
@@ -113,7 +111,7 @@ class Stage:
         return self.module.rpartition(".")[2]
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
-        """Return the keyword arguments of `build` by role: one artifact, a list of them, or files."""
+        """The keyword arguments of `build` by role: one artifact, a list of them, or files."""
         read = {
             role: artifacts.get(role, []) if taken.many else artifacts[role][0] for role, taken in self.inputs.items()
         }

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from snaketune.config.workflow import Variants, Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context
-from snaketune.stages.plan.data_jobs import corpus_job, tokenizer_job
+from snaketune.stages.plan.data_jobs import Context, corpus_job, tokenizer_job
 from snaketune.stages.plan.doctor_jobs import doctor_jobs
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.model_jobs import eval_job, merge_job
@@ -37,7 +36,7 @@ class JobGraph:
         self.same_as = _same(self.jobs.values())
 
     def job(self, stage: str, name: str) -> Job:
-        """Return the job of that name; SnaketuneError if the config has none."""
+        """The job of that name; SnaketuneError if the config has none."""
         if (stage, name) not in self.jobs:
             raise SnaketuneError(
                 f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}"
@@ -49,7 +48,7 @@ class JobGraph:
 
 
 def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
-    """Return all jobs of a config, each after those that it is made from; the report is the last. Args: from `config.load`."""
+    """All jobs of a config, each after those that it is made from; the report is the last. Args: from `config.load`."""
     context = Context(config=config, variants=variants)
     for plan, names in (
         (corpus_job, config.corpora),

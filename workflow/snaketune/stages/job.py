@@ -2,19 +2,17 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
-from snaketune.artifacts.plain_json import parse_json
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 from snaketune.stages.specs import canonical
-from snaketune.suggestions import unknown
 
 RESULTS = Path("results")
 
@@ -30,23 +28,6 @@ class Job:
     files: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by role, the external files that it reads
     operation: Execution = Execution()
     after: tuple["Job", ...] = ()  # jobs whose results affect how it runs, not what it computes
-
-    def __post_init__(self):
-        """Raise SnaketuneError if an input doesn't match the stage's declaration: its role, its stage, or their number."""
-        if not self.artifacts or (stage := _stage(self.stage)).reads_manifests:
-            return
-        for role, made in self.artifacts.items():
-            if role not in stage.inputs:
-                problem = f"the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
-                raise SnaketuneError(f"{self.key}: {problem}")
-            stages, many, _ = stage.inputs[role]
-            if other := next((one for one in made if one.stage not in stages), None):
-                raise SnaketuneError(
-                    f"{self.key}: {other.key} can't be its {role}; the stage {self.stage} takes results of "
-                    f"{' or '.join(stages)} as {role}"
-                )
-            if len(made) != 1 and not many:
-                raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property
     def race(self) -> "Job | None":
@@ -89,7 +70,7 @@ def _stage(name: str) -> Stage:
 
 
 def short_digest(spec: Model, *made_of: str) -> str:
-    """Return eight hex digits over a spec and names, such that `a` with `b-c` and `a-b` with `c` differ."""
+    """Eight hex digits over a spec and names, such that `a` with `b-c` and `a-b` with `c` differ."""
     return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
 
 
@@ -98,8 +79,8 @@ def result_at(manifest: Path) -> Artifact:
     read."""
     if not manifest.is_file():
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
+    result = read_artifact(manifest, "")
     try:
-        stage = parse_json(manifest.read_text(encoding="utf-8"))["stage"]
-        return read_artifact(manifest, _stage(stage).payload)
-    except (ValueError, KeyError, TypeError) as error:
+        return replace(result, folder=manifest.parent / _stage(result.manifest["stage"]).payload)
+    except (KeyError, TypeError) as error:
         raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

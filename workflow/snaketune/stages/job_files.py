@@ -41,27 +41,21 @@ class JobFile(Model):
     """One job: its stage, spec, inputs and output folder. Paths are relative to the working directory."""
 
     stage: str
-    out: str
-    """The folder that the result is published in."""
+    out: str  # the folder that the result is published in
     spec: dict[str, Any]
-    inputs: dict[str, tuple[str, ...]]
-    """By role: manifests of results, or external files."""
+    inputs: dict[str, tuple[str, ...]]  # by role: manifests of results, or external files
+    # Digest of the stage's code when the job was planned, which must be unchanged when it runs; None: not compared.
     code: str | None = None
-    """Digest of the stage's code when the job was planned, which must be unchanged when it runs; None: not compared."""
+    # `versions`: a result made with other versions of the stage's libraries isn't reused.
     reruns_on: Literal["code", "versions"] = "code"
-    """`versions`: a result made with other versions of the stage's libraries isn't reused."""
-    operation: dict[str, Any] = {}
-    """How the job runs, by keys of `Execution`."""
-    tracking: Tracking = Tracking()
-    """Where the curves of a training are sent."""
-    stale: tuple[str, ...] = ()
-    """Why the result isn't current."""
-    planned: str | None = None
-    """When the result was found stale, in ISO 8601."""
+    operation: dict[str, Any] = {}  # how the job runs, by keys of `Execution`
+    tracking: Tracking = Tracking()  # where the curves of a training are sent
+    stale: tuple[str, ...] = ()  # why the result isn't current
+    planned: str | None = None  # when the result was found stale, in ISO 8601
 
 
 def job_file_of(stage: str, name: str, folder: Path = JOBS) -> Path:
-    """Return the path of a job's file.
+    """The path of a job's file.
 
     >>> str(job_file_of("sft", "demo")), str(job_file_of("report", ""))
     ('results/.jobs/sft/demo.json', 'results/.jobs/report.json')
@@ -78,13 +72,16 @@ def read_job_file(path: Path) -> JobFile:
             f"{path} can't be read ({error.strerror}); `snakemake -n` writes the job files of a config"
         ) from None
     except ValidationError as error:
-        issues = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
-        raise SnaketuneError(f"{path} is no job file: {issues}; `snakemake -n` writes a new one") from None
+        raise SnaketuneError(f"{path} is no job file: {issues_of(error)}; `snakemake -n` writes a new one") from None
     # With a default storage, Snakemake keeps a job's files in another folder and expects the outputs there (docs/platforms.md).
     root, separator, _ = str(path).rpartition(f"{JOBS}/")
     if separator and root.startswith(".snakemake/"):
         job = job.model_copy(update={"out": f"{root}{job.out}"})
     return job
+
+
+def issues_of(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
 
 
 def write_job_file(
@@ -101,7 +98,7 @@ def write_job_file(
     """
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"
-    with _told(path):
+    with _writing(path):
         existing, changed = read_json(path, {}), changed_at(path)
         planned = existing.pop("planned", None)
         if keep_content and changed >= 0 and {k: v for k, v in existing.items() if k != "stale"} != content:
@@ -130,7 +127,7 @@ def write_job_file(
 def lock_job_files() -> bool:
     """Lock the job files until this process ends. Return False if another run holds them."""
     lease = Lease(JOBS / LOCK)
-    with _told(JOBS):
+    with _writing(JOBS):
         if not (file := take(JOBS / LOCK, lease)):
             return False
     _held.append(file)
@@ -140,12 +137,12 @@ def lock_job_files() -> bool:
 
 
 def changed_at(path: Path) -> float:
-    """Return when a file was changed; -1 if it doesn't exist."""
+    """When a file was changed; -1 if it doesn't exist."""
     return path.stat().st_mtime if path.is_file() else -1.0
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """Raise SnaketuneError for an OSError while `path` is written."""
     try:
         yield

@@ -8,7 +8,6 @@ import json
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.declaration import Stage
 from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.job import result_at
-from snaketune.stages.job_files import read_job_file
+from snaketune.stages.job_files import issues_of, read_job_file
 from snaketune.stages.races import ending_at, paused_at
 from snaketune.stages.table import STAGES
 from snaketune.suggestions import unknown
@@ -124,19 +123,19 @@ def _validated(model: type[M], content: dict[str, Any], key: str) -> M:
     try:
         return model.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        issues = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
-        raise SnaketuneError(f"{key} is invalid: {issues}") from None
+        raise SnaketuneError(f"{key} is invalid: {issues_of(error)}") from None
 
 
 def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, list[Artifact]], dict[str, list[Path]]]:
-    """Return the artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
+    """The artifacts and the files by role; SnaketuneError if they aren't those that the stage declares."""
     if unexpected := sorted(paths.keys() - {*stage.inputs, *stage.files}):
         raise SnaketuneError(f"inputs: stage {stage.name} has no input {', '.join(unexpected)}; see `snakemake -n`")
-    for path in chain.from_iterable(paths.get(role, ()) for role in stage.inputs):
-        wait_for_remade(Path(path))
-    artifacts = {role: [result_at(Path(path)) for path in paths.get(role, ())] for role in stage.inputs}
-    for role, results in artifacts.items():
-        source = stage.inputs[role]
+    by_role = {role: [Path(path) for path in paths.get(role, ())] for role in (*stage.inputs, *stage.files)}
+    artifacts: dict[str, list[Artifact]] = {}
+    for role, source in stage.inputs.items():
+        for manifest in by_role[role]:
+            wait_for_remade(manifest)
+        results = [result_at(manifest) for manifest in by_role[role]]
         if len(results) != 1 and not source.many:
             raise SnaketuneError(f"stage {stage.name} needs exactly one {role}, got {len(results)}; see `snakemake -n`")
         for result in results:
@@ -145,7 +144,7 @@ def _inputs(stage: Stage, paths: dict[str, tuple[str, ...]]) -> tuple[dict[str, 
                     f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(source.stages)}"
                 )
         artifacts[role] = [result.as_input(source.entries) for result in results]
-    return artifacts, {role: [Path(path) for path in paths.get(role, ())] for role in stage.files}
+    return artifacts, {role: by_role[role] for role in stage.files}
 
 
 def wait_for_remade(manifest: Path) -> None:

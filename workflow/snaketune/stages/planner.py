@@ -74,7 +74,7 @@ class Planner:
                 write_job_file(path, content, stale, keep_time=True)
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
-        """Return the paths that the job waits for, by role; SnaketuneError if a result to compare with doesn't exist.
+        """The paths that the job waits for, by role; SnaketuneError if a result to compare with doesn't exist.
 
         Args: every: include what another input implies: roles (`Stage.transitive`), and the payload beside each manifest.
         """
@@ -92,11 +92,10 @@ class Planner:
         return paths
 
     def job_file(self, job: Job) -> Path:
-        """Return the path of the job's file."""
         return self._files.get(job.key) or job_file_of(job.stage, job.name)
 
     def first_following(self, stages: Collection[str]) -> Job | None:
-        """Return a stale job of these stages that waits for another one, as a run for its snapshot; None without one."""
+        """A stale job of these stages that waits for another one, as a run for its snapshot; None without one."""
         waits: dict[str, bool] = {}
 
         def follows(job: Job) -> bool:
@@ -111,7 +110,7 @@ class Planner:
         return next((job for job in stale if follows(job)), None)
 
     def not_run(self) -> list[str]:
-        """Return the stale jobs whose inputs were looked up and whose results are still older than their job files."""
+        """The stale jobs whose inputs were looked up and whose results are still older than their job files."""
         jobs = self._to_run.items()
         return [key for key, job in jobs if changed_at(Path(job.manifest)) < changed_at(self.job_file(job))]
 
@@ -129,16 +128,16 @@ class Planner:
         )
 
     def _why(self, job: Job) -> tuple[str, ...] | None:
-        """Return why the job's result isn't current; None if it is."""
+        """Why the job's result isn't current; None if it is."""
         status = self.results.of(job)
         if status.current:
             return None
-        if status.content is None and not status.why:
+        if status.manifest is None and not status.why:
             return ("missing",)
         above = tuple(f"{one.key} isn't current" for one in _decisive(job) if not self.results.of(one).current)
         return status.why or above or ("forced",)
 
 
 def _decisive(job: Job) -> list[Job]:
-    """Return the jobs whose results decide about that of the job: those that it reads, and the race that may pause it."""
+    """The jobs whose results decide about that of the job: those that it reads, and the race that may pause it."""
     return [*made_from(job), *([job.race] if job.race else [])]

@@ -13,7 +13,7 @@ PAYLOAD, FILE = "decisions", "race.json"
 
 
 def paused_at(manifest: Path, run: str) -> float | None:
-    """Return the share of its steps at which a race has paused a run; None if it hasn't, or has no result yet.
+    """The share of its steps at which a race has paused a run; None if it hasn't, or has no result yet.
 
     Args:
         manifest: of the race.
@@ -24,5 +24,5 @@ def paused_at(manifest: Path, run: str) -> float | None:
 
 
 def ending_at(spec: dict[str, Any], share: float | None) -> dict[str, Any]:
-    """Return the spec, as plain JSON, of a run that ends after this share of its steps; None: at its own end."""
+    """The spec, as plain JSON, of a run that ends after this share of its steps; None: at its own end."""
     return spec | {"training": spec["training"] | {"until": share}} if share else spec

@@ -46,11 +46,10 @@ class Part(Model):
 class TokenizeSpec(Part):
     kind: Literal["sft", "preference", "unpaired", "text"]
     train_on: TrainOn
-    reasoning: Reasoning | None = None
-    """None: conversations are as the chat template writes them."""
+    reasoning: Reasoning | None = None  # None: conversations are as the chat template writes them
     empty_reasoning: EmptyReasoning = "mask"
+    # The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage.
     most_refused: Fraction | None = None
-    """The largest share of its rows that the chat template may refuse; None: the first refused row ends the stage."""
 
 
 class PlanSpec(Model):
@@ -72,8 +71,8 @@ class PackSpec(Packing):
 class SftSpec(Model):
     """Initial weights and optimization of an SFT run."""
 
+    # The initial weights, or the base layers of the adapters among them; None if a result holds all initial weights.
     base: Pretrained | Scratch | None
-    """The initial weights, or the base layers of the adapters among them; None if a result holds all initial weights."""
     training: Learning
     loss: SftLoss = "nll"
     lora: Lora | None
@@ -85,15 +84,13 @@ class RefLogpsSpec(Model):
     """Everything besides weights and pairs that affects a log-probability; `training.reference.cache_key` lists it."""
 
     precision: Precision
+    # Whether the runs that read this train adapters only, with base weights in the data type of the computation.
     frozen_weights: bool
-    """Whether the runs that read this train adapters only, with base weights in the data type of the computation."""
     quantization: Quantization | None
+    # The base layers if the reference's results hold adapters only; the whole reference if it is no result.
     base: Pretrained | None = None
-    """The base layers if the reference's results hold adapters only; the whole reference if it is no result."""
-    apart: bool = False
-    """Whether the adapter of the last result isn't merged, since a policy continues training it."""
-    token_logps: bool = False
-    """Whether the log-probability of each token is stored."""
+    apart: bool = False  # whether the adapter of the last result isn't merged, since a policy continues training it
+    token_logps: bool = False  # whether the log-probability of each token is stored
     trust_remote_code: bool
 
 
@@ -107,12 +104,9 @@ class DpoSpec(PreferenceLoss):
     training: Learning
     lora: Lora | None
     quantization: Quantization | None
-    base: Pretrained | None = None
-    """The base layers, as in `RefLogpsSpec`."""
-    continued: bool = False
-    """Whether `lora` is that of the SFT run, whose adapter is trained further."""
-    reference: Pretrained | None = None
-    """The reference, if it isn't the model that the run starts from."""
+    base: Pretrained | None = None  # the base layers, as in `RefLogpsSpec`
+    continued: bool = False  # whether `lora` is that of the SFT run, whose adapter is trained further
+    reference: Pretrained | None = None  # the reference, if it isn't the model that the run starts from
     trust_remote_code: bool
 
 
@@ -128,10 +122,8 @@ class Launched(Model):
 class CalibrateSpec(Launched):
     """The settings of a training that its speed and memory depend on; runs with equal ones share the measurement."""
 
-    base: Pretrained | Scratch
-    """Also for preferences: an SFT model is as large as its base."""
-    run: SftSpec | DpoSpec
-    """Without the keys that affect neither time nor memory (`stages.plan.training_jobs`)."""
+    base: Pretrained | Scratch  # also for preferences: an SFT model is as large as its base
+    run: SftSpec | DpoSpec  # without the keys that affect neither time nor memory (`stages.plan.training_jobs`)
     processes: int
 
 
@@ -146,21 +138,14 @@ class EarlierTraining(Model):
 class PreflightRun(Launched):
     """One training of a family; several that differ in none of these fields are checked once."""
 
-    key: str
-    """Its key in the config: `sft.demo`."""
+    key: str  # its key in the config: `sft.demo`
     kind: Kind
-    run: SftSpec
-    """The settings that can be checked beforehand; for preferences too."""
-    reference: Pretrained | None
-    """The reference model, if it is a model of its own."""
-    pack: int
-    """The index of its pack among the job's packs, from 0."""
-    earlier: tuple[EarlierTraining, ...] = ()
-    """The trainings that it continues."""
-    needs_reference: bool = False
-    """Whether its loss compares the policy with a reference."""
-    raced: bool = False
-    """Whether a race compares it with other variants."""
+    run: SftSpec  # the settings that can be checked beforehand; for preferences too
+    reference: Pretrained | None  # the reference model, if it is a model of its own
+    pack: int  # the index of its pack among the job's packs, from 0
+    earlier: tuple[EarlierTraining, ...] = ()  # the trainings that it continues
+    needs_reference: bool = False  # whether its loss compares the policy with a reference
+    raced: bool = False  # whether a race compares it with other variants
     micro_batch_rows: MicroBatchRows
     gpus: int
     nodes: int
@@ -170,12 +155,10 @@ class PreflightRun(Launched):
 class PreflightEvaluation(Model):
     """An evaluation of models of a family: its corpora, and those that the models are trained on."""
 
-    key: str
-    """Its key in the config: `eval.demo`."""
+    key: str  # its key in the config: `eval.demo`
     corpora: tuple[str, ...]
     trained_on: tuple[str, ...]
-    exact_match: tuple[str, ...]
-    """The corpora whose answers are compared, if `exact_match` is configured."""
+    exact_match: tuple[str, ...]  # the corpora whose answers are compared, if `exact_match` is configured
 
 
 class PreflightSpec(Model):
@@ -194,10 +177,8 @@ class TimingSpec(Launched):
     processes: int
     load_in_memory: Literal["auto"] | bool
     steps: int
-    repeat: int
-    """The round that it belongs to, from 1."""
-    profile: bool = False
-    """Whether two further steps are recorded by torch.profiler."""
+    repeat: int  # the round that it belongs to, from 1
+    profile: bool = False  # whether two further steps are recorded by torch.profiler
 
 
 class Variant(Model):
@@ -205,31 +186,28 @@ class Variant(Model):
 
     name: str
     changes: dict[str, Any] = {}
-    baseline: dict[str, Any] = {}
-    """The values of the same keys in the baseline."""
+    baseline: dict[str, Any] = {}  # the values of the same keys in the baseline
 
 
 class BottleneckSpec(Model):
     """A run that is examined, and its variants."""
 
-    key: str
-    """Its key in the config: `sft.demo`."""
+    key: str  # its key in the config: `sft.demo`
+    # The baseline first, in the order of their timings; a tuple, since a spec ignores the order of keys.
     variants: tuple[Variant, ...]
-    """The baseline first, in the order of their timings; a tuple, since a spec ignores the order of keys."""
 
 
 class EvalSpec(Model):
     """The evaluation of one model."""
 
+    # The model itself, or the base layers of its adapters, if that is no result of this workflow.
     base: Pretrained | Scratch | None
-    """The model itself, or the base layers of its adapters, if that is no result of this workflow."""
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]
     generation: Generation
     exact_match: ExactMatch
-    tasks: TaskSettings | None
-    """Tasks from the job's task files; without files, tasks that lm-evaluation-harness ships."""
+    tasks: TaskSettings | None  # tasks from the job's task files; without files, tasks that lm-evaluation-harness ships
     samples: int
 
 
@@ -239,11 +217,9 @@ class RaceSpec(Model):
     metric: RaceMetric
     keep: int
     tolerance: float
-    looks: int
-    """The number of rungs of the race."""
+    looks: int  # the number of rungs of the race
     rung: float
-    runs: tuple[str, ...]
-    """The variants as `stage/name`, in the order of their evaluations."""
+    runs: tuple[str, ...]  # the variants as `stage/name`, in the order of their evaluations
 
 
 class ReportedJob(Model):
@@ -251,10 +227,8 @@ class ReportedJob(Model):
 
     stage: str
     name: str
-    made_from: dict[str, tuple[str, ...]] = {}
-    """By role, the jobs that it was made from, as `stage/name`."""
-    config_key: str = ""
-    """The config key of the grid that the run belongs to, `dpo.sweep`; empty for other runs."""
+    made_from: dict[str, tuple[str, ...]] = {}  # by role, the jobs that it was made from, as `stage/name`
+    config_key: str = ""  # the config key of the grid that the run belongs to, `dpo.sweep`; empty for other runs
 
 
 class CorpusDescription(Model):
@@ -267,23 +241,19 @@ class CorpusDescription(Model):
 class CardSpec(Model):
     """The model of a card, the results that the card shows, and the texts that no manifest holds."""
 
-    model: str
-    """`sft:NAME` or `dpo:NAME`."""
+    model: str  # `sft:NAME` or `dpo:NAME`
     license: str | None
-    corpora: dict[str, CorpusDescription]
-    """License and description of each corpus that was trained on."""
+    corpora: dict[str, CorpusDescription]  # license and description of each corpus that was trained on
+    # In the order of the manifests; the model's own training first, then those that it continues.
     jobs: tuple[ReportedJob, ...]
-    """In the order of the manifests; the model's own training first, then those that it continues."""
 
 
 class MergedModel(Model):
     """One of the models whose weights are merged."""
 
     weight: float
-    results: int
-    """How many of the job's models it consists of, from the top down."""
-    base: Pretrained | Scratch | None
-    """The base layers below them, if the last of them holds an adapter only."""
+    results: int  # how many of the job's models it consists of, from the top down
+    base: Pretrained | Scratch | None  # the base layers below them, if the last of them holds an adapter only
 
 
 class MergeSpec(Model):
@@ -299,16 +269,15 @@ class ConvertSpec(Model):
 class ReportSpec(Report):
     """The settings of the report, and the results that it shows; a renamed run is the same result under another name."""
 
-    jobs: tuple[ReportedJob, ...] = ()
-    """In the order of the manifests."""
+    jobs: tuple[ReportedJob, ...] = ()  # in the order of the manifests
 
 
 def spec_from(model: type[AnyModel], *sections: Model | None, **values: Any) -> AnyModel:
-    """Return a model with these values, and for its other fields the attributes of that name of config sections."""
+    """A model with these values, and for its other fields the attributes of that name of config sections."""
     found = {name: getattr(one, name) for one in sections for name in model.model_fields if hasattr(one, name)}
     return model(**(found | values))
 
 
 def canonical(spec: Model) -> str:
-    """Return a spec as canonical JSON: sorted keys, no spaces, all defaults included."""
+    """A spec as canonical JSON: sorted keys, no spaces, all defaults included."""
     return json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

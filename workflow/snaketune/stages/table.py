@@ -6,9 +6,7 @@ they import nothing heavy, and nothing that imports this table.
 
 from importlib import import_module
 
-from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
-from snaketune.suggestions import unknown
 
 MODULES = (
     "corpus.corpus",
@@ -34,17 +32,6 @@ MODULES = (
 )
 
 
-def table_of(stages: tuple[Stage, ...]) -> dict[str, Stage]:
-    """Return stages by name; SnaketuneError if an input names a stage that isn't among those before it."""
-    table: dict[str, Stage] = {}
-    for stage in stages:
-        # A stage may continue a result of its own.
-        table[stage.name] = stage
-        for role, source in stage.inputs.items():
-            if missing := next((name for name in source.stages if name not in table), None):
-                problem = f"there is no stage {missing!r} before it in stages/table.py{unknown(missing, table)}"
-                raise SnaketuneError(f"{stage.module}: STAGE.inputs[{role!r}]: {problem}")
-    return table
-
-
-STAGES = table_of(tuple(import_module(f"snaketune.{module}").STAGE for module in MODULES))
+STAGES: dict[str, Stage] = {
+    stage.name: stage for stage in (import_module(f"snaketune.{module}").STAGE for module in MODULES)
+}

@@ -115,7 +115,7 @@ def _speaking(messages: list[Message]) -> np.ndarray:
 
 
 def _trained_ends(messages: list[Message], wanted: np.ndarray) -> list[int]:
-    """Return, for each wanted assistant turn, the number of turns up to it."""
+    """For each wanted assistant turn, the number of turns up to it."""
     return (np.flatnonzero(_speaking(messages) & (wanted > 0)) + 1).tolist()
 
 

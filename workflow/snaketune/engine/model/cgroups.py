@@ -22,7 +22,7 @@ KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def available_memory(mount: Path = MOUNT, proc: Path = PROC) -> int | None:
-    """Return the bytes available below the memory limits of this process's groups, the least of nested ones; None without."""
+    """The bytes available below the memory limits of this process's groups, the least of nested ones; None without."""
     available = []
     for group in _groups(mount, proc):
         with suppress(OSError, StopIteration):
@@ -34,7 +34,7 @@ def available_memory(mount: Path = MOUNT, proc: Path = PROC) -> int | None:
 
 
 def oom_kills(mount: Path = MOUNT, proc: Path = PROC) -> dict[str, int]:
-    """Return how many processes the kernel has killed for memory since a group exists, by group: of this process's own group
+    """How many processes the kernel has killed for memory since a group exists, by group: of this process's own group
     and those around it up to the outermost limit; without groups that count, of the machine. Empty if nothing counts."""
     groups = [group for group in _groups(mount, proc) if any((group / name).is_file() for name in EVENTS)]
     limited = [number for number, group in enumerate(groups) if _limit(group) is not None]
@@ -51,7 +51,7 @@ def oom_kills(mount: Path = MOUNT, proc: Path = PROC) -> dict[str, int]:
 
 
 def _groups(mount: Path, proc: Path) -> list[Path]:
-    """Return the folders of this process's memory cgroups, from its own to the outermost. Some may not exist: a container may
+    """The folders of this process's memory cgroups, from its own to the outermost. Some may not exist: a container may
     see only the outermost, whose limit is its own."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -67,7 +67,7 @@ def _groups(mount: Path, proc: Path) -> list[Path]:
 
 
 def _limit(group: Path) -> int | None:
-    """Return a group's own limit in bytes; None if it has none."""
+    """A group's own limit in bytes; None if it has none."""
     with suppress(OSError, StopIteration, ValueError):
         # v2 has the word `max` for none.
         if (limit := int(_read(group / name for name in LIMIT))) < NO_LIMIT:

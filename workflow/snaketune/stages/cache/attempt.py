@@ -4,9 +4,6 @@
 fingerprint was computed; `state/attempts.json` the seconds of each attempt, also of killed ones, updated every SECONDS_BETWEEN.
 """
 
-import json
-import math
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from snaketune.artifacts.model_digests import digest_model_file
+from snaketune.artifacts.manifest import read_json
 from snaketune.errors import SnaketuneError
 from snaketune.files import digest_file, write_json
 from snaketune.stages.cache.work_folders import WorkFolder
-from snaketune.stages.host.threads import VARIABLE, available_threads
+from snaketune.stages.host.threads import available_threads
 
 if TYPE_CHECKING:
     from snaketune.stages.loaded_job import LoadedJob
@@ -39,7 +36,7 @@ def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return values that differ whenever a file's content has changed, also if it was replaced by an older file."""
+    """Values that differ whenever a file's content has changed, also if it was replaced by an older file."""
     try:
         about = path.stat()
     except OSError:
@@ -90,9 +87,7 @@ class Attempt:
             return False
         # A new hard link or new permissions change the inode's time (the third entry) alone; so does an edit that resets times.
         only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
-        # A file of a model has another kind of digest.
-        again = (digest(Path(path)) for digest in (digest_file, digest_model_file))
-        return not only_inode_time or self.digests.get(path) not in again
+        return not only_inode_time or self.digests.get(path) != digest_file(Path(path))
 
     def save(self, state: Path) -> None:
         write_json(state / FILE, vars(self))
@@ -118,7 +113,7 @@ def check_files(state: Path) -> None:
 
 
 def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
-    """Return the libraries that unfinished work was started with in another version than `versions` has, with that version."""
+    """The libraries that unfinished work was started with in another version than `versions` has, with that version."""
     previous = read_attempt(state)
     if previous is None or not any(path for pattern in UNFINISHED_WORK for path in state.glob(pattern)):
         return {}
@@ -130,7 +125,7 @@ def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[
 
 
 def thread_count(state: Path) -> int:
-    """Return the number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
+    """The number of threads: that of the first attempt, since float32 sums depend on it; otherwise all available."""
     previous = read_attempt(state)
     available = available_threads()
     threads = available if previous is None or previous.threads is None else previous.threads
@@ -140,24 +135,9 @@ def thread_count(state: Path) -> int:
 
 
 @contextmanager
-def use_threads(threads: int | None) -> Iterator[None]:
-    """Set the number of threads that torch starts with, here or in a child process; None leaves it as it is."""
-    previous = os.environ.get(VARIABLE)
-    if threads is not None:
-        os.environ[VARIABLE] = str(threads)
-    try:
-        yield
-    finally:
-        if threads is not None and previous is None:
-            del os.environ[VARIABLE]
-        elif threads is not None:
-            os.environ[VARIABLE] = previous
-
-
-@contextmanager
 def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
     """Measure an attempt while it runs. Yields a function that returns the seconds of each attempt, this one's until now."""
-    earlier, started, ended = _earlier_times(work.state / TIMES), monotonic(), threading.Event()
+    earlier, started, ended = read_json(work.state / TIMES, []), monotonic(), threading.Event()
 
     def elapsed() -> list[float]:
         return [*earlier, round(monotonic() - started, 3)]
@@ -180,12 +160,3 @@ def timed(work: WorkFolder) -> Iterator[Callable[[], list[float]]]:
         ended.set()
         thread.join()
         write()
-
-
-def _earlier_times(file: Path) -> list[float]:
-    """Return the seconds of earlier attempts; empty for a first attempt, or if the file is damaged."""
-    try:
-        times = [float(seconds) for seconds in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return []
-    return times if all(map(math.isfinite, times)) else []

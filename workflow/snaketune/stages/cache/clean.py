@@ -2,9 +2,8 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-from snaketune.stages.cache.work_folders import WorkFolder, published_manifests
+from snaketune.stages.cache.work_folders import WorkFolder, published_results
 from snaketune.stages.host.locks import holder, is_free
 
 # Below the work folders: values of single rows, by cache key (`stages/cache/row_store.py`). A name with a dot is no stage.
@@ -24,9 +23,10 @@ def clean(work_root: Path, *, remove: bool) -> None:
     running evaluation loses at most what it would have reused after being killed. Args: work_root: `results/.work`.
     """
     current, reused = set(), {path.name for path in work_root.glob(f"[!.]*/*/{ADDED_ROWS}")}
-    for _, (fingerprints, own) in published_manifests(work_root.parent, _in_use_by):
-        current |= fingerprints
-        reused |= own
+    for result in published_results(work_root.parent):
+        current |= {result.manifest["fingerprint"], *result.manifest.get("compared", ())}
+        responses = (result.manifest.get("generation") or {}).get("responses")
+        reused |= {responses, *result.manifest.get("rows", ())}
     total = 0
     folders = [path for kind in ("[!.]*", ROWS) for path in work_root.glob(f"{kind}/*")]
     for folder in sorted(path for path in folders if path.is_dir() and path.name not in current | reused):
@@ -45,17 +45,7 @@ def clean(work_root: Path, *, remove: bool) -> None:
     print(f"{total / 1e6:.1f} MB {'freed' if remove else 'to free; add --remove'}; {len(current)} current results kept")
 
 
-def _in_use_by(manifest: dict[str, Any]) -> tuple[set[str], set[str | None]]:
-    """Return the names of the work folders that a result came from or compares with, and the keys of its responses and rows."""
-    generation = manifest.get("generation") or {}
-    return {manifest["fingerprint"], *manifest.get("compared", ())}, {
-        generation.get("responses"),
-        *manifest.get("rows", ()),
-    }
-
-
 def _retained(folder: Path) -> str | None:
-    """Return why a folder isn't removed; None if it is."""
     if link := next((path for path in (folder.parent, folder) if path.is_symlink()), None):
         return f"{link} is a link to a folder that isn't part of these results; remove the link yourself"
     if lock := next((lock for lock in folder.glob("*lock") if not is_free(lock)), None):

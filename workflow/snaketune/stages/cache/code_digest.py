@@ -2,21 +2,27 @@
 
 Snakemake sees a rule's own text, but no module that the rule's command imports. So each job file carries this digest: of the
 syntax trees of every module of the package that the stage can reach by imports (those inside functions too), without comments,
-docstrings and names of modules. Of models of settings counts what they compute (`definitions`). The shell prefix in
+docstrings and names of modules. Of models of settings counts what they compute (`syntax`). The shell prefix in
 workflow/rules/package.smk doesn't count: a test lists what it sets.
 """
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from snaketune.errors import SnaketuneError
-from snaketune.stages.cache.definitions import computing
-from snaketune.stages.cache.libraries import importing
-from snaketune.stages.cache.syntax import PACKAGE, Import, syntax_of
+from pydantic import TypeAdapter, ValidationError
 
+from snaketune.errors import SnaketuneError
+from snaketune.files import write_json
+from snaketune.stages.cache.libraries import importing
+from snaketune.stages.cache.syntax import PACKAGE, Import, computing, syntax_of
+from snaketune.stages.cache.work_folders import published_results
+
+# Below the results: by stage and code, the digests of other code whose results count as made with it.
+RECORD = "accepted_code.json"
 PACKAGE_FOLDER = Path(__file__).parents[2]
 # Packages that shape no result, each with the reason. All others count, and so do the modules directly below `snaketune`.
 SHAPELESS = {
@@ -53,7 +59,7 @@ def code_digest(entry: str) -> str:
 
 
 def templates(entry: str) -> list[Path]:
-    """Return the templates beside the module of a stage, which are read while it runs."""
+    """The templates beside the module of a stage, which are read while it runs."""
     return sorted(PACKAGE_FOLDER.joinpath(*entry.split(".")[1:-1]).glob("templates/*.jinja"))
 
 
@@ -81,11 +87,6 @@ def import_checked(entry: str, expected: str, stage: str) -> None:
         for module in sorted(Modules().imported_by(entry)):
             import_module(module)
     check_code(entry, expected, stage)
-
-
-def shaping_modules(entry: str) -> set[str]:
-    """Return the modules that the digest of `entry` covers: itself, and what it imports outside the shapeless packages."""
-    return Modules().shaping(entry)
 
 
 class Modules:
@@ -121,12 +122,12 @@ class Modules:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def imported_by(self, entry: str) -> set[str]:
-        """Return the modules that shape the result of the stage and that its own module names, also in its functions."""
+        """The modules that shape the result of the stage and that its own module names, also in its functions."""
         named = {name for imported, defining in self._syntax(entry)[1] for name in (imported.module, defining)}
         return {entry, *named & self.shaping(entry)}
 
     def shaping(self, entry: str) -> set[str]:
-        """See `shaping_modules`."""
+        """The modules that the digest of `entry` covers: itself, and what it imports outside the shapeless packages."""
         shapeless = _shapeless(entry)
         reached: set[str] = set()
         waiting = [entry]
@@ -144,18 +145,18 @@ class Modules:
         return reached
 
     def _read_settings(self, module: str) -> bytes | None:
-        """Return the source of a module that counts by its definitions; None for any other."""
+        """The source of a module that counts by its definitions; None for any other."""
         return self.files[module].read_bytes() if module.startswith(BY_DEFINITION) else None
 
     def _read(self, module: str) -> tuple[str, list[tuple[Import, str]]]:
-        """Return the digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is
+        """The digest of a module's syntax, and its imports, each with the module that it reads: `name` itself if that is
         a module, else the one that defines it."""
         digest, imports = syntax_of(self.files[module].read_bytes())
         submodules = ((one, f"{one.module}.{one.name}") for one in imports)
         return digest, [(one, name if name in self.files else one.module) for one, name in submodules]
 
     def _describe(self, module: str, shapeless: frozenset[str]) -> str:
-        """Return a module's syntax, and one entry for each name that it imports from the package: the name here, there, and
+        """A module's syntax, and one entry for each name that it imports from the package: the name here, there, and
         the other module's syntax."""
         digest, imports = self._syntax(module)
         names = sorted(
@@ -167,10 +168,55 @@ class Modules:
 
 
 def _shapeless(entry: str) -> frozenset[str]:
-    """Return the packages that shape no result of a stage; its own always does."""
+    """The packages that shape no result of a stage; its own always does."""
     return frozenset(SHAPELESS) - {_package(entry)}
 
 
 def _package(module: str) -> str:
-    """Return the package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
+    """The package directly below `snaketune` that a module is in: `packing` for `snaketune.packing.plan`."""
     return module.split(".", 2)[1]
+
+
+def accepted_codes(stage: str, code: str, results: Path) -> tuple[str, ...]:
+    """The digests of other code of the stage that is accepted for the results below `results`, in place of `code`."""
+    return tuple(_read_accepted(results / RECORD).get(stage, {}).get(code, ()))
+
+
+def accept(code_of: Callable[[str], str | None], results: Path) -> None:
+    """Accept the code that every result below `results` was made with, and print which results that affects.
+
+    Args:
+        code_of: the digest of a stage's code, by the stage's name; None for an unknown stage.
+    """
+    accepted = _read_accepted(results / RECORD)
+    results_by_code: dict[tuple[str, str], list[str]] = {}
+    for result in published_results(results):
+        made_by = result.manifest["stage"], result.manifest["code"]
+        results_by_code.setdefault(made_by, []).append(str(result.manifest_path.parent.relative_to(results)))
+    count = 0
+    for (stage, made_with), names in results_by_code.items():
+        now = code_of(stage)
+        known = accepted.setdefault(stage, {})
+        if now is None or made_with == now or made_with in known.get(now, ()):
+            continue
+        # Code that was accepted in place of that code is accepted in place of the current code too.
+        known[now] = sorted({made_with, *known.get(now, ()), *known.get(made_with, ())} - {now})
+        print(f"accepted, though made with other code of stage {stage}: {', '.join(names)}")
+        count += len(names)
+    if count:
+        write_json(results / RECORD, {stage: known for stage, known in accepted.items() if known})
+        print(f"{count} results count as made with the current code; recorded in {results / RECORD}")
+    else:
+        print("nothing to accept: all results count as made with the current code")
+
+
+def _read_accepted(record: Path) -> dict[str, dict[str, list[str]]]:
+    try:
+        return TypeAdapter(dict[str, dict[str, list[str]]]).validate_json(record.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValidationError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise SnaketuneError(
+            f"{record} can't be read ({problem}); remove it, and accept again what you want to reuse"
+        ) from None

@@ -18,7 +18,6 @@ from typing import Any
 
 from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
-from snaketune.artifacts.model_digests import digest_model_file, join_shards
 from snaketune.errors import SnaketuneError
 from snaketune.files import digest_file
 from snaketune.stages.cache.attempt import stamp_of
@@ -27,9 +26,8 @@ from snaketune.stages.cache.attempt import stamp_of
 CACHED_BYTES = 1 << 20
 # Two changes within one tick of the file system's clock leave the same stamp; a tick is at most two seconds.
 TICK_NS = 2_000_000_000
-# The role of a model's files, and all roles whose files are read as a folder, in which a library finds files by name.
-MODEL = "base"
-FOLDERS = (MODEL, "tasks", "task_data")
+# Roles whose files are read as a folder, in which a library finds files by name.
+FOLDERS = ("base", "tasks", "task_data")
 # A file, and its digest or its entry in a fingerprint.
 Entry = tuple[Path, str]
 
@@ -53,13 +51,13 @@ class Key:
 
 
 def fingerprint(key: Key, inputs: dict[str, list[str]], versions: dict[str, str | None] | None) -> str:
-    """Return the fingerprint, 32 hex digits. Args: versions: None if they don't count."""
+    """The fingerprint, 32 hex digits. Args: versions: None if they don't count."""
     parts = {"stage": key.stage, "spec": key.spec, "inputs": inputs, "code": key.code, "device": key.device}
     return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
 
 
 def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> dict[str, list[str]]:
-    """Return the digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
+    """The digests of the artifacts by role, for the fingerprint. Args: by: as in `Key`."""
     return {role: [_counted(artifact, by.get(role)) for artifact in some] for role, some in artifacts.items()}
 
 
@@ -74,54 +72,52 @@ def _counted(artifact: Artifact, entry: str | None) -> str:
 
 
 def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[Entry]]:
-    """Return the external files with their digests by role; SnaketuneError if one doesn't exist."""
+    """The external files with their digests by role; SnaketuneError if one doesn't exist."""
     for role, paths in files.items():
         for path in paths:
             if not path.is_file():
                 raise SnaketuneError(f"{role}: {path} is not a file")
-    return {role: [(path, compute_digest(path, work_root, role)) for path in paths] for role, paths in files.items()}
+    return {role: [(path, compute_digest(path, work_root)) for path in paths] for role, paths in files.items()}
 
 
 def cached_entries(role: str, paths: Iterable[Path], work_root: Path) -> list[Entry]:
-    """Return a role's files as entries of a fingerprint, by cached digests of those that haven't changed."""
-    return fingerprint_entries(role, [(path, cached_digest(path, work_root, role)) for path in paths])
+    """A role's files as entries of a fingerprint, by cached digests of those that haven't changed."""
+    return fingerprint_entries(role, [(path, cached_digest(path, work_root)) for path in paths])
 
 
 def fingerprint_entries(role: str, digests: list[Entry]) -> list[Entry]:
-    """Return a role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
+    """A role's files as entries of a fingerprint: the digest of each, and in a role read as a folder its name below it.
 
-    The folder is the innermost one that holds all of them, so moving it as a whole changes nothing. The shards of a model's
-    weights are one entry.
+    The folder is the innermost one that holds all of them, so moving it as a whole changes nothing.
     """
     if role not in FOLDERS or not digests:
         return digests
     folder = Path(os.path.commonpath([path.absolute().parent for path, _ in digests]))
-    counted = join_shards(dict(digests)).items() if role == MODEL else digests
-    return [(path, f"{digest} {path.absolute().relative_to(folder).as_posix()}") for path, digest in counted]
+    return [(path, f"{digest} {path.absolute().relative_to(folder).as_posix()}") for path, digest in digests]
 
 
-def cached_digest(path: Path, work_root: Path, role: str = "") -> str:
-    """Return the digest of a file, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
+def cached_digest(path: Path, work_root: Path) -> str:
+    """The digest of a file, from the cache if the file hasn't changed; SnaketuneError if it can't be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         if path.stat().st_size < CACHED_BYTES:
-            return _digest(path, role)
-        cached = json.loads(_cache_file(path, work_root, role).read_text(encoding="utf-8"))
+            return digest_file(path)
+        cached = json.loads(_cache_file(path, work_root).read_text(encoding="utf-8"))
         if cached["stamp"] == [*stamp_of(path)]:
             return cached["digest"]
-    return compute_digest(path, work_root, role)
+    return compute_digest(path, work_root)
 
 
-def compute_digest(path: Path, work_root: Path, role: str = "") -> str:
+def compute_digest(path: Path, work_root: Path) -> str:
     """Read a file and return its digest, which is cached unless the file has just changed."""
     before = stamp_of(path)
-    digest = _digest(path, role)
+    digest = digest_file(path)
     if (
         before
         and before[0] >= CACHED_BYTES
         and before == stamp_of(path)
         and time.time_ns() - max(before[1:3]) > TICK_NS
     ):
-        cache_file = _cache_file(path, work_root, role)
+        cache_file = _cache_file(path, work_root)
         partial = cache_file.with_name(f".{cache_file.name}.{os.getpid()}.partial")
         # If the folder can't be written to, the file is read again next time.
         with suppress(OSError):
@@ -131,11 +127,5 @@ def compute_digest(path: Path, work_root: Path, role: str = "") -> str:
     return digest
 
 
-def _digest(path: Path, role: str) -> str:
-    return digest_model_file(path) if role == MODEL else digest_file(path)
-
-
-def _cache_file(path: Path, work_root: Path, role: str) -> Path:
-    # A file of a model may be one of a corpus too, where it counts byte by byte.
-    key = f"{path.absolute()}{' as tensors' if role == MODEL else ''}"
-    return work_root / ".digests" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+def _cache_file(path: Path, work_root: Path) -> Path:
+    return work_root / ".digests" / f"{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:32]}.json"

@@ -39,7 +39,7 @@ def importing() -> Iterator[None]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution in this environment; None if it isn't installed."""
+    """The version of a distribution in this environment; None if it isn't installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -47,7 +47,6 @@ def installed_version(distribution: str) -> str | None:
 
 
 def always(*names: str) -> Callable[[Any, Inputs], tuple[str, ...]]:
-    """Return these names for any spec."""
     return lambda spec, inputs: names
 
 

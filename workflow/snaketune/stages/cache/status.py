@@ -16,7 +16,7 @@ from snaketune.artifacts.digests import digest_bytes
 from snaketune.artifacts.manifest import content_digest, is_damaged
 from snaketune.artifacts.plain_json import parse_json
 from snaketune.files import digest_file
-from snaketune.stages.cache.accepted_code import accepted_codes
+from snaketune.stages.cache.code_digest import accepted_codes
 from snaketune.stages.cache.fingerprint import cached_entries
 from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.declaration import Stage
@@ -34,14 +34,12 @@ class Status:
     """The status of one result.
 
     Attributes:
-        content: digest of what can be read from it; None if it is missing or its manifest can't be read.
         manifest: None if it is missing or can't be read.
         why: the reasons why it is stale itself. A missing result has none.
         current: whether it is as the config wants it, and so is everything that it was made from.
         other_versions: libraries of another version than the one installed here: name, version made with, version here.
     """
 
-    content: str | None = None
     manifest: dict[str, Any] | None = None
     why: tuple[str, ...] = ()
     current: bool = False
@@ -80,7 +78,6 @@ class Results:
             manifest = parse_json(text)
             if is_damaged(manifest):
                 return Status(why=("its manifest.json is damaged",))
-            content = content_digest(manifest)
             versions = tuple(
                 (library, made_with, here)
                 for library, made_with in manifest["versions"].items()
@@ -95,7 +92,7 @@ class Results:
             why += (f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})",)
         decided = job.race is None or self.of(job.race).current
         current = not why and decided and all(status.current for status in above) and not self.is_forced(job)
-        return Status(content=content, manifest=manifest, why=why, current=current, other_versions=versions)
+        return Status(manifest=manifest, why=why, current=current, other_versions=versions)
 
     def _reasons(self, job: Job, manifest: dict[str, Any], above: list[Status]) -> Iterator[str]:
         """Yield why a result itself is stale. Args: above: the status of each result that the job reads."""
@@ -104,7 +101,7 @@ class Results:
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
             yield f"the code of stage {job.stage} has changed"
-        if missing := sorted({made.key for made, status in zip(made_from(job), above) if status.content is None}):
+        if missing := sorted({made.key for made, status in zip(made_from(job), above) if status.manifest is None}):
             yield f"missing input ({_some(missing)})"
         else:
             yield from self._inputs(job, manifest["inputs"])
@@ -116,11 +113,11 @@ class Results:
             yield "run.json is missing"
 
     def _expected_spec(self, job: Job, made_by: dict[str, Any]) -> dict[str, Any]:
-        """Return the spec of a job, as its race has decided. Args: made_by: that of the result, which ends where it may."""
+        """The spec of a job, as its race has decided. Args: made_by: that of the result, which ends where it may."""
         if not job.race:
             return job.plain_spec
         # Without a decision, where the result ends is no reason: the missing race is.
-        undecided = self.of(job.race).content is None
+        undecided = self.of(job.race).manifest is None
         share = made_by["training"].get("until") if undecided else paused_at(Path(job.race.manifest), job.key)
         return ending_at(job.plain_spec, share)
 
@@ -136,7 +133,7 @@ class Results:
             yield f"changed input ({_some(differ)})"
 
     def inputs_read(self, job: Job) -> Read:
-        """Return name and digest of every input by role, as the job's manifest would have them now."""
+        """Name and digest of every input by role, as the job's manifest would have them now."""
         stage = STAGES[job.stage]
         if stage.reads_manifests:
             # As they are: the report reads run.json too.
@@ -149,7 +146,7 @@ class Results:
         return made
 
     def _counted(self, stage: Stage, role: str, made: Job) -> str:
-        """Return the digest of what a stage reads of a result, as `fingerprint.read_artifacts` does."""
+        """The digest of what a stage reads of a result, as `fingerprint.read_artifacts` does."""
         if (manifest := self.of(made).manifest) is None:
             return ""
         if entry := stage.digested_by.get(role):
@@ -187,12 +184,11 @@ class Results:
 
 
 def made_from(job: Job) -> Iterable[Job]:
-    """Return the jobs whose results the job reads."""
     return chain.from_iterable(job.artifacts.values())
 
 
 def inputs_by_role(job: Job) -> dict[str, list[str]]:
-    """Return the paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
+    """The paths that a job reads, by role; SnaketuneError if a result that the report compares with doesn't exist."""
     stage = STAGES[job.stage]
     if not stage.reads_manifests:
         made = {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()}
@@ -205,7 +201,7 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
 
 
 def differing(then: Any, now: Any, key: str = "") -> list[str]:
-    """Return the dotted keys whose values differ, with both values if they are short.
+    """The dotted keys whose values differ, with both values if they are short.
 
     >>> differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
     ['a.c: 2 → 3']

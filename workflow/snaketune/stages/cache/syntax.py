@@ -4,6 +4,10 @@ Comments, docstrings, the declaration of a stage and the names of modules don't 
 without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so CACHE
 holds by digest of a source the digest of its syntax, and its imports. It is beside what Python compiled of this module, so that
 results from elsewhere can't hide a change of the code.
+
+A stage imports models of settings for their values, which are in its spec. So of modules of settings only counts, by each name
+that a stage imports, what is computed from the values: the methods of these models, and constants and functions. A field, its
+default, its description and its validators count for no stage.
 """
 
 import ast
@@ -13,7 +17,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -27,6 +31,8 @@ PACKAGE = "snaketune"
 CACHE = Path(cache_from_source(__file__)).with_suffix(".json")
 # What may have a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# A name, the module that it is taken from, and whether it is only the type of a field.
+Used = tuple[str, str, bool]
 
 
 class Import(NamedTuple):
@@ -39,13 +45,13 @@ class Import(NamedTuple):
 
 @cache
 def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
-    """Return the digest of a module's syntax tree, without its imports from the package, and these imports."""
+    """The digest of a module's syntax tree, without its imports from the package, and these imports."""
     digest, imports = parsed(source, _parse)
     return digest, tuple(Import(*one) for one in imports)
 
 
 def parsed(source: bytes, parse: Callable[[bytes], Any]) -> Any:
-    """Return `parse(source)`, a JSON value, from the cache if it is there."""
+    """The result of `parse(source)`, a JSON value, from the cache if it is there."""
     key = f"{_parser_version()}-{parse.__name__}-{xxhash.xxh3_128_hexdigest(source)}"
     cached = _cache()
     if key not in cached:
@@ -57,9 +63,8 @@ def parsed(source: bytes, parse: Callable[[bytes], Any]) -> Any:
 
 @cache
 def _parser_version() -> str:
-    """Digest of the modules that parse and of the version of Python, which both decide what the trees look like."""
-    sources = [path.read_bytes() for path in (Path(__file__), Path(__file__).with_name("definitions.py"))]
-    return xxhash.xxh3_64_hexdigest(b"".join(sources) + repr(sys.version_info[:2]).encode())
+    """Digest of this module and of the version of Python, which both decide what the trees look like."""
+    return xxhash.xxh3_64_hexdigest(Path(__file__).read_bytes() + repr(sys.version_info[:2]).encode())
 
 
 @cache
@@ -89,7 +94,7 @@ def _parse(source: bytes) -> tuple[str, list[Import]]:
 
 
 def _is_from_package(node: Any, imports: list[Import]) -> bool:
-    """Return True for `from snaketune.package.module import name`, and add its names to `imports`. Refuse other ways to import
+    """Whether it is `from snaketune.package.module import name`, and add its names to `imports`. Refuse other ways to import
     from the package: `import snaketune.package.module` names the module wherever it is used."""
     if isinstance(node, ast.Import) and any(alias.name.startswith(f"{PACKAGE}.") for alias in node.names):
         raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package import module`")
@@ -104,7 +109,7 @@ def _is_from_package(node: Any, imports: list[Import]) -> bool:
 
 
 def _declares_stage(node: ast.stmt) -> bool:
-    """Return True for `STAGE = Stage(...)` and for the imports that it needs."""
+    """Whether it is `STAGE = Stage(...)`, or one of the imports that it needs."""
     match node:
         case ast.Assign(targets=[ast.Name(id="STAGE")]) | ast.ImportFrom(module="snaketune.stages.declaration"):
             return True
@@ -112,7 +117,7 @@ def _declares_stage(node: ast.stmt) -> bool:
 
 
 def _declared_modules(declaration: ast.stmt) -> list[Import]:
-    """Return the modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
+    """The modules that a declaration names, such as the launcher of a stage, which are imported when a job runs."""
     keywords = [node for node in ast.walk(declaration) if isinstance(node, ast.keyword)]
     return [
         Import(node.value.value, node.arg, "STAGE")
@@ -122,7 +127,7 @@ def _declared_modules(declaration: ast.stmt) -> list[Import]:
 
 
 def shape(node: Any, imports: list[Import]) -> str:
-    """Return a tree as text that is the same under every Python: without positions and fields that only newer versions have.
+    """A tree as text that is the same under every Python: without positions and fields that only newer versions have.
     Without docstrings and imports from the package too, which are added to `imports`.
 
     >>> shape(ast.parse("from snaketune.tables import read\\n1"), imports := [])
@@ -149,7 +154,113 @@ def shape(node: Any, imports: list[Import]) -> str:
 
 
 def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+class Definition(NamedTuple):
+    """What a module defines under one name.
+
+    Attributes:
+        digest: of its syntax; of a model, that of its methods, "" if it has none.
+        names: names of the module in this code.
+        types: of a model, the names of its bases and in the annotations of its fields.
+    """
+
+    digest: str
+    names: list[str]
+    types: list[str]
+
+
+def computing(imports: Iterable[Import], source_of: Callable[[str], bytes | None]) -> Iterator[str]:
+    """Yield the digests of all that imported names compute, and of what that uses in other modules.
+
+    Args:
+        source_of: the source of a module that is counted by its definitions; None for any other.
+    """
+    waiting: list[Used] = [(one.name, one.module, False) for one in imports]
+    seen: set[Used] = set()
+    while waiting:
+        used = name, module, as_type = waiting.pop()
+        if used in seen or (source := source_of(module)) is None:
+            continue
+        seen.add(used)
+        defined, imported = definitions_of(source)
+        if name in imported:
+            waiting.append((imported[name].name, imported[name].module, as_type))
+        for one in defined.get(name, ()):
+            is_model = bool(one.types)
+            if one.digest and (is_model or not as_type):
+                yield one.digest
+            # An alias of types leads to them; its own text, such as the choices of a key, decides about values.
+            waiting += [(other, module, as_type and not is_model) for other in one.names]
+            waiting += [(other, module, True) for other in one.types]
+
+
+@cache
+def definitions_of(source: bytes) -> tuple[dict[str, list[Definition]], dict[str, Import]]:
+    """The definitions at the top of a module by name, and its imports from the package by the names that it binds."""
+    defined, imports = parsed(source, _define)
+    definitions = {name: [Definition(*one) for one in some] for name, some in defined.items()}
+    return definitions, {one[2]: Import(*one) for one in imports}
+
+
+def _define(source: bytes) -> tuple[dict[str, list[Definition]], list[Import]]:
+    tree = ast.parse(source)
+    imports: list[Import] = []
+    defined: dict[str, list[Definition]] = {}
+    shape(tree, imports)
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(node, ast.ClassDef):
+            names, definition = [node.name], _of_class(node)
+        else:
+            names, definition = _bound(node), _of_code(node)
+        for name in names:
+            defined.setdefault(name, []).append(definition)
+    return defined, imports
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """The names that a statement defines; for a loop or a call, all names in it."""
     match node:
-        case ast.Expr(value=ast.Constant(value=str())):
+        case ast.FunctionDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return _names_in(targets)
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+            return _names_in([target])
+    return _names_in([node])
+
+
+def _of_code(*nodes: ast.AST, types: Iterable[ast.AST] = ()) -> Definition:
+    text = " ".join(shape(node, []) for node in nodes)
+    digest = hashlib.sha256(text.encode()).hexdigest() if text else ""
+    return Definition(digest, _names_in(nodes), _names_in(types))
+
+
+def _of_class(node: ast.ClassDef) -> Definition:
+    """The definition of a class; one that has no bases or is decorated, such as a dataclass, is no model."""
+    if node.decorator_list or not node.bases or ast.unparse(node.bases[0]) == "NamedTuple":
+        return _of_code(node)
+    fields = [
+        one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)
+    ]
+    computing = [one for one in node.body if one not in fields and not _reads_values(one)]
+    return _of_code(*computing, types=[*node.bases, *(one.annotation for one in fields)])
+
+
+def _reads_values(node: ast.stmt) -> bool:
+    """Whether a part of a model decides how values are read, which the spec then holds; or is a docstring."""
+    match node:
+        case ast.FunctionDef(decorator_list=[*decorators]):
+            return any("validator" in ast.unparse(one) for one in decorators)
+        case ast.Assign(targets=[ast.Name(id="model_config")]) | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(value=ast.Call(func=ast.Call(func=ast.Name(id="field_validator")))):
             return True
     return False
+
+
+def _names_in(nodes: Iterable[ast.AST]) -> list[str]:
+    return sorted({one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)})

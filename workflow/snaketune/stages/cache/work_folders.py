@@ -18,14 +18,13 @@ import hashlib
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, read_json, write_manifest
-from snaketune.artifacts.plain_json import parse_json
 from snaketune.errors import SnaketuneError
 from snaketune.files import set_modes, sync_folder, write_json
 from snaketune.stages.cache.payload_files import place, restore
@@ -39,7 +38,6 @@ CHECKPOINTS = "checkpoints/checkpoint-*/complete"
 
 
 def _path(name: str) -> Any:
-    """Return a property of `WorkFolder`: the path of this name."""
     return property(lambda work: work.folder / name)
 
 
@@ -72,7 +70,7 @@ class WorkFolder:
             self.lease.check()
 
     def result(self) -> Artifact | None:
-        """Return the finished result, verified, or None.
+        """The finished result, verified, or None.
 
         Damaged files are replaced by intact copies of other results. Without one, the result is removed, and made again.
         """
@@ -160,7 +158,7 @@ def _files(artifact: Artifact) -> list[str]:
 
 
 def _problem(error: SnaketuneError) -> str:
-    """Return an error without the advice that follows it."""
+    """An error without the advice that follows it."""
     return str(error).split(";")[0]
 
 
@@ -229,16 +227,11 @@ def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, re
     work.unpublished.unlink(missing_ok=True)
 
 
-def published_manifests(results: Path, facts_of: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the manifest of each published result: its path, and its `facts_of`; SnaketuneError if it has none.
+def published_results(results: Path) -> Iterator[Artifact]:
+    """Yield each published result, without its payload; SnaketuneError if its manifest is damaged.
 
     Hidden folders are skipped: they hold work, and a job file may be named `manifest`.
     """
     for path in sorted(results.rglob("manifest.json")):
-        if path.relative_to(results).parts[0].startswith("."):
-            continue
-        try:
-            facts = facts_of(parse_json(path.read_text(encoding="utf-8")))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
-        yield path, facts
+        if not path.relative_to(results).parts[0].startswith("."):
+            yield read_artifact(path, "")

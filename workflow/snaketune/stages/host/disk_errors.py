@@ -10,7 +10,7 @@ IN_RUST = re.compile(r"\(os error (\d+)\)")
 
 
 def disk_error_message(error: BaseException) -> str | None:
-    """Return a message for an error that comes from the disk, with what to do; None for any other error."""
+    """A message for an error that comes from the disk, with what to do; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (match := IN_RUST.search(str(error))):
         number = int(match[1])

@@ -46,7 +46,7 @@ class Gpu:
 
 
 def driver_gpus() -> list[Gpu]:
-    """Return the GPUs that nvidia-smi lists, of sliced cards the slices; empty without nvidia-smi, or if it hangs."""
+    """The GPUs that nvidia-smi lists, of sliced cards the slices; empty without nvidia-smi, or if it hangs."""
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", "-L"]
@@ -69,7 +69,7 @@ def driver_gpus() -> list[Gpu]:
 
 
 def visible_gpus() -> list[str]:
-    """Return identifiers of the GPUs that this process may use, without importing torch (which would initialize them)."""
+    """Identifiers of the GPUs that this process may use, without importing torch (which would initialize them)."""
     if VISIBLE in os.environ:
         named = (gpu.strip() for gpu in os.environ[VISIBLE].split(","))
         # Like CUDA, which ignores everything from the first unknown entry on: `-1` or `NoDevFiles` hides all.
@@ -79,7 +79,7 @@ def visible_gpus() -> list[str]:
 
 
 def gpu_model() -> str:
-    """Return torch's name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
+    """The name for the first GPU that this process may use, as the driver lists it; empty if unknown."""
     return _of(gpus[0], driver_gpus()).name if (gpus := visible_gpus()) else ""
 
 
@@ -95,7 +95,7 @@ def _sliced(listed: list[Gpu]) -> bool:
 
 
 def _of(identifier: str, listed: list[Gpu]) -> Gpu:
-    """Return the GPU with this index, UUID or UUID prefix; one without a name if that isn't certain."""
+    """The GPU with this index, UUID or UUID prefix; one without a name if that isn't certain."""
     if identifier.isdecimal():
         matches = [gpu for gpu in listed if gpu.index == identifier] if _numbers_agree(listed) else []
     else:
@@ -149,7 +149,7 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
 
 
 def _candidate_groups(gpus: dict[str, Gpu], count: int, *, sliced: bool) -> list[dict[str, Gpu]]:
-    """Return the groups to claim `count` GPUs from: those of one model that are large enough, otherwise all GPUs.
+    """The groups to claim `count` GPUs from: those of one model that are large enough, otherwise all GPUs.
 
     Args:
         gpus: by identifier.
@@ -159,10 +159,9 @@ def _candidate_groups(gpus: dict[str, Gpu], count: int, *, sliced: bool) -> list
         return [gpus]
     models: dict[str, dict[str, Gpu]] = {}
     for identifier, gpu in gpus.items():
-        models.setdefault(gpu.name, {})[identifier] = gpu
-    if sliced:
-        # A number may be that of a slice.
-        models = {name: some for name, some in models.items() if all(gpu.startswith("GPU-") for gpu in some)}
+        # With slices, a number may be that of one.
+        if not sliced or identifier.startswith("GPU-"):
+            models.setdefault(gpu.name, {})[identifier] = gpu
     if enough := [models[name] for name in sorted(models) if len(models[name]) >= count]:
         return enough
     if sliced:
@@ -202,7 +201,7 @@ def _try_slot(folder: Path, name: str) -> TextIO | None:
 
 
 def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
-    """Return what needs a GPU, for a job that has none; empty if the config allows the CPU. Args: spec: of any GPU stage.
+    """What needs a GPU, for a job that has none; empty if the config allows the CPU. Args: spec: of any GPU stage.
 
     >>> print(*gpu_findings(None, Operation(gpus=2)))  # doctest: +NORMALIZE_WHITESPACE
     operation.gpus: 2 GPUs are configured, and this job has none; run it on a machine with GPUs, set gpus: 1, or train in 2
@@ -213,16 +212,18 @@ def gpu_findings(spec: Any, operation: Operation) -> list[Finding]:
     # A calibration has the spec of the run that it measures in its own.
     run = getattr(spec, "run", spec)
     training = getattr(run, "training", None)
-    findings = []
+    needs = []
     if getattr(run, "quantization", None):
-        do = f"run it on a machine with one, remove quantization, or compute them on the CPU, slowly, by {ALLOW}"
-        findings.append(("quantization", "4-bit weights are used to fit a GPU", do))
+        do = f"remove quantization, or compute them on the CPU, slowly, by {ALLOW}"
+        needs.append(("quantization", "4-bit weights are used to fit a GPU", do))
     if training and OPTIMIZERS[training.optimizer].for_gpus:
-        do = f"run it on a machine with one, set adamw_torch_fused, or keep it on the CPU by {ALLOW}"
-        findings.append(("training.optimizer", f"{training.optimizer} is used to fit a GPU", do))
+        do = f"set adamw_torch_fused, or keep it on the CPU by {ALLOW}"
+        needs.append(("training.optimizer", f"{training.optimizer} is used to fit a GPU", do))
     for key, count, what in (("gpus", operation.gpus, "GPUs"), ("nodes", operation.nodes, "nodes with GPUs")):
         if count > 1:
-            processes = f"train in {operation.processes} processes on the CPU by {ALLOW}"
-            do = f"run it on a machine with GPUs, set {key}: 1, or {processes}"
-            findings.append((f"operation.{key}", f"{count} {what} are configured", do))
-    return [Finding(key=key, problem=f"{problem}, and this job has none", do=do) for key, problem, do in findings]
+            do = f"set {key}: 1, or train in {operation.processes} processes on the CPU by {ALLOW}"
+            needs.append((f"operation.{key}", f"{count} {what} are configured", do))
+    return [
+        Finding(key=key, problem=f"{need}, and this job has none", do=f"run it on a machine with GPUs, {do}")
+        for key, need, do in needs
+    ]

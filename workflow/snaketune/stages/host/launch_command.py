@@ -34,7 +34,7 @@ RENDEZVOUS = "--main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $(
 
 
 def command(operation: Operation, job_file: Path, state: Path, python: str = "python") -> list[str]:
-    """Return the command that starts all processes of a training and waits for them."""
+    """The command that starts all processes of a training and waits for them."""
     if operation.nodes > 1:
         # A signal to the step is meant for the trainings, which stop with a checkpoint. The launcher needs the step's number.
         preamble = f'trap "" TERM; test "$SLURM_NODEID" != 0 || echo {STEP} > {shlex.quote(str(state / STEP_FILE))}'
@@ -51,7 +51,7 @@ def command(operation: Operation, job_file: Path, state: Path, python: str = "py
 
 
 def node_lines(operation: Operation, job_file: Path, state: Path) -> list[str]:
-    """Return the command of each node as a shell line.
+    """The command of each node as a shell line.
 
     >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("J"), Path("S")), sep="\\n")  # doctest: +ELLIPSIS
     python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 0 ... J S
@@ -104,7 +104,7 @@ def check_installed(operation: Operation) -> None:
 
 
 def _steps(operation: Operation) -> list[str]:
-    """Return the srun command for one step per node; all end if one fails, and each may use all of the job's cores there."""
+    """The srun command for one step per node; all end if one fails, and each may use all of the job's cores there."""
     nodes = operation.nodes
     words = (
         f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"

@@ -1,7 +1,7 @@
 """Locks between processes and nodes: `flock`, and a lease that other hosts can see.
 
     <lock>          locked by flock; names the last process that had it
-    <lock>.lease    {"host", "process", "began", "boot", "processes", "token"}; its time of modification is the last heartbeat
+    <lock>.lease    {"host", "process", "boot", "token", "job"}; its time of modification is the last heartbeat
 
 `flock` is immediate, is never lost to a process that is merely slow, and the kernel releases it when its holder dies. NFSv4,
 Lustre (`-o flock`) and GPFS have it across nodes, other file systems within one host only, or not at all. So a process that has
@@ -106,6 +106,7 @@ def try_lock(lock: Path) -> TextIO | None:
 
 def is_free(lock: Path) -> bool:
     """Whether no process holds a lock. Only reads, so that it works for locks of other users and on a full disk."""
+    has_flock = True
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -114,14 +115,12 @@ def is_free(lock: Path) -> bool:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-    return Lease(lock).is_free()
+            has_flock = False
+    return Lease(lock).is_free(flock=has_flock)
 
 
 def holder(lock: Path) -> str:
-    """Return the holder of a lock that couldn't be taken."""
-    leased = Lease(lock).holder()
-    # The lease may be that of a dead process, and the lock held by another one since.
-    return str(leased) if leased and not leased.is_dead else lock.read_text().strip() or "another process"
+    return str(Lease(lock).holder() or lock.read_text().strip() or "another process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,45 +128,25 @@ class Holder:
     """The process that holds a lease.
 
     Attributes:
-        began: start time of the process by the kernel's count, since its number may be reused.
-        boot: id of the machine's boot; empty if unknown. Another machine may have the same name.
-        processes: the PID namespace of the process's number.
+        boot: id of the machine's boot; empty without /proc, as on macOS. Another machine may have the same name.
         token: unique id of this lease.
         job: number of its SLURM job; empty outside of SLURM.
     """
 
     host: str
     process: int
-    began: str
     boot: str
-    processes: str
     token: str
     job: str = ""
 
     @classmethod
     def here(cls) -> "Holder":
-        """Return this process as a holder, with a new token."""
-        host, process, (boot, processes) = socket.gethostname(), os.getpid(), _boot_and_namespace()
-        began, token = _start_time(process), uuid.uuid4().hex
-        job = os.environ.get("SLURM_JOB_ID", "")
-        return cls(host=host, process=process, began=began, boot=boot, processes=processes, token=token, job=job)
-
-    @property
-    def is_on_this_machine(self) -> bool:
-        return self.boot == _boot_and_namespace()[0] if self.boot else self.host == socket.gethostname()
-
-    @property
-    def is_dead(self) -> bool | None:
-        """Whether it has ended; None if this process can't look it up in the kernel."""
-        if not self.is_on_this_machine or self.processes != _boot_and_namespace()[1]:
-            return None
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return _start_time(self.process) != self.began
+        """This process, with a new token."""
+        boot = ""
+        with suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        job, token = os.environ.get("SLURM_JOB_ID", ""), uuid.uuid4().hex
+        return cls(host=socket.gethostname(), process=os.getpid(), boot=boot, token=token, job=job)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}" + (f" (SLURM job {self.job})" if self.job else "")
@@ -200,25 +179,23 @@ class Lease:
         """
         if not (existing := self._read()):
             return self._create()
-        holder, beat = existing
-        if flock and holder and holder.is_on_this_machine:
+        if flock and self._is_of_this_machine(existing[0]):
             # A live process would still have the lock.
             self._write()
             return True
-        dead = holder.is_dead if holder else None
-        if not (self._is_silent(holder, beat) if dead is None else dead):
+        if not self._is_silent(*existing):
             return False
         self._write()
         time.sleep(SETTLING_SECONDS)
         return self.is_ours()
 
-    def is_free(self) -> bool:
-        """Whether no live process seems to have the lease. Only reads; creates nothing for a lease that doesn't exist."""
+    def is_free(self, *, flock: bool) -> bool:
+        """Whether no live process seems to have the lease; only reads. Args: flock: whether the lock is known to be free."""
         if not (existing := self._read()):
             return True
         holder, beat = existing
-        if holder and holder.is_dead is not None:
-            return holder.is_dead
+        if flock and self._is_of_this_machine(holder):
+            return True
         now = time.time()
         # On a full disk, which is about to be cleaned, the file system's clock can't be read.
         with suppress(OSError):
@@ -226,7 +203,6 @@ class Lease:
         return now - beat > DEAD_SECONDS
 
     def holder(self) -> Holder | None:
-        """Return the holder that the file names."""
         return existing[0] if (existing := self._read()) else None
 
     def is_ours(self) -> bool:
@@ -274,6 +250,11 @@ class Lease:
             f"{DEAD_SECONDS:.0f} s), so this process writes nothing more. The other one resumes from the last checkpoint"
         )
 
+    def _is_of_this_machine(self, holder: Holder | None) -> bool:
+        if holder and holder.boot:
+            return holder.boot == self.own.boot
+        return holder is not None and holder.host == self.own.host
+
     def _is_silent(self, holder: Holder | None, beat: float) -> bool:
         """Whether there was no heartbeat for so long that the holder counts as dead."""
         if (holder, beat) != self._seen:
@@ -288,7 +269,7 @@ class Lease:
             self._partial.unlink(missing_ok=True)
 
     def _read(self) -> tuple[Holder | None, float] | None:
-        """Return the holder (None if the file names none) and the last heartbeat; None if there is no lease."""
+        """The holder (None if the file names none) and the last heartbeat; None if there is no lease."""
         try:
             # Opened first, since NFS may show old attributes of a file that isn't open.
             with self.path.open(encoding="utf-8") as file:
@@ -301,47 +282,20 @@ class Lease:
             return None, beat
 
     def _create(self) -> bool:
-        """Create the file with its content; False if another process does so first."""
-        partial = self.path.with_name(f"{self._partial.name}.new")
+        """Create the file; False if another process does so first. Until it has content, it counts as a live process's."""
         try:
-            partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
-            os.link(partial, self.path)
+            with self.path.open("x", encoding="utf-8") as file:
+                file.write(self._content())
         except FileExistsError:
             return False
         except OSError:
-            if not partial.is_file() or not partial.stat().st_size:
-                raise
-            # No hard links here. A process that dies between the two steps leaves an empty file, which counts as dead in time.
-            try:
-                self.path.open("x").close()
-            except FileExistsError:
-                return False
-            partial.replace(self.path)
-        finally:
-            partial.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+            raise
         return True
 
     def _write(self) -> None:
-        self._partial.write_text(json.dumps(asdict(self.own)) + "\n", encoding="utf-8")
+        self._partial.write_text(self._content(), encoding="utf-8")
         self._partial.replace(self.path)
 
-
-def _start_time(process: int) -> str:
-    """Return the start time of a process by the kernel's count; empty without /proc, and for a zombie: it has ended, and in a
-    container nobody may ever ask for its status."""
-    try:
-        # The name of the program may contain blanks and brackets.
-        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return "" if state == "Z" else fields[18]
-    except (OSError, ValueError, IndexError):
-        return ""
-
-
-def _boot_and_namespace() -> tuple[str, str]:
-    """Return the id of the machine's boot and this process's PID namespace; empty without /proc, as on macOS."""
-    boot = namespace = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    with suppress(OSError):
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    return boot, namespace
+    def _content(self) -> str:
+        return json.dumps(asdict(self.own)) + "\n"

@@ -5,11 +5,11 @@ escaped where they leave the process, in its two streams and in Snakemake's log,
 """
 
 import io
-import json
 import logging
 import sys
 
 from snaketune.config.secrets import without_secrets
+from snaketune.errors import printable
 
 
 def escaped(text: str) -> str:
@@ -24,7 +24,7 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     start, rest = text[: text.startswith("\r")], text.removeprefix("\r")
-    return start + "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] for c in rest)
+    return start + "".join(c if c in "\n\t" else printable(c) for c in rest)
 
 
 class EscapedStream(io.TextIOWrapper):

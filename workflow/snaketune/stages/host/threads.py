@@ -10,7 +10,7 @@ def cores() -> int:
 
 
 def available_threads() -> int:
-    """Return the value of OMP_NUM_THREADS, of a list such as `4,2` the first one, which is for the outermost level of nested
+    """The value of OMP_NUM_THREADS, of a list such as `4,2` the first one, which is for the outermost level of nested
     parallel regions; as OpenMP does, all cores without a positive number."""
     outermost = os.environ.get(VARIABLE, "").partition(",")[0].strip()
     return (int(outermost) if outermost.isdecimal() else 0) or cores()

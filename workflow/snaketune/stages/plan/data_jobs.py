@@ -1,27 +1,142 @@
-"""The jobs that prepare data: corpora, tokenizers, tokens and packed rows.
+"""The context of one plan, and the jobs that prepare data: corpora, tokenizers, tokens and packed rows.
 
-Packed rows have no name in the config: they are named after corpus and tokenizer with a digest of the spec, so runs share them.
+The context holds the config, the jobs planned so far, and what a run inherits from the SFT runs below it. Packed rows have no
+name in the config: they are named after corpus and tokenizer with a digest of the spec, so runs share them.
 """
 
 import math
 import os
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
+from snaketune.config.base import Model
+from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.config.lora import Lora
 from snaketune.config.model_files import model_files
 from snaketune.config.packing import Packing
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
+from snaketune.config.workflow import Variants, Workflow
+from snaketune.errors import SnaketuneError
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, cached, kind_of
-from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
+from snaketune.stages.specs import (
+    CorpusSpec,
+    Kind,
+    PackSpec,
+    PlanSpec,
+    TokenizerSpec,
+    TokenizeSpec,
+    WriteSpec,
+    spec_from,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+    """The shared argument of all functions of the planner. Those that several runs call are `cached`."""
+
+    config: Workflow
+    variants: Variants
+    # The jobs planned so far, by stage and name, each after those whose results it reads.
+    jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
+    # What `cached` functions returned.
+    cache: dict[tuple, Any] = field(default_factory=dict)
+
+    def add(self, job: Job) -> Job:
+        """Add a job and return it, or return the equal job planned before; SnaketuneError if a different one has its name."""
+        known = self.jobs.setdefault((job.stage, job.name), job)
+        if known != job:
+            raise SnaketuneError(
+                f"two different {job.stage} jobs would be called {job.name!r}; rename one of the entries of the config that "
+                "the name is made of"
+            )
+        return known
+
+    def plan(self, stage: str, name: str, spec: Model, artifacts: dict[str, tuple[Job, ...]], **more: Any) -> Job:
+        """Add the job that a stage's name, spec and inputs make. Args: more: other attributes of `Job`."""
+        return self.add(Job(stage=stage, name=name, spec=spec, artifacts=artifacts, **more))
+
+
+def cached(function: Function) -> Function:
+    """A function that is computed once per context and (hashable) arguments, as for a corpus that many runs share."""
+
+    @wraps(function)
+    def lookup(context: Context, *arguments: Hashable) -> Any:
+        key = (function, *arguments)
+        if key not in context.cache:
+            context.cache[key] = function(context, *arguments)
+        return context.cache[key]
+
+    return lookup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The parts of a model, which `models.adapter_stack` assembles: results of jobs, and the base model below them."""
+
+    # All but the last hold adapters only, each for the model that the following ones make.
+    results: tuple[Job, ...] = ()
+    # The base model, where the last result holds an adapter only, or there are no results.
+    base: Pretrained | Scratch | None = None
+
+    @property
+    def artifacts(self) -> dict[str, tuple[Job, ...]]:
+        return {"model": self.results[:1], "base_layers": self.results[1:]}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return model_files(self.base.path) if isinstance(self.base, Pretrained) else ()
+
+    def with_adapter(self, job: Job) -> "Weights":
+        """These weights with the adapter that a job trained for them."""
+        return Weights(results=(job, *self.results), base=self.base)
+
+
+def sft_below(name: str, run: Sft | Dpo) -> str:
+    """The SFT run that a run of this name is, or starts from."""
+    return name if isinstance(run, Sft) else run.from_
+
+
+def first_run(config: Workflow, sft: str) -> str:
+    """The first SFT run of the chain of `use_base` that ends in this one; for a snapshot, that of its run."""
+    previous = config.sft[sft].continues
+    return first_run(config, previous) if previous else sft.partition("@")[0]
+
+
+def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:
+    return config.sft[first_run(config, sft)].base
+
+
+def trusts_remote_code(config: Workflow, sft: str) -> bool:
+    """Whether the config allows running the code that comes with the base model below an SFT run."""
+    return getattr(base_of(config, sft), "trust_remote_code", False)
+
+
+def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
+    if run.lora != "continued":
+        return run.lora
+    # The adapter is part of the reference too, which has no dropout.
+    return config.sft[run.from_].lora.model_copy(update={"dropout": 0.0})
+
+
+def kind_of(run: Sft | Dpo) -> Kind:
+    if isinstance(run, Sft):
+        return "sft"
+    return "unpaired" if run.unpaired else "preference"
+
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 
 
 @cached
 def corpus_job(context: Context, name: str) -> Job:
-    """Return the job of an entry of `corpora:`, after those that it is decontaminated against."""
+    """The job of an entry of `corpora:`, after those that it is decontaminated against."""
     corpora, corpus = context.config.corpora, context.config.corpora[name]
     evaluations = context.config.eval.values() if corpus.decontamination else ()
     evaluated = {one for evaluation in evaluations for one in (*evaluation.conversations, *evaluation.preferences)}
@@ -41,7 +156,7 @@ def corpus_job(context: Context, name: str) -> Job:
 
 
 def part_count(context: Context, corpus: str) -> int:
-    """Return the number of parts of a corpus: as many jobs tokenize it, and as many write its rows."""
+    """The number of parts of a corpus: as many jobs tokenize it, and as many write its rows."""
     if parts := context.config.corpora[corpus].parts:
         return parts
     files = map(Path, corpus_job(context, corpus).files["files"])
@@ -51,7 +166,6 @@ def part_count(context: Context, corpus: str) -> int:
 
 @cached
 def tokenizer_job(context: Context, name: str) -> Job:
-    """Return the job of an entry of `tokenizers:`."""
     tokenizer = context.config.tokenizers[name]
     training = tokenizer.train
     # A relative path, so that a moved repository has the same input files.
@@ -67,7 +181,7 @@ def tokenizer_job(context: Context, name: str) -> Job:
 
 @cached
 def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
-    """Return the jobs of all parts of a corpus; rows of any length are packed from them."""
+    """The jobs of all parts of a corpus; rows of any length are packed from them."""
     # Only conversations have turns to choose from: pairs are supervised in their completions, documents as a whole.
     if context.config.corpora[corpus].kind == "text":
         kind, train_on = "text", "all"
@@ -96,7 +210,7 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
 
 @cached
 def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
-    """Return the job that joins the packed rows of a corpus, after those that plan and write them."""
+    """The job that joins the packed rows of a corpus, after those that plan and write them."""
     packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
     spec = PackSpec(kind=kind, **packing.model_dump())
     name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
@@ -116,11 +230,9 @@ def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: 
 
 
 def pack_of(context: Context, run: Sft | Dpo) -> Job:
-    """Return the job of the packed rows that a run trains on."""
     return pack_job(context, kind_of(run), run.corpus, context.config.tokenizer_of(run), run.packing)
 
 
 def corpus_of(pack: Job) -> Job:
-    """Return the job of the corpus whose rows a pack holds."""
     (plan,) = pack.artifacts["plan"]
     return plan.artifacts["tokens"][0].artifacts["corpus"][0]

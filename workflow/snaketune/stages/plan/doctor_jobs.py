@@ -7,8 +7,7 @@ from snaketune.config.doctor import BASELINE
 from snaketune.config.held_out import Selection
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, first_run, sft_below
-from snaketune.stages.plan.data_jobs import tokenizer_job
+from snaketune.stages.plan.data_jobs import Context, first_run, sft_below, tokenizer_job
 from snaketune.stages.plan.dpo_jobs import reference_jobs
 from snaketune.stages.plan.training_jobs import calibrate_job, preflight_job, training_job
 from snaketune.stages.specs import BottleneckSpec, DpoSpec, SftSpec, TimingSpec, Variant, spec_from
@@ -43,7 +42,7 @@ def _bottleneck_job(context: Context, section: str, name: str, run: Sft | Dpo, c
 
 
 def _value(run: Sft | Dpo, key: str) -> Any:
-    """Return the value of a dotted key; None if a section above it is missing."""
+    """The value of a dotted key; None if a section above it is missing."""
     value: Any = run.model_dump(mode="json", by_alias=True)
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -51,7 +50,7 @@ def _value(run: Sft | Dpo, key: str) -> Any:
 
 
 def _timing_jobs(context: Context, section: str, of: str, run: Sft | Dpo) -> tuple[Job, ...]:
-    """Return the jobs of short timed trainings: each variant once per round, each after the one before it.
+    """The jobs of short timed trainings: each variant once per round, each after the one before it.
 
     In parallel they would slow each other down, even on different GPUs. Args: of: the name of the run that is varied.
     """
@@ -78,7 +77,7 @@ def _timing_jobs(context: Context, section: str, of: str, run: Sft | Dpo) -> tup
 
 
 def timed_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
-    """Return the spec of a training without what measures held-out rows or ends it early: a timing takes its own steps."""
+    """The spec of a training without what measures held-out rows or ends it early: a timing takes its own steps."""
     without = {name: field.default for name, field in Selection.model_fields.items() if name != "average"}
     ends = {"stop_if": None} if isinstance(spec, DpoSpec) else {}
     return spec.model_copy(update={"training": spec.training.model_copy(update=without), **ends})

@@ -8,8 +8,7 @@ from dataclasses import replace
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import Context, Weights, cached, trusts_remote_code
-from snaketune.stages.plan.data_jobs import pack_of, tokenizer_job
+from snaketune.stages.plan.data_jobs import Context, Weights, cached, pack_of, tokenizer_job, trusts_remote_code
 from snaketune.stages.plan.training_jobs import start_of, training_job
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 
@@ -19,20 +18,19 @@ Key = tuple[str, str, str]
 
 @cached
 def dpo_job(context: Context, name: str) -> Job:
-    """Return the job of an entry of `dpo:`."""
     run = context.config.dpo[name]
     job = training_job(context, "dpo", name, name, run)
     return context.add(replace(job, artifacts=job.artifacts | {"ref_logps": reference_jobs(context, run)}))
 
 
 def reference_jobs(context: Context, run: Dpo) -> tuple[Job, ...]:
-    """Return the job of the reference log-probabilities that a run reads; none if its loss has no reference."""
+    """The job of the reference log-probabilities that a run reads; none if its loss has no reference."""
     return (_ref_logps_job(context, _key(context, run)),) if run.needs_reference else ()
 
 
 @cached
 def _ref_logps_job(context: Context, key: Key) -> Job:
-    """Return the job for all runs that share the log-probabilities.
+    """The job for all runs that share the log-probabilities.
 
     Log-probabilities with and without the values of single tokens are two results, so that adding a run that needs them doesn't
     change those of other runs. If a config needs both, those without are taken from those with them, which are computed first.
@@ -69,7 +67,7 @@ def _ref_logps_job(context: Context, key: Key) -> Job:
 
 @cached
 def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
-    """Return the runs, and the variants of runs that are timed, by the reference that they share."""
+    """The runs, and the variants of runs that are timed, by the reference that they share."""
     config = context.config
     timed = (config.doctor.variants(run) for name, run in config.dpo.items() if config.doctor.examines("dpo", name))
     shared: dict[Key, list[Dpo]] = {}
@@ -81,7 +79,7 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
 
 
 def _key(context: Context, run: Dpo, **changes: bool) -> Key:
-    """Return the key of a run's reference. Args: changes: of the spec."""
+    """The key of a run's reference. Args: changes: of the spec."""
     spec = _spec(context, run).model_copy(update=changes)
     return run.from_, pack_of(context, run).name, canonical(spec)
 

@@ -13,8 +13,15 @@ from snaketune.config.operation import Execution
 from snaketune.config.references import sft_of
 from snaketune.config.task_files import TaskFiles, task_files
 from snaketune.stages.job import Job
-from snaketune.stages.plan.context import Context, Weights, cached, trusts_remote_code
-from snaketune.stages.plan.data_jobs import corpus_job, pack_job, tokenizer_job
+from snaketune.stages.plan.data_jobs import (
+    Context,
+    Weights,
+    cached,
+    corpus_job,
+    pack_job,
+    tokenizer_job,
+    trusts_remote_code,
+)
 from snaketune.stages.plan.dpo_jobs import dpo_job
 from snaketune.stages.plan.training_jobs import sft_job, start_of, weights_of
 from snaketune.stages.specs import EvalSpec, MergedModel, MergeSpec, RaceSpec, spec_from
@@ -22,7 +29,6 @@ from snaketune.stages.specs import EvalSpec, MergedModel, MergeSpec, RaceSpec, s
 
 @cached
 def merge_job(context: Context, name: str) -> Job:
-    """Return the job of an entry of `merge:`."""
     config, merge = context.config, context.config.merge[name]
     models, results, files = [], [], []
     for model, weight in merge.models.items():
@@ -43,7 +49,7 @@ def merge_job(context: Context, name: str) -> Job:
 
 
 def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, model: str) -> Job:
-    """Return the job of one model, such as `dpo:demo`, in an evaluation."""
+    """The job of one model, such as `dpo:demo`, in an evaluation."""
     config = context.config
     kind, _, name = model.partition(":")
     trained = sft_of(config, kind, name)
@@ -86,7 +92,7 @@ def eval_job(context: Context, evaluation_name: str, evaluation: Evaluation, mod
 
 
 def race_before(context: Context, stage: str, name: str) -> Job | None:
-    """Return the last race that may pause a run before its end; None if there is none."""
+    """The last race that may pause a run before its end; None if there is none."""
     runs, variant = getattr(context.config, stage), name.partition("@")[0]
     if variant not in runs or not (race := runs[variant].race):
         return None

@@ -9,18 +9,21 @@ from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo, Learning, Sft, Training, snapshots_of
 from snaketune.config.workflow import Workflow
 from snaketune.stages.job import Job, short_digest
-from snaketune.stages.plan.context import (
+from snaketune.stages.plan.data_jobs import (
     Context,
     Weights,
     base_of,
     cached,
+    corpus_job,
+    corpus_of,
     first_run,
     kind_of,
     lora_of,
+    pack_of,
     sft_below,
+    tokenizer_job,
     trusts_remote_code,
 )
-from snaketune.stages.plan.data_jobs import corpus_job, corpus_of, pack_of, tokenizer_job
 from snaketune.stages.specs import (
     CalibrateSpec,
     DpoSpec,
@@ -43,14 +46,13 @@ MEASURED_LEARNING = {"batch_rows", "optimizer", "trainable", "average", "precisi
 
 @cached
 def sft_job(context: Context, name: str) -> Job:
-    """Return the job of an entry of `sft:`."""
     run = context.config.sft[name]
     tokenizer = tokenizer_job(context, run.tokenizer)
     return context.add(training_job(context, "sft", name, name, run, tokenizer=(tokenizer,)))
 
 
 def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dpo, **artifacts: tuple[Job, ...]) -> Job:
-    """Return a job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
+    """A job that trains the run called `of`, or a variant of it, after planning the jobs that check and measure it.
     Args: artifacts: by role, its inputs besides weights and rows."""
     # A race plans trainings, those before it.
     from snaketune.stages.plan.model_jobs import race_before
@@ -100,14 +102,14 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
 
 
 def _learning(training: Training) -> Learning:
-    """Return the settings that shape the weights; with those of measurements if these decide which weights are kept."""
+    """The settings that shape the weights; with those of measurements if these decide which weights are kept."""
     # The answers to sample prompts never decide.
     decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects else False
     return spec_from(Learning, training, evaluate=decides)
 
 
 def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, float]:
-    """Return the snapshots that a run of this name resumes from, in the order of the shares where they end."""
+    """The snapshots that a run of this name resumes from, in the order of the shares where they end."""
     runs, whole = getattr(config, stage), name.partition("@")[0]
     shares = snapshots_of(runs[whole]) if whole in runs else ()
     end = runs[name].training.until or 1.0
@@ -115,7 +117,6 @@ def _snapshots_before(config: Workflow, stage: str, name: str) -> dict[str, floa
 
 
 def start_of(context: Context, run: Sft | Dpo) -> Weights:
-    """Return the initial weights of a run."""
     sft = run.continues if isinstance(run, Sft) else run.from_
     if not sft:
         return Weights(base=run.base)
@@ -126,7 +127,7 @@ def start_of(context: Context, run: Sft | Dpo) -> Weights:
 
 
 def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
-    """Return the weights of the model that a run's job makes."""
+    """The weights of the model that a run's job makes."""
     lora = lora_of(context.config, run)
     if lora is None or lora.merge:
         return Weights(results=(job,))
@@ -136,7 +137,7 @@ def weights_of(context: Context, run: Sft | Dpo, job: Job) -> Weights:
 
 
 def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | DpoSpec) -> Job:
-    """Return the job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
+    """The job that measures the training of a run of this name, and similar ones. Args: spec: of the training."""
     config, sft = context.config, sft_below(name, run)
     pack = pack_of(context, run)
     base = base_of(config, sft)
@@ -160,7 +161,7 @@ def calibrate_job(context: Context, name: str, run: Sft | Dpo, spec: SftSpec | D
 
 @cached
 def _waiting_epochs(context: Context) -> dict[str, float]:
-    """Return, by pack, the epochs of the longest training on it that waits for a calibration."""
+    """By pack, the epochs of the longest training on it that waits for a calibration."""
     longest: dict[str, float] = {}
     for run in (*context.config.sft.values(), *context.config.dpo.values()):
         if run.training.micro_batch_rows == "auto":
@@ -170,7 +171,7 @@ def _waiting_epochs(context: Context) -> dict[str, float]:
 
 
 def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
-    """Return the spec of a training, reduced to what memory or time depend on."""
+    """The spec of a training, reduced to what memory or time depend on."""
     alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
     alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
@@ -182,7 +183,7 @@ def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
 
 
 def calibrated_learning(learning: Learning) -> Learning:
-    """Return the learning settings, reduced to the keys that memory or time depend on."""
+    """The learning settings, reduced to the keys that memory or time depend on."""
     kept = learning.model_dump(include=MEASURED_LEARNING)
     # Each micro-batch size would be compiled separately, for minutes; compiled layers need no more memory than eager ones.
     return Learning(**kept, compile=False, learning_rate=1e-6, schedule="constant")
@@ -190,7 +191,7 @@ def calibrated_learning(learning: Learning) -> Learning:
 
 @cached
 def preflight_job(context: Context, family: str) -> Job:
-    """Return the job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
+    """The job that checks the family of an SFT run: that run, those that continue it, and the DPO runs from them."""
     config = context.config
     runs: dict[str, Sft | Dpo] = {
         f"{section}.{name}": run
@@ -247,7 +248,7 @@ def _continued_by(config: Workflow, run: Sft | Dpo) -> Iterator[Sft]:
 def _run_spec(
     config: Workflow, key: str, run: Sft | Dpo, pack: int, earlier: tuple[EarlierTraining, ...]
 ) -> PreflightRun:
-    """Return the settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
+    """The settings of a run that preflight checks. Args: key: of the config; pack: its index in the job's packs."""
     learning = Learning(**run.training.model_dump(include=CHECKED_LEARNING), schedule="constant")
     loss = run.loss if isinstance(run, Sft) else "nll"
     return spec_from(
@@ -267,7 +268,7 @@ def _run_spec(
 
 
 def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models: set[str]) -> PreflightEvaluation:
-    """Return what of an evaluation of these models can be checked before training."""
+    """What of an evaluation of these models can be checked before training."""
     # Documents have no questions.
     chats = tuple(corpus for corpus in evaluation.conversations if config.corpora[corpus].kind != "text")
     return PreflightEvaluation(
@@ -279,7 +280,7 @@ def _evaluation_spec(config: Workflow, name: str, evaluation: Evaluation, models
 
 
 def _trained_on(config: Workflow, kind: str, name: str) -> set[str]:
-    """Return the corpora that a model was trained on, including all trainings that it continues."""
+    """The corpora that a model was trained on, including all trainings that it continues."""
     if kind == "merge":
         return set().union(*(_trained_on(config, *model.split(":")) for model in config.merge[name].models))
     if kind == "dpo":
