@@ -45,6 +45,8 @@ ACTIVATION_BYTES = 6.5
 # The data jobs of a config count as short up to this many bytes of text.
 SMALL = 200 * MB
 COMPUTING_THREADS = 8
+# Below this width, a model computes with one thread on a CPU (`models.devices`).
+MIN_WIDTH_FOR_THREADS = 192
 # Added to a time that was measured or computed from tokens, for a busy node or a slow disk.
 MARGIN_MINUTES = 4.5
 # The size in a model's name, such as Qwen2.5-7B.
@@ -159,8 +161,10 @@ class Estimates:
         # optimizer's states.
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
         mem_mb += processes * _activations(job) / MB
+        width, _, _ = _shape(_base(job))
+        threads = processes * (1 if 0 < width < MIN_WIDTH_FOR_THREADS else COMPUTING_THREADS)
         # Time to read and write the weights.
-        return COMPUTING_THREADS * processes, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
+        return threads, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:
@@ -193,18 +197,21 @@ def _activations(job: Job) -> float:
     on_cpu = "micro_batch_rows" in STAGES[job.stage].operation and (operation.allow_cpu or not operation.gpus)
     if not on_cpu or rows == "auto":
         return 0.0
-    base = _base(job)
-    if isinstance(base, Scratch):
-        width, inner, layers = base.hidden_size, base.intermediate_size, base.layers
-    else:
-        about = read_json(f"{base.path}/config.json", {}) if base else {}
-        names = ("hidden_size", "intermediate_size", "num_hidden_layers")
-        width, inner, layers = (about.get(name) or 0 for name in names)
+    width, inner, layers = _shape(_base(job))
     length = max((pack.spec.longest for pack in job.artifacts.get("pack", ())), default=0)
     layer = 9 * width + 4 * inner
     # With checkpointing: the inputs of all layers, one layer, and its gradients.
     numbers = 2 * layer + layers * width if operation.gradient_checkpointing is True else layers * layer
     return ACTIVATION_BYTES * numbers * rows * length
+
+
+def _shape(base: Pretrained | Scratch | None) -> tuple[int, int, int]:
+    """The width of a model, that of its feed-forward layers, and its layers; zeros if they aren't known yet."""
+    if isinstance(base, Scratch):
+        return base.hidden_size, base.intermediate_size, base.layers
+    about = read_json(f"{base.path}/config.json", {}) if base else {}
+    width, inner, layers = (about.get(name) or 0 for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    return width, inner, layers
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:
