@@ -28,7 +28,7 @@ from tasks import TASKS, WEIGHTS
 SEED = 20240917
 CHAT_ROWS = 9000
 PREFERENCE_ROWS = 1600
-MULTI_TURN_SHARE = 0.15
+MULTI_TURN_SHARE = 0.25
 SYSTEM_SHARE = 0.15
 # How often the assistant returns the user's tone. Below 1, so that the SFT model also knows the tone that DPO teaches.
 TONE_MATCH = 0.9

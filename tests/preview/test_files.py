@@ -51,10 +51,10 @@ def test_preview_of_an_awkward_file(name, tmp_path):
         (
             "chat",
             [
-                "JSON lines, 2.3 MB; about 9,000 rows, of which the first 2,000 are read",
+                "JSON lines, 2.4 MB; about 9,000 rows, of which the first 2,000 are read",
                 "conversations: reads all 2,000 rows (no other kind reads any)",
                 "layout      messages",
-                "28% of all tokens supervised",
+                "29% of all tokens supervised",
                 "no row longer than 1,024",
                 "<|im_start|>user\n    Work out 3 + 2 for me. Result only.<|im_end|>\n    <|im_start|>assistant\n"
                 "    ⟦Answer: 5<|im_end|>⟧",
@@ -63,10 +63,10 @@ def test_preview_of_an_awkward_file(name, tmp_path):
         (
             "preferences",
             [
-                "JSON lines, 562.4 kB; 1,600 rows",
+                "JSON lines, 584.9 kB; 1,600 rows",
                 "preferences: reads all 1,600 rows (no other kind reads any)",
                 "layout      pairs",
-                "  · chosen\n    ⟦Answer: 4<|im_end|>⟧\n  · rejected\n    ⟦With pleasure!\n    Answer: 4<|im_end|>⟧",
+                "  · chosen\n    ⟦Answer: 2<|im_end|>⟧\n  · rejected\n    ⟦Answer: 2\n    Have a lovely day!<|im_end|>⟧",
             ],
         ),
     ],

@@ -11,6 +11,7 @@ import yaml
 from snaketune.cluster.resources import ResourceRequests
 from snaketune.cluster.site import Site
 from snaketune.config.load import load
+from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
 
@@ -74,12 +75,13 @@ def cluster(fresh, slurm, monkeypatch):
 
 def test_jobs_request_what_they_need_within_the_partitions(cluster):
     several_gpus(cluster, gpus=2)
+    cluster.project.config["sft"]["run"]["base"]["hidden_size"] = MIN_WIDTH_FOR_THREADS
     requested = cluster.requested()
     # The corpora have a few kilobytes.
     assert int(requested["corpus"]["mem_mb"]) < 2000
     assert int(requested["corpus"]["runtime"]) < 10
     sft = requested["sft"]
-    assert (sft["gpu"], sft["nodes"], sft["threads"], sft["mem_mb"]) == ("2", "1", "16", "6600")
+    assert (sft["gpu"], sft["nodes"], sft["threads"], sft["mem_mb"]) == ("2", "1", "16", "6800")
     assert (sft["slurm_account"], sft["qos"], sft["constraint"]) == ("me", "normal", "a100")
     assert "constraint" not in requested["corpus"]
     # In a smaller partition they request all that it allows.
@@ -172,8 +174,8 @@ def test_a_sweep_is_few_jobs_also_when_its_variants_depend_on_nothing_that_runs(
     # One after the other.
     assert (total.threads, total.mem_mb) == (first.threads, first.mem_mb)
     assert total.runtime == sum(one.runtime for one in group.requests.values()) <= 60
-    # Whether or not they are in a group.
-    assert {made.threads(job) for job in made.jobs if job.stage in ("sft", "dpo", "eval")} == {8}
+    # Whether or not they are in a group; so small a model computes with one.
+    assert {made.threads(job) for job in made.jobs if job.stage in ("sft", "dpo", "eval")} == {1}
 
 
 def test_a_large_sweep_is_several_groups_of_an_hour(cluster):

@@ -71,7 +71,8 @@ def test_the_model_learns_the_tasks_and_then_the_habit(demo):
     }
     assert exact["base"]["share"] <= 0.02
     assert exact["sft"]["share"] >= 0.85
-    assert exact["dpo"]["share"] >= exact["sft"]["share"] - 0.01
+    # Half of an interval of 320 responses.
+    assert exact["dpo"]["share"] >= exact["sft"]["share"] - 0.03
     assert dpo["preferences"]["demo-preferences"]["reward_accuracy"] >= 0.9
     assert exact["dpo"]["mean_response_tokens"] < 0.85 * exact["sft"]["mean_response_tokens"]
     assert sft["tasks"]["demo_choice"]["acc"] > base["tasks"]["demo_choice"]["acc"]

@@ -21,6 +21,7 @@ from typing import Any
 from snaketune.artifacts.manifest import read_json
 from snaketune.cluster.site import ResourceRequest
 from snaketune.config.base_models import Pretrained, Scratch
+from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
 from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
@@ -131,8 +132,10 @@ class Estimates:
         # torch and CUDA in each process; weights as read and as assembled; and on a CPU, which trains only small models, the
         # optimizer's states.
         mem_mb = 3000 * processes + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB
+        width = _width(_base(job))
+        threads = processes * (1 if 0 < width < MIN_WIDTH_FOR_THREADS else COMPUTING_THREADS)
         # Time to read and write the weights.
-        return COMPUTING_THREADS * processes, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
+        return threads, mem_mb, MARGIN_MINUTES + 3 * parameters / 1e9 + 1.5 * seconds / 60
 
 
 def parameters_of(base: Pretrained | Scratch | None) -> float:
@@ -157,6 +160,13 @@ def parameters_of(base: Pretrained | Scratch | None) -> float:
     named = BILLIONS.findall(base.path.rpartition("/")[2])
     sizes = (float(number) * (1e9 if unit in "bB" else 1e6) for number, unit in named)
     return max(sizes, default=UNKNOWN_PARAMETERS)
+
+
+def _width(base: Pretrained | Scratch | None) -> int:
+    """The width of a model; 0 if it isn't known yet."""
+    if isinstance(base, Scratch):
+        return base.hidden_size
+    return (read_json(f"{base.path}/config.json", {}).get("hidden_size") or 0) if base else 0
 
 
 def _base(job: Job) -> Pretrained | Scratch | None:

@@ -1,5 +1,6 @@
 """Render templates as HTML pages. All text from data and models is untrusted, so it is escaped."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -9,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from snaketune.report import text
-from snaketune.report.charts.style import COLOURS, Chart, panel_svg
+from snaketune.report.charts.style import COLOURS, Chart, in_page
 
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
 
@@ -35,9 +36,9 @@ def environment() -> Environment:
     return environment
 
 
-def inline_panels(chart: Chart) -> list[tuple[str, Markup]]:
+def inline_panels(chart: Chart, drawn: Sequence[str]) -> list[tuple[str, Markup]]:
     """Title and SVG of each panel. The SVG is marked as safe, since matplotlib escapes the text in it."""
-    return [(panel.title, Markup(panel_svg(chart, number))) for number, panel in enumerate(chart.panels)]
+    return [(panel.title, Markup(in_page(svg))) for panel, svg in zip(chart.panels, drawn, strict=True)]
 
 
 def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:

@@ -12,7 +12,7 @@ from typing import Any
 from snaketune.files import write_json
 from snaketune.report.charts.data_charts import data_charts
 from snaketune.report.charts.model_charts import evaluation_chart, preferences_chart, race_chart, variants_chart
-from snaketune.report.charts.style import Chart, model_styles, svg_file
+from snaketune.report.charts.style import Chart, model_styles, panel_svg, svg_file
 from snaketune.report.charts.training_charts import dpo_chart, sft_chart
 from snaketune.report.compare import measures, variants
 from snaketune.report.compare.earlier_runs import EarlierRuns
@@ -48,7 +48,7 @@ def write_pages(spec: ReportSpec, work: WorkFolder, results: ResultSet, earlier:
             case ".html":
                 _write(path, render(path.stem, **pages.shared, **pages.values[path.stem]()))
             case ".svg":
-                _write(path, svg_file(pages.charts[path.stem]))
+                _write(path, svg_file(pages.charts[path.stem], pages.drawn[path.stem]))
             case ".json":
                 write_json(
                     path,
@@ -75,7 +75,8 @@ class Pages:
 
     Attributes:
         charts: By the stem of their file name.
-        panels: Title and SVG of each panel of a chart, by the same name.
+        drawn: The SVG of each panel of a chart, by the same name.
+        panels: Title and SVG of each panel for a page, by the same name.
         shared: The values that every page has.
         values: By page, a function that returns the values that only it has.
         tables: By the stem of a CSV file, a function that returns its columns and rows.
@@ -87,7 +88,7 @@ class Pages:
         self.variants = variants.compare_variants(results, spec.sort_by)
         self.changes = preference_changes(results)
         styles = model_styles([*results.models, *earlier.labels])
-        drawn: dict[str, Callable[[], Chart]] = {
+        charts: dict[str, Callable[[], Chart]] = {
             "sft": lambda: sft_chart(results, styles),
             "dpo": lambda: dpo_chart(results, styles),
             "variants": lambda: variants_chart(self.variants, self.changes, styles),
@@ -97,8 +98,12 @@ class Pages:
             "compare": lambda: earlier.chart(styles),
         }
         self.charts = data_charts(results)
-        self.charts |= {name: draw() for name, draw in drawn.items() if f"{name}.svg" in files}
-        self.panels = {name: inline_panels(chart) for name, chart in self.charts.items()}
+        self.charts |= {name: make() for name, make in charts.items() if f"{name}.svg" in files}
+        self.drawn = {
+            name: [panel_svg(chart, number) for number in range(len(chart.panels))]
+            for name, chart in self.charts.items()
+        }
+        self.panels = {name: inline_panels(chart, self.drawn[name]) for name, chart in self.charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": clean(spec.title), "note": clean(spec.note)}),
             "styles": styles,

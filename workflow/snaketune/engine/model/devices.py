@@ -12,12 +12,9 @@ import torch
 from transformers import PretrainedConfig
 
 from snaketune.engine.model.attention import usable_kernels
+from snaketune.engine.threads import MIN_WIDTH_FOR_THREADS
 from snaketune.errors import SnaketuneError
 
-# The width of a model from which a second thread pays. Between operations threads sleep, to release their cores, and waking one
-# takes longer than a small operation. The demo's DPO, of width 128: 5,400 and 6,100 tokens/s with two threads on idle cores,
-# and 4,900 and 6,900 with one while other processes ran on both; with two that spin, its SFT makes 900 then.
-MIN_WIDTH_FOR_THREADS = 192
 # mallopt(3): M_MMAP_THRESHOLD, smaller blocks aren't mmapped; M_TRIM_THRESHOLD, the heap's top isn't returned; M_ARENA_MAX, one
 # arena, since others return their heaps.
 MALLOC_OPTIONS = {-3: 32 * 2**20, -1: 2**31 - 1, -8: 1}

@@ -1,7 +1,7 @@
 """Styles of the figures: colours, panels, and deterministic SVG.
 
-An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each separately, so that they
-are stacked at a readable size on a phone, in colours that are CSS variables and follow the scheme.
+Each panel is drawn once. An SVG file holds the panels of a chart side by side, in fixed colours on white. A page holds each
+separately, so that they are stacked at a readable size on a phone, in colours that are CSS variables and follow the scheme.
 """
 
 import io
@@ -12,13 +12,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 # name: (light scheme, dark scheme). Series use the colour-blind-safe palette of Okabe and Ito.
@@ -44,10 +44,13 @@ COLOURS = {
     "merge-2": ("#7a7a1f", "#c5c56a"),
 }
 MUTED = COLOURS["muted"][0]
-DASHES = ("-", "--", ":", "-.")
+# Dashes of matplotlib, and their lengths in SVG.
+DASHES = {"-": "none", "--": "6 2", ":": "1 2", "-.": "6 2 1 2"}
 MARKERS = ("o", "D", "s", "^")
 # Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
+# Per inch, the unit of SVG; two lines of a title.
+POINTS, LINE_HEIGHT, TITLE_HEIGHT = 72, 12, 28
 # Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
@@ -126,50 +129,66 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
         colours = [name for name in COLOURS if name.startswith(f"{kind}-")]
         turn, number = divmod(seen[kind], len(colours))
         seen[kind] += 1
-        styles[label] = Style(colour=colours[number], dash=DASHES[turn % 4], marker=MARKERS[turn % 4])
+        styles[label] = Style(colour=colours[number], dash=list(DASHES)[turn % 4], marker=MARKERS[turn % 4])
     return styles
 
 
 def panel_svg(chart: Chart, number: int) -> str:
-    """One panel as an SVG element for a page, without its title: as wide as it is shown, in the page's font, and with CSS
-    variables as colours; no other panel has its ids.
-    """
+    """One panel as an SVG element in fixed colours, without its title; no other panel has its ids."""
     panel = chart.panels[number]
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
         panel.draw(figure.subplots())
         svg = _svg(figure, f"{chart.name}-{number}")
-    svg = svg[svg.index("<svg") :]
+    return svg[svg.index("<svg") :]
+
+
+def in_page(panel: str) -> str:
+    """A drawn panel for a page: as wide as it is shown, in the page's font, and with CSS variables as colours."""
     for colour, (light, _) in COLOURS.items():
-        svg = svg.replace(light, f"var(--{colour})")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    return ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', svg, count=1)
+        panel = panel.replace(light, f"var(--{colour})")
+    panel = panel.replace("; font-family: 'DejaVu Sans'", "")
+    return ROOT.sub(r'<svg viewBox="0 0 \1 \2" role="img">', panel, count=1)
 
 
-def svg_file(chart: Chart) -> str:
-    """A chart as a standalone SVG file: its panels with their titles, in two columns or one, and the legend."""
-    heights = [panel.height for panel in chart.panels]
+def svg_file(chart: Chart, drawn: Sequence[str]) -> str:
+    """A chart as a standalone SVG file: its drawn panels with their titles, in two columns or one, and the legend."""
+    heights = [POINTS * panel.height for panel in chart.panels]
     # A short panel beside a tall one would leave a gap.
     columns = 2 if len(heights) > 1 and max(heights) < 1.8 * min(heights) else 1
-    rows = [max(heights[first : first + columns]) for first in range(0, len(heights), columns)]
-    with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name, "figure.facecolor": COLOURS["surface"][0]}):
-        # Half an inch per row for titles.
-        size = PANEL_WIDTH * columns, sum(rows) + 0.5 * len(rows)
-        figure = Figure(figsize=size, layout="constrained")
-        for cell, panel in zip(
-            figure.subfigures(len(rows), columns, squeeze=False, height_ratios=rows).flat, chart.panels
-        ):
-            panel.draw(cell.subplots())
-            cell.suptitle(textwrap.fill(panel.title, TITLE_CHARACTERS), x=0.02, ha="left", fontsize="medium")
-        if chart.key:
-            lines = [
-                Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
-                for label, style in chart.key.items()
-            ]
-            # As many columns as fit, in inches.
-            fit = int(size[0] / (0.6 + 0.085 * max(map(len, chart.key))))
-            figure.legend(handles=lines, loc="outside lower center", ncols=max(1, min(KEY_COLUMNS, fit)))
-        return _svg(figure, chart.name)
+    column_width = POINTS * PANEL_WIDTH
+    panels: list[str] = []
+    labels: list[str] = []
+    bottom = 0.0
+    for number, (panel, svg) in enumerate(zip(chart.panels, drawn, strict=True)):
+        column = number % columns
+        if column == 0:
+            top, bottom = bottom, bottom + TITLE_HEIGHT + max(heights[number : number + columns])
+        x = column * column_width
+        for line, text in enumerate(textwrap.wrap(panel.title, TITLE_CHARACTERS), 1):
+            labels.append(f'<text x="{x + 6:g}" y="{top + line * LINE_HEIGHT:g}">{escape(text)}</text>')
+        place = f'x="{x:g}" y="{top + TITLE_HEIGHT:g}"'
+        panels.append(ROOT.sub(rf'<svg {place} width="\1" height="\2" viewBox="0 0 \1 \2">', svg, count=1))
+    # As many entries of the legend in a line as fit.
+    longest = max(map(len, chart.key), default=0)
+    entries = max(1, min(KEY_COLUMNS, int(columns * column_width / (40 + 6 * longest))))
+    for number, (label, style) in enumerate(chart.key.items()):
+        line, column = divmod(number, entries)
+        x, y = 6 + column * columns * column_width / entries, bottom + (line + 1) * LINE_HEIGHT
+        labels.append(f'<path d="M{x:g} {y - 3:g}h20" stroke="{style.hex}" stroke-dasharray="{DASHES[style.dash]}"/>')
+        labels.append(f'<text x="{x + 26:g}" y="{y:g}">{escape(label)}</text>')
+    height = bottom + LINE_HEIGHT * (math.ceil(len(chart.key) / entries) + 0.5)
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="0 0 {columns * column_width:g} {height:g}">',
+        f'<rect width="100%" height="100%" fill="{COLOURS["surface"][0]}"/>',
+        f'<g font-family="DejaVu Sans, sans-serif" font-size="9" fill="{COLOURS["ink"][0]}" stroke-width="1.5">',
+        *labels,
+        "</g>",
+        *panels,
+        "</svg>\n",
+    ]
+    return "\n".join(lines)
 
 
 def trace(
