@@ -10,7 +10,7 @@ import pytest
 from snaketune.config.packing import Packing
 from snaketune.engine.packing.pair_overflow import whole_pairs
 from snaketune.engine.packing.truncation import STEP, DropCounts, lost_to_length, warning
-from snaketune.packing import row_plan
+from snaketune.engine.packing import planner
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of
 
@@ -30,7 +30,7 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
     if kind == "preference":
         runs = runs_of(table)
         whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
-    fit = partial(row_plan.fit, spec, table, runs, whole)
+    fit = partial(planner.fit, spec, table, runs, whole)
     fit(length, drops)
 
     def share_lost(length: int) -> float:
