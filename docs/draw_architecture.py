@@ -43,9 +43,9 @@ Everything about a stage is in one module: the declaration `STAGE = Stage(...)` 
 lists what it holds, `stages/table.py` names the modules). A rule, its file and that module have one name. The module imports
 nothing heavy; `build` imports the modules beside it that compute.
 
-In the picture, each line goes from a package to one above it that it imports. Snakemake's files import `config`, `stages`,
-`cluster`, `preview`, `publishing` and `report`; nothing in the package imports Snakemake. This page is written from the code
-by `docs/draw_architecture.py` (`make docs`), and a test checks that it is up to date.
+In the picture, each line goes from a package to one above it that it imports. Snakemake's files ask `snakemake_adapter`, and
+nothing else in the package imports Snakemake. This page is written from the code by `docs/draw_architecture.py`
+(`make docs`), and a test checks that it is up to date.
 
 ![Packages and imports](architecture.svg)
 

@@ -31,6 +31,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.publishing.convert import find_converter
 from snaketune.publishing.push import pushed_jobs
 from snaketune.snakemake_adapter.package import PACKAGE, Error
+from snaketune.snakemake_adapter.slurm_executor import Partitions, check_account
 from snaketune.stages.cache.status import made_from
 from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, describe_launch
 from snaketune.stages.host.streams import escape_record
@@ -375,7 +376,10 @@ class Adapter:
         if self._on_slurm:
             # `local_exec` is also true of a dry run.
             submissions = self.requests.submissions(self._sent_stages)
-            check(self.requests, submissions, logger, waits=not self.workflow.local_exec)
+            if submissions and self.requests.site.account:
+                check_account(self.requests.site.account, site_file(), logger)
+            partition_of = Partitions(site_file()).best
+            check(self.requests, submissions, partition_of, logger, waits=not self.workflow.local_exec)
 
     @cached_property
     def _outputs_of_this_run(self) -> set[str]:

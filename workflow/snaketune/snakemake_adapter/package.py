@@ -44,25 +44,25 @@ class Error(WorkflowError):
     __traceback__ = property(lambda self: None, lambda self, traceback: None)  # type: ignore[assignment]
 
 
-def package_root(workflow: Workflow, rules: SourceFile, revision: str) -> Path:
+def package_root(workflow: Workflow, rules_folder: SourceFile, revision: str) -> Path:
     """Return the folder that jobs import the package from; Error if the imported package isn't that of the rules.
 
     Args:
-        rules: the folder of the rules.
+        rules_folder: where the rules are.
         revision: that of the rules, as pip's argument.
     """
-    if isinstance(rules, LocalSourceFile):
-        beside = Path(rules).parent / "snaketune"
+    if isinstance(rules_folder, LocalSourceFile):
+        beside = Path(rules_folder).parent / "snaketune"
         if not PACKAGE.samefile(beside):
             raise Error(
-                f"the rules in {rules} belong to the package in {beside}, but another module of this workflow has already "
-                f"imported the one in {PACKAGE}; a workflow can use only one revision of snaketune"
+                f"the rules in {rules_folder} belong to the package in {beside}, but another module of this workflow has "
+                f"already imported the one in {PACKAGE}; a workflow can use only one revision of snaketune"
             )
         root = beside.parent
     else:
         # Processes that run single jobs only read what the main process has checked; they compare their code with the plan.
-        if workflow.is_main_process and isinstance(rules, HostingProviderFile | LocalGitFile):
-            _check_revision(rules, revision)
+        if workflow.is_main_process and isinstance(rules_folder, HostingProviderFile | LocalGitFile):
+            _check_revision(rules_folder, revision)
         root = _copied(PACKAGE, checks=workflow.is_main_process)
     if os.pathsep in str(root):
         raise Error(
@@ -80,23 +80,25 @@ def set_shell_prefix(workflow: Workflow, root: Path) -> None:
     shell.prefix(prefix.replace("{", "{{").replace("}", "}}"))
 
 
-def _check_revision(rules: HostingProviderFile | LocalGitFile, revision: str) -> None:
-    there, here = _files_in_repository(rules), files_of(PACKAGE)
+def _check_revision(rules_folder: HostingProviderFile | LocalGitFile, revision: str) -> None:
+    there, here = _files_in_repository(rules_folder), files_of(PACKAGE)
     if differing := sorted(name for name in {*there, *here} if there.get(name) != here.get(name)):
         raise Error(
-            f"the package in {PACKAGE} isn't of the revision of the rules in {rules}: {len(differing)} files differ (first "
-            f"{differing[0]}); install that revision: pip install --force-reinstall --no-deps {revision}"
+            f"the package in {PACKAGE} isn't of the revision of the rules in {rules_folder}: {len(differing)} files differ "
+            f"(first {differing[0]}); install that revision: pip install --force-reinstall --no-deps {revision}"
         )
 
 
-def _files_in_repository(rules: HostingProviderFile | LocalGitFile) -> dict[str, str]:
+def _files_in_repository(rules_folder: HostingProviderFile | LocalGitFile) -> dict[str, str]:
     """Return git's digest of each file of the package at the revision of the rules, by path."""
     from git import Repo
 
     # For github() and gitlab(), Snakemake's cache has a clone.
-    repository = rules.hosted_repo.repo if isinstance(rules, HostingProviderFile) else Repo(rules.repo_path)
-    folder = posixpath.normpath(posixpath.join(rules.path, "../snaketune"))
-    entries = (line.split("\t") for line in repository.git.ls_tree("-r", rules.ref, f"{folder}/").splitlines())
+    repository = (
+        rules_folder.hosted_repo.repo if isinstance(rules_folder, HostingProviderFile) else Repo(rules_folder.repo_path)
+    )
+    folder = posixpath.normpath(posixpath.join(rules_folder.path, "../snaketune"))
+    entries = (line.split("\t") for line in repository.git.ls_tree("-r", rules_folder.ref, f"{folder}/").splitlines())
     return {posixpath.relpath(path, folder): entry.split()[2] for entry, path in entries}
 
 
