@@ -18,7 +18,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run real test test-all upgrade-test upgrade-test-snakemake upgrade-test-libraries slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
+.PHONY: run real test test-all upgrade-test upgrade-test-snakemake upgrade-test-libraries slurm-profile lint types docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -128,7 +128,14 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow
+	$(MAKE) --no-print-directory types
 	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
+
+# Strict where it is decided which jobs run. pyproject.toml has the settings, which are basic.
+STRICT := config artifacts stages cluster snakemake_adapter
+types: .venv/installed
+	$(BIN)/pyrefly check --summary=none
+	cd workflow/snaketune && $(CURDIR)/$(BIN)/pyrefly check --summary=none --preset strict $(STRICT)
 
 docs: .venv/installed
 	PYTHONPATH=workflow $(BIN)/python docs/write_config.py

@@ -19,7 +19,7 @@ SNAKEMAKE = "snakemake_adapter"
 # Documented, of the standard library.
 PUBLIC = {"_replace", "_fields", "_field_defaults", "_asdict", "_exit"}
 # What Snakemake calls its objects in the adapter and in Snakefiles, and methods of a dict.
-OBJECTS, OF_DICT = {"workflow", "rules", "rules_folder", "RULES"}, {"get", "items"}
+OBJECTS, OF_DICT = {"workflow", "_dag_settings", "rules", "rules_folder", "RULES"}, {"get", "items"}
 
 
 @cache

@@ -7,8 +7,9 @@ tensors, and those of their names, are added up, so the sums of two files are th
 import json
 import os
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import xxhash
 
@@ -87,7 +88,8 @@ def _digest_tensors(path: Path) -> str:
             raise ValueError("no safetensors")
         header = json.loads(file.read(size))
         metadata = header.pop("__metadata__", None)
-        end, buffer, tensors = 0, bytearray(CHUNK_BYTES), []
+        end, buffer = 0, bytearray(CHUNK_BYTES)
+        tensors: list[int] = []
         for name, about in sorted(header.items(), key=lambda entry: entry[1]["data_offsets"]):
             begin, stop = about["data_offsets"]
             if begin != end:
@@ -99,7 +101,7 @@ def _digest_tensors(path: Path) -> str:
     return f"tensors:{_sum(tensors):032x}:{_sum(map(_hash, header)):032x}:{digest_json(metadata)[:16]}"
 
 
-def _digest_bytes(file: BinaryIO, count: int, buffer: bytearray) -> str:
+def _digest_bytes(file: BufferedReader, count: int, buffer: bytearray) -> str:
     digest, view = xxhash.xxh3_128(), memoryview(buffer)
     while count:
         read = file.readinto(view[: min(count, len(view))])

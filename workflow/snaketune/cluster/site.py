@@ -215,14 +215,16 @@ def describe_cluster() -> tuple[dict[str, Any], list[str]]:
         raise SnaketuneError(
             "SLURM doesn't answer here (scontrol, sinfo); run this where sbatch works, or write the file yourself"
         )
-    about = dict(map(str.strip, line.split("=", 1)) for line in config.splitlines() if "=" in line)
+    pairs = (line.partition("=") for line in config.splitlines() if "=" in line)
+    about = {name.strip(): value.strip() for name, _, value in pairs}
     show_user = ("sacctmgr", "--noheader", "--parsable2", "show", "user", getpass.getuser(), "format=DefaultAccount")
     account = (run_slurm(*show_user) or "").strip()
     show_limits = ("sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={getpass.getuser()}")
     limits = run_slurm(*show_limits, f"account={account}", "format=MaxSubmitJobs,GrpSubmitJobs") if account else ""
     max_jobs = _least(*map(_number, (limits or "").replace("|", " ").split()))
     partitions: dict[str, dict[str, Any]] = {}
-    gpus_per_node, excluded = {}, []
+    gpus_per_node: dict[str, int] = {}
+    excluded: list[str] = []
     for partition in map(fields, listed.splitlines()):
         if not (name := partition.get("PartitionName")):
             continue

@@ -42,7 +42,7 @@ NEEDS: dict[str, Needs] = {
     "kto": Needs(unpaired=True, reads=WEIGHTED),
     "apo_zero_unpaired": Needs(unpaired=True, reads=WEIGHTED),
 }
-LossName = Literal[tuple(NEEDS)]
+LossName = Literal[tuple(NEEDS)]  # pyrefly: ignore[invalid-literal]
 # Keys that only some losses use.
 SPECIAL_KEYS = (
     "label_smoothing", "f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "simpo_gamma", "cpo_alpha",

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from snakemake.common import Rules
 from snakemake.io import ancient, directory
 from snakemake.iocontainers import Wildcards
 from snakemake.logging import logger
-from snakemake.settings.types import DeploymentMethod, RerunTrigger
+from snakemake.settings.types import DAGSettings, DeploymentMethod, RerunTrigger
 
 from snaketune.cluster import sbatch
 from snaketune.cluster.job_endings import unfinished
@@ -87,6 +87,18 @@ def check_config(workflow: Workflow, config: Mapping[str, Any]) -> None:
         )
 
 
+def _check_storage(provider: str | None, prefix: str | None) -> None:
+    """Refuse a default storage other than the working directory on a shared volume (docs/platforms.md).
+
+    Otherwise manifests couldn't be read while planning, so stale results would be missed, and unfinished work not be found.
+    """
+    if provider != "fs" or Path(prefix or "").resolve() != Path.cwd():
+        raise Error(
+            f"--default-storage-provider {provider} --default-storage-prefix {prefix}: results have to be in the working "
+            f"directory, on a volume that all jobs share (fs, and {Path.cwd()}); see docs/platforms.md"
+        )
+
+
 class Adapter:
     """The jobs of a config, as the rules of one Snakefile look them up."""
 
@@ -99,9 +111,10 @@ class Adapter:
         # Only the main process plans; those that run single jobs don't.
         self.plans: bool = workflow.is_main_process
         # If jobs see their inputs as links, every input must be listed.
-        self.links_inputs = bool(workflow.storage_settings and workflow.storage_settings.default_storage_provider)
-        if self.links_inputs and self.plans:
-            self._check_storage()
+        storage = workflow.storage_settings
+        self.links_inputs = bool(storage and storage.default_storage_provider)
+        if storage and self.links_inputs and self.plans:
+            _check_storage(storage.default_storage_provider, storage.default_storage_prefix)
         self._sent_stages = set[str]()
         self._checked = set[str]()
         # Each is called once.
@@ -111,9 +124,10 @@ class Adapter:
             self.graph = self.planner.graph
             if self.plans and not self.deploys:
                 check_shipped_tasks(self.graph.config)
+            file = site_file()
             self.requests = ResourceRequests(
                 self.graph.jobs.values(),
-                read_site(site_file()) if site_file() else None,
+                read_site(file) if file else None,
                 # Processes that run single jobs don't know what else runs.
                 runs=lambda job: not self.plans or job.manifest in self._outputs_of_this_run,
             )
@@ -239,7 +253,7 @@ class Adapter:
 
     def _is_forced(self, job: Job) -> bool:
         """Return True if the command line forces a job, so that everything made from it runs too."""
-        settings = self.workflow.dag_settings
+        settings = self._dag_settings
         names = (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))
         forced = set(map(os.path.normpath, names))
         return settings.forceall or not forced.isdisjoint(
@@ -270,13 +284,20 @@ class Adapter:
                 "note: by its other triggers Snakemake may list a job whose result is current (`set of input files has "
                 "changed`); it computes nothing then. With --rerun-triggers mtime it isn't listed"
             )
-        until = [stage for stage in STAGES if self._name_of(stage) in self.workflow.dag_settings.until]
+        until = [stage for stage in STAGES if self._name_of(stage) in self._dag_settings.until]
         if until and (job := self.planner.first_following(until)):
             raise Error(
                 f"--until {' '.join(until)} would end before {job.key}, which follows another {' or '.join(until)} job; name "
                 f"results instead: snakemake {job.manifest}"
             )
         self.planner.write_job_files(dry_run=not self._runs)
+
+    @property
+    def _dag_settings(self) -> DAGSettings:
+        """The options that choose jobs. Snakemake has none for commands that build no graph, and these look up nothing."""
+        settings = self.workflow.dag_settings
+        assert settings is not None
+        return settings
 
     @property
     def _runs(self) -> bool:
@@ -290,7 +311,8 @@ class Adapter:
     @cached_property
     def _targets(self) -> set[tuple[Any, ...]]:
         """The jobs that this process was started to run, by rule and wildcards; none if it plans."""
-        targets = self.workflow.dag_settings.target_jobs
+        # Declared as texts; the command line has parsed them.
+        targets: Any = self._dag_settings.target_jobs
         return {(target.rulename, *sorted(target.wildcards_dict.items())) for target in targets}
 
     @cached_property
@@ -302,15 +324,16 @@ class Adapter:
         triggers than times, or since it was killed while the job ran), and if rules of another workflow may make files that
         ours read.
         """
-        workflow = self.workflow
+        workflow, persistence = self.workflow, self.workflow.persistence
+        assert persistence is not None
         return (
             not self.plans
             or self.links_inputs
             or workflow.executor_plugin is None
             or workflow.touch
-            or workflow.dag_settings.batch is not None
+            or self._dag_settings.batch is not None
             or self._has_other_triggers
-            or any(path.is_file() for path in Path(workflow.persistence.path, "incomplete").rglob("*"))
+            or any(path.is_file() for path in Path(persistence.path, "incomplete").rglob("*"))
             or not all(Path(rule.snakefile).is_relative_to(self.package_root) for rule in workflow.rules)
         )
 
@@ -331,19 +354,6 @@ class Adapter:
         is_clone = self.package_root.samefile(PACKAGE.parent)
         return (self.package_root.parent if is_clone else Path.cwd()) / "envs/snaketune.sif"
 
-    def _check_storage(self) -> None:
-        """Refuse a default storage other than the working directory on a shared volume (docs/platforms.md).
-
-        Otherwise manifests couldn't be read while planning, so stale results would be missed, and unfinished work not be found.
-        """
-        settings = self.workflow.storage_settings
-        provider, prefix = settings.default_storage_provider, settings.default_storage_prefix
-        if provider != "fs" or Path(prefix or "").resolve() != Path.cwd():
-            raise Error(
-                f"--default-storage-provider {provider} --default-storage-prefix {prefix}: results have to be in the working "
-                f"directory, on a volume that all jobs share (fs, and {Path.cwd()}); see docs/platforms.md"
-            )
-
     def _check_before_run(self, job: Job) -> None:
         """Raise SnaketuneError if a stale job could never run; log what each node runs of a training in several processes."""
         if job.manifest in self._checked:
@@ -361,10 +371,12 @@ class Adapter:
         if not self._runs or "launch" not in STAGES[job.stage].operation:
             return
         # Kubernetes pods can't start processes on each other.
-        if self.workflow.local_exec or self.workflow.executor_plugin.name == "kubernetes":
+        plugin = self.workflow.executor_plugin
+        if self.workflow.local_exec or (plugin and plugin.name == "kubernetes"):
             check_nodes(job.operation)
         if self.workflow.local_exec:
-            check_limit(job.operation, self.workflow.global_resources.get("gpu").value)
+            gpus = self.workflow.global_resources.get("gpu").value
+            check_limit(job.operation, gpus if isinstance(gpus, int) else None)
         if not self.deploys:
             check_installed(job.operation)
 
@@ -372,19 +384,23 @@ class Adapter:
         """Raise SnaketuneError if SLURM would refuse anything that this run sends; tell Snakemake to send groups whole."""
         # By default, Snakemake sends only jobs as one that depend on each other.
         settings = self.workflow.group_settings
+        assert settings is not None
         settings.group_components = {**settings.group_components, **dict.fromkeys(self.requests.groups, MAX_JOBS)}
-        if self._on_slurm:
+        site, file = self.requests.site, site_file()
+        if self._on_slurm and site and file:
             # `local_exec` is also true of a dry run.
             submissions = self.requests.submissions(self._sent_stages)
-            if submissions and self.requests.site.account:
-                check_account(self.requests.site.account, site_file(), logger)
-            partition_of = Partitions(site_file()).best
+            if submissions and site.account:
+                check_account(site.account, file, logger)
+            partition_of = Partitions(file).best
             check(self.requests, submissions, partition_of, logger, waits=not self.workflow.local_exec)
 
     @cached_property
     def _outputs_of_this_run(self) -> set[str]:
         """The files that will be made. Snakemake knows them when its graph is complete, before it looks up groups."""
-        return {str(path) for job in self.workflow.dag.needrun_jobs() for path in job.output}
+        dag = self.workflow.dag
+        assert dag is not None
+        return {str(path) for job in dag.needrun_jobs() for path in job.output}
 
     # Hooks
 
@@ -403,14 +419,14 @@ class Adapter:
 
     def on_success(self) -> None:
         """Log the stale jobs that Snakemake skipped though no option excludes them."""
-        settings = self.workflow.dag_settings
+        settings = self._dag_settings
         if not (settings.until or settings.omit_from) and (not_run := self.planner.not_run()):
             logger.warning(f"stale, and not run: {', '.join(not_run)}; run again")
 
     def _print_submissions(self) -> None:
         """Print how many SLURM jobs a dry run would submit."""
         if self.workflow.dryrun and self.workflow.dag:
-            names: Iterable[str] = sorted(self.requests.submissions(self._sent_stages))
+            names = sorted(self.requests.submissions(self._sent_stages))
             if names:
                 print(f"As {len(names)} SLURM jobs: {', '.join(names)}.", file=sys.stderr)
 

@@ -25,13 +25,13 @@ class Job:
 
     stage: str
     name: str
-    spec: Model
+    spec: Any  # the stage's own model
     artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)  # by role, the jobs whose results it reads
     files: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by role, the external files that it reads
     operation: Execution = Execution()
     after: tuple["Job", ...] = ()  # jobs whose results affect how it runs, not what it computes
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Raise SnaketuneError if an input doesn't match the stage's declaration: its role, its stage, or their number."""
         if not self.artifacts or (stage := _stage(self.stage)).reads_manifests:
             return

@@ -92,8 +92,10 @@ class Attempt:
         # A new hard link or new permissions change the inode's time (the third entry) alone; so does an edit that resets times.
         only_inode_time = before and now and before[:2] + before[3:] == now[:2] + now[3:]
         # A file of a model has another kind of digest.
-        again = (digest(Path(path)) for digest in (digest_file, digest_model_file))
-        return not only_inode_time or self.digests.get(path) not in again
+        before_digest = self.digests.get(path)
+        return not only_inode_time or all(
+            digest(Path(path)) != before_digest for digest in (digest_file, digest_model_file)
+        )
 
     def save(self, state: Path) -> None:
         write_json(state / FILE, vars(self))
@@ -149,10 +151,11 @@ def use_threads(threads: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if threads is not None and previous is None:
-            del os.environ[VARIABLE]
-        elif threads is not None:
-            os.environ[VARIABLE] = previous
+        if threads is not None:
+            if previous is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = previous
 
 
 @contextmanager

@@ -43,7 +43,8 @@ class RowStore:
     def find(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the values of those of the rows that are kept, by digest (16 bytes). Unreadable files are removed, and a
         damaged value isn't found."""
-        wanted, found = sorted(set(digests), key=_prefix), {}
+        wanted = sorted(set(digests), key=_prefix)
+        found: dict[bytes, bytes] = {}
         for path in self._files():
             try:
                 found |= _search(path, wanted)

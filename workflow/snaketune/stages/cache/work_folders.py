@@ -46,7 +46,7 @@ CHECKPOINTS = "checkpoints/checkpoint-*/complete"
 
 def _path(name: str) -> Any:
     """Return a property of `WorkFolder`: the path of this name."""
-    return property(lambda work: work.folder / name)
+    return property(lambda work: work.folder / name)  # pyrefly: ignore[implicit-any-lambda]
 
 
 @dataclass(frozen=True)

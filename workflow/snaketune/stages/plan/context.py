@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from snaketune.config.base import Model
 from snaketune.config.base_models import Pretrained, Scratch
@@ -27,7 +27,7 @@ class Context:
     # The jobs planned so far, by stage and name, each after those whose results it reads.
     jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
     # What `cached` functions returned.
-    cache: dict[tuple, Any] = field(default_factory=dict)
+    cache: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def add(self, job: Job) -> Job:
         """Add a job and return it, or return the equal job planned before; SnaketuneError if a different one has its name."""
@@ -54,7 +54,7 @@ def cached(function: Function) -> Function:
             context.cache[key] = function(context, *arguments)
         return context.cache[key]
 
-    return lookup
+    return cast(Function, lookup)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,9 @@ def first_run(config: Workflow, sft: str) -> str:
 
 def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:
     """Return the base model below an SFT run."""
-    return config.sft[first_run(config, sft)].base
+    base = config.sft[first_run(config, sft)].base
+    assert base is not None, "the config was checked: a run that continues no other has a base"
+    return base
 
 
 def trusts_remote_code(config: Workflow, sft: str) -> bool:
@@ -107,7 +109,8 @@ def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
     if run.lora != "continued":
         return run.lora
     # The adapter is part of the reference too, which has no dropout.
-    return config.sft[run.from_].lora.model_copy(update={"dropout": 0.0})
+    adapter = config.sft[run.from_].lora
+    return adapter and adapter.model_copy(update={"dropout": 0.0})
 
 
 def kind_of(run: Sft | Dpo) -> Kind:

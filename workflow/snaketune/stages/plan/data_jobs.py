@@ -6,15 +6,25 @@ Packed rows have no name in the config: they are named after corpus and tokenize
 import math
 import os
 from pathlib import Path
+from typing import Literal
 
 from snaketune.config.model_files import model_files
-from snaketune.config.packing import Packing
+from snaketune.config.packing import Packing, TrainOn
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job, short_digest
 from snaketune.stages.plan.context import Context, cached, kind_of
-from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec, spec_from
+from snaketune.stages.specs import (
+    CorpusSpec,
+    Kind,
+    PackSpec,
+    PlanSpec,
+    TokenizerSpec,
+    TokenizeSpec,
+    WriteSpec,
+    spec_from,
+)
 
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 
@@ -66,7 +76,9 @@ def tokenizer_job(context: Context, name: str) -> Job:
 
 
 @cached
-def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
+def tokenize_jobs(
+    context: Context, kind: Kind | Literal["text"], corpus: str, tokenizer: str, train_on: TrainOn
+) -> tuple[Job, ...]:
     """Return the jobs of all parts of a corpus; rows of any length are packed from them."""
     # Only conversations have turns to choose from: pairs are supervised in their completions, documents as a whole.
     if context.config.corpora[corpus].kind == "text":
@@ -81,7 +93,10 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
     parts = part_count(context, corpus)
     quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"
     most_refused = context.config.corpora[corpus].max_quarantined_fraction if quarantines else None
-    artifacts = {"corpus": (corpus_job(context, corpus),), "tokenizer": (tokenizer_job(context, tokenizer),)}
+    artifacts: dict[str, tuple[Job, ...]] = {
+        "corpus": (corpus_job(context, corpus),),
+        "tokenizer": (tokenizer_job(context, tokenizer),),
+    }
     specs = (
         whole.model_copy(update={"part": part + 1, "parts": parts, "most_refused": most_refused})
         for part in range(parts)
@@ -90,7 +105,7 @@ def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, trai
 
 
 @cached
-def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
+def pack_job(context: Context, kind: Kind, corpus: str, tokenizer: str, packing: Packing) -> Job:
     """Return the job that joins the packed rows of a corpus, after those that plan and write them."""
     packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
     spec = PackSpec(kind=kind, **packing.model_dump())

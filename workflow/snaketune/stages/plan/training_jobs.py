@@ -1,6 +1,7 @@
 """The `sft` jobs, and the `preflight` and `calibrate` jobs that check and measure all trainings beforehand."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from snaketune.config.evaluations import Evaluation
 from snaketune.config.held_out import snapshot_name
@@ -102,7 +103,7 @@ def training_job(context: Context, stage: str, name: str, of: str, run: Sft | Dp
 def _learning(training: Training) -> Learning:
     """Return the settings that shape the weights; with those of measurements if these decide which weights are kept."""
     # The answers to sample prompts never decide.
-    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects else False
+    decides = training.evaluate.model_copy(update={"samples": 0}) if training.selects and training.evaluate else False
     return spec_from(Learning, training, evaluate=decides)
 
 
@@ -118,7 +119,7 @@ def start_of(context: Context, run: Sft | Dpo) -> Weights:
     """Return the initial weights of a run."""
     sft = run.continues if isinstance(run, Sft) else run.from_
     if not sft:
-        return Weights(base=run.base)
+        return Weights(base=run.base)  # pyrefly: ignore[missing-attribute]
     if run.lora != "continued":
         return weights_of(context, context.config.sft[sft], sft_job(context, sft))
     # The adapter is trained further, so it isn't merged here even where the SFT run merges it.
@@ -171,7 +172,7 @@ def _waiting_epochs(context: Context) -> dict[str, float]:
 
 def calibrated_spec(spec: SftSpec | DpoSpec) -> SftSpec | DpoSpec:
     """Return the spec of a training, reduced to what memory or time depend on."""
-    alike = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
+    alike: dict[str, Any] = {"base": None, "trust_remote_code": False, "training": calibrated_learning(spec.training)}
     same = {"merge": True, "init_lora_weights": True, "loraplus_lr_ratio": None}
     alike["lora"] = spec.lora and spec.lora.model_copy(update=same)
     if isinstance(spec, DpoSpec):
