@@ -200,6 +200,11 @@ def test_a_rule_of_the_users_own_is_made_of_results(user):
     user.write(
         GITHUB,
         f"""use rule * from snaketune
+onstart:
+    snaketune.onstart()
+onsuccess:
+    snaketune.onsuccess()
+    print("called")
 rule lines:
     default_target: True
     input:
@@ -210,7 +215,8 @@ rule lines:
         "wc -l {{input}} > {{output}}"
 """,
     )
-    assert rules_in(user.snakemake()) == {"corpus", "lines"}
+    said = user.snakemake()
+    assert rules_in(said) == {"corpus", "lines"} and "called" in said
     assert (user.folder / "lines.txt").is_file()
     assert "Nothing to be done" in user.snakemake()
 
